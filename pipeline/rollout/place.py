@@ -28,7 +28,6 @@ _STAYS = re.compile(r"; the last good quotas [^;]*stay in force[^;]*")
 _NAMES = {29: "TOPIC_AUTHORIZATION_FAILED", 31: "CLUSTER_AUTHORIZATION_FAILED"}
 _SETTINGS = {
     "upstream.bootstrap_servers": "--bootstrap-server",
-    "upstream.connect_timeout_ms": "the way there",
     "upstream.admin.security_protocol": "security.protocol",
     "upstream.admin.ca_file": "ssl.ca.location",
     "upstream.admin.certificate_file": "ssl.certificate.location",

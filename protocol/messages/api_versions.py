@@ -18,7 +18,11 @@ from protocol.api_key import (
     PRODUCE,
 )
 from protocol.api_table import APIS
-from protocol.primitives import Reader, int16, int32, string, uvarint
+from protocol.errors import MalformedMessage
+from protocol.fields import FieldReader
+from protocol.own_requests import Offer as NodeOffer
+from protocol.own_requests import OwnRequest
+from protocol.primitives import Reader, uvarint
 from protocol.splices import Splice
 
 UNSUPPORTED_VERSION = 35
@@ -28,7 +32,6 @@ _ENTRY = Struct(">hhh")
 _ERROR_AND_COUNT = Struct(">hi")
 _BODY_AT = 8
 _ENTRIES_AT = 14
-_CLIENT_ID = b"kafka-throttle"
 _FIRST_COMPACT_VERSION = 3
 
 VersionRange = tuple[int, int]
@@ -125,8 +128,18 @@ def _add_missing(kept: list[tuple[int, bytes]], ours: Mapping[int, VersionRange]
 
 def versions_request(correlation_id: int) -> bytes:
     """The request, a whole frame, that asks a node for what it offers, in version 0."""
-    head = int16(API_VERSIONS) + int16(0) + int32(correlation_id) + string(_CLIENT_ID)
-    return int32(len(head)) + head
+    return offer_request().frame(0, correlation_id)
+
+
+def offer_request() -> OwnRequest[NodeOffer]:
+    """Asks a node for what it offers. To be sent in version 0, which every node answers."""
+    return OwnRequest(API_VERSIONS, lambda _writer, _version: b"", _read_offer)
+
+
+def _read_offer(reader: FieldReader, _version: int) -> NodeOffer:
+    if error_code := reader.int16():
+        raise MalformedMessage(f"ApiVersions: error {error_code}")
+    return {reader.int16(): (reader.int16(), reader.int16()) for _ in reader.elements(_ENTRY.size)}
 
 
 def is_whole_offer(frame: bytes) -> bool:

@@ -9,8 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from protocol.api_key import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from protocol.errors import MalformedMessage
-from protocol.primitives import Reader, compact_string, float64, int16, int32, string, uvarint
+from protocol.fields import MAX_TAGS, FieldReader, FieldWriter
+from protocol.own_requests import OwnRequest
+from protocol.primitives import Reader, float64, int16, int32
 
 EXACT = 0
 """Match type: the entity with this name."""
@@ -21,14 +24,12 @@ ANY = 2
 
 MAX_STRING_BYTES = 32_767
 
-MAX_TAGS = 64
-"""How many tagged fields one structure may have; none is defined so far."""
-
 ELEMENTS_AT_ONCE = 100
 """How many parts or operations of one entity are read in one step."""
 
 _FIRST_COMPACT_VERSION = 1
 _CORRELATION_ID_AT = 8
+_THROTTLE_BYTES = 4
 
 _Element = TypeVar("_Element")
 
@@ -287,42 +288,30 @@ class AlterWriter:
         return self._writer.frame(self._writer.array(entities))
 
 
-class _Writer:
+class _Writer(FieldWriter):
     """Writes the fields of a response; each method returns bytes."""
 
     def __init__(self, head: RequestHead) -> None:
+        super().__init__(head.api_version >= _FIRST_COMPACT_VERSION)
         self._correlation_id = head.correlation_id
-        self._compact = head.api_version >= _FIRST_COMPACT_VERSION
-        self._end = b"\0" if self._compact else b""
         self.no_array = b"\0" if self._compact else int32(-1)
 
     def frame(self, *fields: bytes) -> bytes:
         """The whole frame; throttle_time_ms, its first field, is 0."""
-        parts = (int32(self._correlation_id), self._end, int32(0), *fields, self._end)
+        parts = (int32(self._correlation_id), self.end, int32(0), *fields, self.end)
         return b"".join((int32(sum(map(len, parts))), *parts))
 
-    def array(self, elements: Iterable[bytes]) -> bytes:
-        listed = list(elements)
-        return self.count(len(listed)) + b"".join(listed)
-
-    def count(self, count: int) -> bytes:
-        return uvarint(count + 1) if self._compact else int32(count)
-
-    def text(self, text: str | None) -> bytes:
-        if text is None:
-            return b"\0" if self._compact else int16(-1)
-        return compact_string(text.encode()) if self._compact else string(text.encode())
-
     def described(self, entity: DescribedEntity) -> bytes:
-        values = self.array(self.text(key) + float64(value) + self._end for key, value in entity.values)
-        return self._parts(entity.parts) + values + self._end
+        values = self.array(self.text(key) + float64(value) + self.end for key, value in entity.values)
+        return _parts(self, entity.parts) + values + self.end
 
     def altered(self, entity: AlteredEntity) -> bytes:
         error = int16(entity.error_code) + self.text(_cut(entity.error_message))
-        return error + self._parts(entity.parts) + self._end
+        return error + _parts(self, entity.parts) + self.end
 
-    def _parts(self, parts: Sequence[EntityPart]) -> bytes:
-        return self.array(self.text(part.entity_type) + self.text(part.name) + self._end for part in parts)
+
+def _parts(writer: FieldWriter, parts: Sequence[EntityPart]) -> bytes:
+    return writer.array(writer.text(part.entity_type) + writer.text(part.name) + writer.end for part in parts)
 
 
 def _cut(message: str | None) -> str | None:
@@ -330,3 +319,85 @@ def _cut(message: str | None) -> str | None:
     if message is None or len(message) * 4 <= MAX_STRING_BYTES:
         return message
     return message.encode()[:MAX_STRING_BYTES].decode(errors="ignore")
+
+
+# ---------------------------------------------------------- requests of the proxy's own
+
+
+class Verbatim(NamedTuple):
+    """The body of a response to DescribeClientQuotas as it came: to see that nothing has changed takes no decoding."""
+
+    version: int
+    body: bytes
+
+
+class Described(NamedTuple):
+    """The quotas of a cluster, or an error code and perhaps why."""
+
+    error_code: int
+    error_message: str | None
+    entities: Sequence[DescribedEntity]
+
+
+def all_quotas_request() -> OwnRequest[Verbatim]:
+    """Asks for all quotas there are."""
+
+    def written(writer: FieldWriter, _version: int) -> bytes:
+        return writer.count(0) + b"\0" + writer.end
+
+    return OwnRequest(DESCRIBE_CLIENT_QUOTAS, written, lambda reader, version: Verbatim(version, reader.rest()))
+
+
+def read_described(verbatim: Verbatim) -> Described:
+    """What a response to DescribeClientQuotas says. Raises ProtocolError."""
+    reader = FieldReader(verbatim.body, _THROTTLE_BYTES, verbatim.version >= _FIRST_COMPACT_VERSION)
+    error_code, message = reader.int16(), reader.nullable_text()
+    entities = [_described(reader) for _ in reader.elements(2)]
+    reader.end()
+    return Described(error_code, message, entities)
+
+
+def _described(reader: FieldReader) -> DescribedEntity:
+    parts = _read_parts(reader)
+    values = []
+    for _ in reader.elements(9):
+        values.append((reader.text(), reader.float64()))
+        reader.end()
+    reader.end()
+    return DescribedEntity(parts, values)
+
+
+def alteration_request(
+    entries: Iterable[EntityOperations], *, validate_only: bool = False
+) -> OwnRequest[Sequence[AlteredEntity]]:
+    """Changes quotas; with `validate_only` the changes are judged and not written."""
+    listed = list(entries)
+
+    def written(writer: FieldWriter, _version: int) -> bytes:
+        return writer.array(_entry(writer, entry) for entry in listed) + bytes([validate_only]) + writer.end
+
+    return OwnRequest(ALTER_CLIENT_QUOTAS, written, _read_altered)
+
+
+def _entry(writer: FieldWriter, entry: EntityOperations) -> bytes:
+    operations = writer.array(
+        writer.text(key) + float64(value) + bytes([remove]) + writer.end for key, value, remove in entry.operations
+    )
+    return _parts(writer, entry.parts) + operations + writer.end
+
+
+def _read_altered(reader: FieldReader, _version: int) -> Sequence[AlteredEntity]:
+    reader.skip(_THROTTLE_BYTES)
+    altered = []
+    for _ in reader.elements(4):
+        altered.append(AlteredEntity(reader.int16(), reader.nullable_text(), _read_parts(reader)))
+        reader.end()
+    return altered
+
+
+def _read_parts(reader: FieldReader) -> Sequence[EntityPart]:
+    parts = []
+    for _ in reader.elements(2):
+        parts.append(EntityPart(reader.text(), reader.nullable_text()))
+        reader.end()
+    return parts

@@ -4,10 +4,14 @@ Nothing here stores a token: a token is returned as a view into the frame that i
 Sources: `SaslHandshakeRequest.json`, `SaslAuthenticateRequest.json` and their responses, KIP-43, KIP-152, KIP-368.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from protocol.api_key import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from protocol.errors import MalformedMessage
+from protocol.fields import FieldReader, FieldWriter
+from protocol.own_requests import OwnRequest
 from protocol.primitives import Reader
 
 SASL_APIS = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
@@ -20,6 +24,9 @@ BARE = -1
 
 NONE = 0
 """The error code of success."""
+
+UNSUPPORTED_SASL_MECHANISM = 33
+ILLEGAL_SASL_STATE = 34
 
 _AUTHENTICATE_FLEXIBLE_SINCE = 2
 _SIZE_BYTES = 4
@@ -34,6 +41,35 @@ class SaslToken:
     error_code: int
     token: memoryview = field(repr=False)
     error_message: str = ""
+
+
+class Handshake(NamedTuple):
+    """What a response to SaslHandshake says: an error code, and the mechanisms that the node takes."""
+
+    error_code: int
+    mechanisms: Sequence[str]
+
+
+def handshake_request(mechanism: str) -> OwnRequest[Handshake]:
+    """Asks a node to take a mechanism. Tokens follow in requests of SaslAuthenticate."""
+
+    def read(reader: FieldReader, _version: int) -> Handshake:
+        return Handshake(reader.int16(), [reader.text() for _ in reader.elements(2)])
+
+    return OwnRequest(SASL_HANDSHAKE, lambda writer, _: writer.text(mechanism), read, BARE_TOKENS_VERSION + 1)
+
+
+def authenticate_request(token: bytes) -> OwnRequest[SaslToken]:
+    """Sends a token."""
+
+    def written(writer: FieldWriter, _version: int) -> bytes:
+        return writer.blob(token) + writer.end
+
+    def read(reader: FieldReader, _version: int) -> SaslToken:
+        error_code, message = reader.int16(), reader.nullable_text()
+        return SaslToken(error_code, memoryview(reader.blob()), (message or "")[:_MAX_WORDS_BYTES])
+
+    return OwnRequest(SASL_AUTHENTICATE, written, read)
 
 
 def read_handshake(frame: bytes, body_at: int) -> str:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from protocol.api_key import METADATA
 from protocol.errors import MalformedMessage, TruncatedMessage
+from protocol.own_requests import CLIENT_ID
 from protocol.primitives import Reader, int16, int32, string, uvarint
 
 BY_NAME_VERSION = 4
 BY_ID_VERSION = 12
 
-_CLIENT_ID = b"kafka-throttle"
 _FALSE = b"\0"
 _HEADER_BYTES = 8
 _BROKER_IDS = struct.Struct(">i")
@@ -45,7 +45,7 @@ def partitions_by_id_request(topic_ids: Collection[bytes], correlation_id: int) 
 
 
 def _request(api_version: int, correlation_id: int, body: bytes) -> bytes:
-    head = int16(METADATA) + int16(api_version) + int32(correlation_id) + string(_CLIENT_ID)
+    head = int16(METADATA) + int16(api_version) + int32(correlation_id) + string(CLIENT_ID)
     return int32(len(head) + len(body)) + head + body
 
 

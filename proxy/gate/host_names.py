@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
+from common.look_ups import look_up
 from common.printable import shown
-from proxy.net.look_ups import look_up
 from quotas.entities import plain_ip
 
 if TYPE_CHECKING:

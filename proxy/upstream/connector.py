@@ -1,7 +1,6 @@
 """Connecting to nodes, and learning where they are."""
 
 import asyncio
-import contextlib
 import errno
 import os
 import socket
@@ -14,12 +13,15 @@ from typing import Any
 import structlog
 
 from common.backoff import Backoff
+from common.look_ups import MOST_TRIED, Found, LookUps, at_port, in_daemon_thread
+from common.plain_words import plain_words
+from common.race import AllFailed, Slow, race
+from protocol.messages.metadata import MetadataNode, nodes_request
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.decisions.recent_topics import RecentTopics
 from proxy.net.deadlines import Deadlines
 from proxy.net.handshake import shake_hands
-from proxy.net.look_ups import MOST_TRIED, Found, LookUps, at_port, in_daemon_thread
 from proxy.net.poller import Poller
 from proxy.net.tls_socket import TlsSocket, why_tls_failed
 from proxy.relay.actions import CloseReason
@@ -27,11 +29,10 @@ from proxy.upstream.credentials import credentials_of
 from proxy.upstream.dial import Dial, family_of
 from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
 from proxy.upstream.pace import Pace
-from proxy.upstream.race import AllFailed, Slow, race
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
-from quotas.sources.cluster_connection import ClusterConnection
-from quotas.sources.cluster_faults import ConnectionFault, Fault, plain_words
-from quotas.sources.cluster_nodes import default_partitions_of, metadata_request, nodes_named_by
+from quotas.sources.cluster_connection import Credentials
+from quotas.sources.cluster_faults import ConnectionFault, Fault
+from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by, response_of
 
 _FIRST_RETRY_S = 0.5
 _LONGEST_RETRY_S = 15.0
@@ -319,8 +320,8 @@ class Upstream:
             return False
         await self._look_for_default_partitions(brokers)
         for broker in brokers:
-            self.directory.learn(broker["broker_id"], broker["host"], broker["port"])
-        nodes = sorted(broker["broker_id"] for broker in brokers)
+            self.directory.learn(*broker)
+        nodes = sorted(broker.node_id for broker in brokers)
         if nodes:
             self.directory.note_all(nodes)
         if self._failing or nodes != self._nodes:
@@ -330,10 +331,10 @@ class Upstream:
             self._answered.notify_all()
         return True
 
-    async def _look(self) -> list[dict[str, Any]]:
-        """As `_brokers`, from the bootstrap server that is the first to answer."""
+    async def _look(self) -> Sequence[MetadataNode]:
+        """The nodes that are named by the bootstrap server that is the first to respond."""
         servers = self._bootstrap_in_turn()
-        attempts = [partial(in_daemon_thread, partial(_brokers, str(server), self.config)) for server in servers]
+        attempts = [partial(_brokers, str(server), self.config) for server in servers]
         try:
             number, found = await race(attempts, _NEXT_LOOK_S, bool)
         except AllFailed as lost:
@@ -341,13 +342,12 @@ class Upstream:
         self._slow.note(servers[:number])
         return found
 
-    async def _look_for_default_partitions(self, brokers: list[dict[str, Any]]) -> None:
+    async def _look_for_default_partitions(self, brokers: Sequence[MetadataNode]) -> None:
         """Ask the nodes for their num.partitions, if it is not set. Dead ones hold up nothing else for long."""
         if self.config.default_partitions:
             return
         if self._asking is None or self._asking.done():
-            look = in_daemon_thread(partial(_num_partitions, brokers, self.config))
-            self._asking = asyncio.get_running_loop().create_task(look)
+            self._asking = asyncio.get_running_loop().create_task(_num_partitions(brokers, self.config))
         await asyncio.wait((self._asking,), timeout=_LONGEST_EXTRA_LOOK_S)
         if self._asking.done() and self._asking.exception() is None:
             self._default_partitions = self._asking.result() or self._default_partitions
@@ -355,7 +355,7 @@ class Upstream:
     async def _tell_failure(self, error: Exception) -> None:
         """Log why the cluster cannot be had, once for each reason that is another than the last one."""
         servers = [str(server) for server in self.config.bootstrap_servers]
-        looks = (in_daemon_thread(partial(_fault_at, server, self.config)) for server in servers[:_SERVERS_LOOKED_AT])
+        looks = (_fault_at(server, self.config) for server in servers[:_SERVERS_LOOKED_AT])
         faults = [fault for fault in await asyncio.gather(*looks) if fault is not None]
         reason = next((fault.reason for _, fault in faults if fault.reason != "unreachable"), "unreachable")
         if self._failing and reason == self._reported_reason:
@@ -445,31 +445,29 @@ async def _connect(poller: Poller, sock: socket.socket, where: Any) -> None:
         raise OSError(error_number, os.strerror(error_number))
 
 
-def _brokers(server: str, config: UpstreamConfig) -> list[dict[str, Any]]:
-    """The nodes that a bootstrap server names: broker_id, host, port.
-
-    Blocks; for a thread of its own. Raises SourceUnavailable.
-    """
-    return nodes_named_by(server, credentials_of(config), config.connect_timeout_ms / 1000)
+async def _own_credentials(config: UpstreamConfig) -> Credentials:
+    """Who the proxy is to the cluster, from files that may be slow to read. Raises ConfigErrors."""
+    return await in_daemon_thread(partial(credentials_of, config))
 
 
-def _num_partitions(brokers: list[dict[str, Any]], config: UpstreamConfig) -> int | None:
-    """The cluster's num.partitions; None where no node tells it. Blocks; for a thread of its own."""
-    addresses = {broker["broker_id"]: str(HostPort(broker["host"], broker["port"])) for broker in brokers}
-    return default_partitions_of(addresses, credentials_of(config), config.connect_timeout_ms / 1000)
+async def _brokers(server: str, config: UpstreamConfig) -> Sequence[MetadataNode]:
+    """The nodes that a bootstrap server names. Raises SourceUnavailable."""
+    return await nodes_named_by(server, await _own_credentials(config), config.connect_timeout_ms / 1000)
 
 
-def _fault_at(server: str, config: UpstreamConfig) -> tuple[str, Fault] | None:
-    """What is wrong with a bootstrap server, as a connection of its own tells; None if nothing is.
+async def _num_partitions(brokers: Sequence[MetadataNode], config: UpstreamConfig) -> int | None:
+    """The cluster's num.partitions; None where no node reports it."""
+    addresses = {broker.node_id: str(HostPort(broker.host, broker.port)) for broker in brokers}
+    return await default_partitions_of(addresses, await _own_credentials(config), config.connect_timeout_ms / 1000)
 
-    Blocks; for a thread of its own.
-    """
+
+async def _fault_at(server: str, config: UpstreamConfig) -> tuple[str, Fault] | None:
+    """What is wrong with a bootstrap server, as a connection of its own shows; None if nothing is."""
     try:
-        with contextlib.closing(ClusterConnection(server, credentials_of(config), _LONGEST_LOOK_S)) as connection:
-            connection.ask(metadata_request())
+        await response_of(server, await _own_credentials(config), _LONGEST_LOOK_S, nodes_request())
     except ConnectionFault as error:
         return server, error.fault
-    except Exception as error:  # of files, or of a library: what is told is only why something failed
+    except Exception as error:  # of files: what is reported is only why something failed
         return server, Fault("unusable", plain_words(error), "upstream.admin")
     return None
 

@@ -7,7 +7,6 @@ from typing import Any
 from common.problems import Problem
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import CredentialsConfig, UpstreamConfig, UsageTopicConfig
-from proxy.upstream.own_connections import ANNOUNCED, PLAIN
 from quotas.sources.cluster_connection import Credentials
 
 _MAX_SECRET_BYTES = 4096
@@ -15,7 +14,7 @@ _MAX_SECRET_BYTES = 4096
 
 def credentials_of(upstream: UpstreamConfig) -> Credentials:
     """Who the proxy is to a cluster. ConfigErrors if its password cannot be read."""
-    return _credentials(upstream.admin, "upstream.admin", ANNOUNCED if upstream.send_proxy_protocol else PLAIN)
+    return _credentials(upstream.admin, "upstream.admin", upstream.send_proxy_protocol)
 
 
 def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
@@ -23,14 +22,16 @@ def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
 
     ConfigErrors if its password cannot be read.
     """
+    credentials = asdict(_credentials(topic, "usage.kafka", False))
+    del credentials["announced"]
     return {
         "bootstrap_servers": [str(server) for server in topic.bootstrap_servers],
         "compression_type": None if topic.compression == "none" else topic.compression,
-        **asdict(_credentials(topic, "usage.kafka", PLAIN)),
+        **credentials,
     }
 
 
-def _credentials(config: CredentialsConfig, path: str, proxy_url: str) -> Credentials:
+def _credentials(config: CredentialsConfig, path: str, announced: bool) -> Credentials:
     return Credentials(
         security_protocol=config.security_protocol,
         ssl_cafile=config.ca_file,
@@ -39,7 +40,7 @@ def _credentials(config: CredentialsConfig, path: str, proxy_url: str) -> Creden
         sasl_mechanism=config.sasl_mechanism,
         sasl_plain_username=config.username,
         sasl_plain_password=secret(config.password_file, f"{path}.password_file"),
-        proxy_url=proxy_url,
+        announced=announced,
     )
 
 

@@ -2,20 +2,24 @@
 
 import contextlib
 import gc
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaTimeoutError
+from kafka.errors import KafkaConnectionError, KafkaTimeoutError
 from kafka.net.compat import KafkaNetClient
 from kafka.net.connection import KafkaConnection
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
-from proxy.upstream.own_connections import PLAIN
+from common.plain_words import plain_words
+from proxy.usage.producer_connections import PLAIN
 from proxy.usage.shipper import TopicUnavailable
-from quotas.sources.cluster_faults import plain_words
+
+for _logs_sasl_bytes_at_debug in ("kafka.net.connection", "kafka.protocol.parser"):
+    logging.getLogger(_logs_sasl_bytes_at_debug).setLevel(logging.INFO)
 
 _RESPONSE_MS = 10_000
 _DELIVERY_MS = 30_000
@@ -80,7 +84,7 @@ class KafkaTopic:
         return KafkaNetClient(net, self._connections)
 
     def _reported(self, error: Exception) -> str:
-        text = plain_words(error)
+        text = _words_of(error)
         if self._producer is None and self._connections is not None and self._connections.problem:
             return f"{text}: {self._connections.problem}"
         if isinstance(error, KafkaTimeoutError) and "metadata" in text:
@@ -129,12 +133,18 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
             connection.close(KafkaTimeoutError(f"not ready within {within_s:.1f} s: does the server speak {speaks}?"))
 
     def _note(self, error: BaseException) -> None:
-        self.problem = plain_words(error)
+        self.problem = _words_of(error)
 
     def let_go(self) -> None:
         """Close all sockets, also those of connections that never became ready."""
         self.close()
         self._net.close()
+
+
+def _words_of(error: BaseException) -> str:
+    if isinstance(error, KafkaConnectionError) and not error.args:
+        return "the connection was closed"
+    return plain_words(error)
 
 
 def producer_settings(texts: Mapping[str, str]) -> dict[str, Any]:

@@ -1,13 +1,20 @@
-"""Quotas as Describe- and AlterClientQuotas carry them (KIP-546), in kafka-python's message classes."""
+"""Quotas as Describe- and AlterClientQuotas carry them (KIP-546), and as the proxy has them."""
 
-import struct
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from kafka.errors import for_code
-from kafka.protocol.admin import AlterClientQuotasRequest, DescribeClientQuotasRequest, DescribeClientQuotasResponse
-
+from protocol.errors import ProtocolError
+from protocol.messages.client_quotas import (
+    AlteredEntity,
+    EntityOperations,
+    EntityPart,
+    Operation,
+    Verbatim,
+    alteration_request,
+    read_described,
+)
+from protocol.own_requests import OwnRequest
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable, following
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey
 from quotas.limits import WHOLE_WITHIN, valid_limit
@@ -19,8 +26,11 @@ _PARTS: Final = {"user": "user", "client-id": "client_id", "ip": "ip"}
 _UNAUTHORISED: Final = frozenset({29, 31})
 """TOPIC_ and CLUSTER_AUTHORIZATION_FAILED."""
 
-EntityName = Mapping[str, str | None]
-"""An entity as messages have it: its types, each with a name, or None for the default."""
+_RETRIABLE: Final = frozenset(
+    (3, 5, 6, 7, 9, 13, 14, 15, 16, 19, 20, 41, 51, 56, 70, 71, 72, 74, 75, 78, 80, 83, 84, 88, 89)
+    + (100, 103, 106, 122, 123)
+)
+"""The error codes that Kafka's clients try again after."""
 
 
 class Reported(NamedTuple):
@@ -37,66 +47,28 @@ class Reported(NamedTuple):
 NOTHING_REPORTED: Final = Reported(NO_QUOTAS, {}, {})
 
 
-class Verbatim(NamedTuple):
-    """A response to DescribeClientQuotas as it came: to see that nothing has changed takes no decoding."""
-
-    version: int
-    body: bytes
-
-
-class _Describe(DescribeClientQuotasRequest, init=False):  # type: ignore[misc,call-arg]
-    """The request of this name, but that its response comes as Verbatim."""
-
-    @property
-    def header(self) -> Any:
-        """What kafka-python asks for the class of the response."""
-        return _VerbatimHeader(self._header)
-
-
-class _VerbatimHeader:
-    """A request's header, and in the place of a class for its response."""
-
-    def __init__(self, header: Any) -> None:
-        self.correlation_id = header.correlation_id
-        self._version = header.request_api_version
-
-    def get_response_class(self) -> "_VerbatimHeader":
-        return self
-
-    def parse_header(self, buffer: Any) -> Any:
-        return DescribeClientQuotasResponse[self._version].parse_header(buffer)
-
-    def decode(self, buffer: Any) -> Verbatim:
-        return Verbatim(self._version, buffer.read())
-
-
-def describe_request() -> Any:
-    """Asks for all quotas there are; the response is Verbatim."""
-    return _Describe(components=[], strict=False)
-
-
 def reported(verbatim: Verbatim, last_good: Quotas) -> Reported:
     """What a DescribeClientQuotas response says; an entity that it tells nonsense about keeps its last good quotas.
 
     Raises SourceUnavailable when it says nothing but an error, or nothing at all.
     """
     try:
-        response = DescribeClientQuotasResponse.decode(verbatim.body, version=verbatim.version)
-    except (ValueError, LookupError, struct.error) as error:
+        response = read_described(verbatim)
+    except ProtocolError as error:
         raise SourceUnavailable(f"its answer is no list of quotas: {error}") from error
     if response.error_code:
-        raise SourceUnavailable(_error(response, "DescribeConfigs"))
+        raise SourceUnavailable(_error(response.error_code, response.error_message, "DescribeConfigs"))
     quotas: dict[Entity, Mapping[QuotaKey, Limit]] = {}
     bad: dict[Entity, str] = {}
     problems: dict[str, str] = {}
     spellings: dict[Entity, str] = {}
-    for entry in response.entries or ():
+    for entry in response.entities:
         try:
-            entity = _entity(entry.entity)
+            entity = _entity(entry.parts)
         except InvalidQuota as error:
-            problems[_shown(entry.entity)] = str(error)
+            problems[_shown(entry.parts)] = str(error)
             continue
-        if isinstance(entity.ip, str) and entity.ip != (spelling := entry.entity[0].entity_name):
+        if isinstance(entity.ip, str) and (spelling := entry.parts[0].name) not in (None, entity.ip):
             spellings[entity] = spelling
         try:
             limits = _limits(entity, entry.values)
@@ -110,7 +82,7 @@ def reported(verbatim: Verbatim, last_good: Quotas) -> Reported:
     return Reported(following(last_good, in_force), MappingProxyType(problems), MappingProxyType(spellings))
 
 
-def _entity(parts: Sequence[Any]) -> Entity:
+def _entity(parts: Sequence[EntityPart]) -> Entity:
     names: dict[str, Any] = {}
     for part in parts:
         field = _PARTS.get(part.entity_type)
@@ -118,78 +90,71 @@ def _entity(parts: Sequence[Any]) -> Entity:
             raise InvalidQuota(f"unknown entity type {part.entity_type!r}")
         if field in names:
             raise InvalidQuota(f"two of the entity type {part.entity_type!r}")
-        names[field] = DEFAULT if part.entity_name is None else part.entity_name
+        names[field] = DEFAULT if part.name is None else part.name
     return Entity(**names)
 
 
-def _limits(entity: Entity, values: Iterable[Any]) -> Mapping[QuotaKey, Limit]:
+def _limits(entity: Entity, values: Iterable[tuple[str, float]]) -> Mapping[QuotaKey, Limit]:
     limits: dict[QuotaKey, Limit] = {}
-    for reported_value in values:
-        key = QuotaKey.parse(reported_value.key)
+    for name, value in values:
+        key = QuotaKey.parse(name)
         if key.shadow:
-            raise InvalidQuota(f"unknown quota {reported_value.key!r}")
-        limits[key] = Limit(valid_limit(entity, key.quota_type, reported_value.value), LAYER)
+            raise InvalidQuota(f"unknown quota {name!r}")
+        limits[key] = Limit(valid_limit(entity, key.quota_type, value), LAYER)
     return MappingProxyType(limits)
 
 
-def _shown(parts: Sequence[Any]) -> str:
+def _shown(parts: Sequence[EntityPart]) -> str:
     """What is no entity, in words."""
-    return ", ".join(f"{part.entity_type}={part.entity_name!r}" for part in parts) or "an entity without parts"
+    return ", ".join(f"{part.entity_type}={part.name!r}" for part in parts) or "an entity without parts"
 
 
 def alter_request(
     alterations: Iterable[Alteration], spellings: Mapping[Entity, str], *, validate_only: bool = False
-) -> Any:
+) -> OwnRequest[Sequence[AlteredEntity]]:
     """Writes the alterations, each whole or not at all; leaves out shadow quotas, which no cluster has.
 
     With `validate_only` they are judged and not written.
     """
-    of_entry = AlterClientQuotasRequest.EntryData
     entries = [
-        of_entry(
-            entity=[
-                of_entry.EntityData(entity_type=entity_type, entity_name=name)
-                for entity_type, name in _name(alteration.entity, spellings).items()
-            ],
-            ops=[
-                of_entry.OpData(key=key.text, value=limit or 0.0, remove=limit is None)
+        EntityOperations(
+            _parts(alteration.entity, spellings),
+            tuple(
+                Operation(key.text, limit or 0.0, limit is None)
                 for key, limit in alteration.limits.items()
                 if not key.shadow
-            ],
+            ),
         )
         for alteration in alterations
     ]
-    return AlterClientQuotasRequest(entries=entries, validate_only=validate_only)
+    return alteration_request(entries, validate_only=validate_only)
 
 
 def altered(
-    response: Any, alterations: Sequence[Alteration], spellings: Mapping[Entity, str]
+    response: Iterable[AlteredEntity], alterations: Sequence[Alteration], spellings: Mapping[Entity, str]
 ) -> list[Exception | None]:
     """What an AlterClientQuotas response says about each alteration: None, AlterationRefused or SourceUnavailable."""
-    results = {
-        frozenset((part.entity_type, part.entity_name) for part in entry.entity): _result(entry)
-        for entry in response.entries
-    }
+    results = {frozenset(entity.parts): _result(entity) for entity in response}
     silent = SourceUnavailable("the cluster has not said what came of it")
-    return [results.get(frozenset(_name(one.entity, spellings).items()), silent) for one in alterations]
+    return [results.get(frozenset(_parts(one.entity, spellings)), silent) for one in alterations]
 
 
-def _name(entity: Entity, spellings: Mapping[Entity, str]) -> EntityName:
+def _parts(entity: Entity, spellings: Mapping[Entity, str]) -> tuple[EntityPart, ...]:
     given = [(entity_type, name) for entity_type, name in entity.parts if name is not None]
-    return {entity_type: None if name is DEFAULT else spellings.get(entity, name) for entity_type, name in given}
+    return tuple(EntityPart(kind, None if name is DEFAULT else spellings.get(entity, name)) for kind, name in given)
 
 
-def _result(entry: Any) -> Exception | None:
-    if not entry.error_code:
+def _result(entity: AlteredEntity) -> Exception | None:
+    if not entity.error_code:
         return None
-    text = _error(entry, "AlterConfigs")
-    return SourceUnavailable(text) if for_code(entry.error_code).retriable else AlterationRefused(text)
+    text = _error(entity.error_code, entity.error_message, "AlterConfigs")
+    return SourceUnavailable(text) if entity.error_code in _RETRIABLE else AlterationRefused(text)
 
 
-def _error(response: Any, permission: str) -> str:
-    if response.error_code in _UNAUTHORISED:
-        return f"the proxy's own credentials need {permission} on the Cluster resource (error {response.error_code})"
-    return response.error_message or f"the cluster answers with error {response.error_code}"
+def _error(code: int, message: str | None, permission: str) -> str:
+    if code in _UNAUTHORISED:
+        return f"the proxy's own credentials need {permission} on the Cluster resource (error {code})"
+    return message or f"the cluster answers with error {code}"
 
 
 def shows(quotas: Quotas, alteration: Alteration) -> bool:

@@ -1,41 +1,38 @@
-"""A connection of the proxy's own to one node of a Kafka cluster, made with kafka-python."""
+"""A connection of the proxy's own to one node of a Kafka cluster: awaited, or from a thread."""
 
+import asyncio
 import contextlib
-import logging
-from dataclasses import asdict, dataclass, field
-from traceback import clear_frames
-from typing import Any, Final, Literal
+import secrets
+import ssl
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeVar
 
-from kafka.errors import (
-    IncompatibleBrokerVersion,
-    KafkaConnectionError,
-    KafkaProtocolError,
-    KafkaTimeoutError,
-    RequestTimedOutError,
-)
-from kafka.net.manager import KafkaConnectionManager
-from kafka.net.selector import NetworkSelector
-
-from quotas.changes import SourceUnavailable
+from common.look_ups import in_daemon_thread
+from protocol.errors import ProtocolError
+from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
+from protocol.own_requests import OwnRequest
+from quotas.sources.cluster_conversation import Conversation, Mechanism, SaslLogin
 from quotas.sources.cluster_faults import (
     ADDRESSES,
+    FILES,
+    PROTOCOL,
     ConnectionFault,
     Fault,
+    Manner,
+    NodeRefuses,
     Spoken,
-    Who,
-    fault_of,
-    plain_words,
-    spoken_at,
+    fault_of_lost,
+    known_fault_of_tls,
+    words_of,
 )
+from quotas.sources.cluster_look import spoken_at
+from quotas.sources.cluster_stream import ClusterStream, connected, opened
 
-CLIENT_ID: Final = "kafka-throttle"
-MAX_RESPONSE_BYTES: Final = 256 << 20
+Result = TypeVar("Result")
 
-_SINCE: Final = dict.fromkeys(("DescribeClientQuotas", "AlterClientQuotas"), ": Kafka 2.6 and later do")
-"""Which nodes offer an API that older ones do not."""
-
-for _tells_sasl_bytes_at_debug in ("kafka.net.connection", "kafka.protocol.parser"):
-    logging.getLogger(_tells_sasl_bytes_at_debug).setLevel(logging.INFO)
+_NONCE_BYTES: Final = 24
+_TURNS_TO_CLOSE: Final = 3
+"""Of the event loop: a transport that is aborted closes its socket in a later one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,136 +43,165 @@ class Credentials:
     ssl_cafile: str | None = None
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_mechanism: Mechanism | None = None
     sasl_plain_username: str | None = None
     sasl_plain_password: str | None = field(default=None, repr=False)
-    proxy_url: str | None = None
+    announced: bool = False
+    """Whether connections begin with a PROXY header that says they are the sender's own."""
 
     @property
-    def announced(self) -> bool:
-        """Whether connections begin with a PROXY header: then a look by hand, without one, tells nothing."""
-        return self.proxy_url is not None and self.proxy_url.endswith("announced")
+    def secured(self) -> bool:
+        """Whether connections speak TLS."""
+        return self.security_protocol.endswith("SSL")
+
+    @property
+    def login(self) -> SaslLogin | None:
+        """A SASL login, each time another; None where there is none."""
+        if self.sasl_mechanism is None or not self.security_protocol.startswith("SASL"):
+            return None
+        name, password = self.sasl_plain_username or "", self.sasl_plain_password or ""
+        return SaslLogin(self.sasl_mechanism, name, password, secrets.token_urlsafe(_NONCE_BYTES))
 
     @property
     def files(self) -> tuple[str, ...]:
         """The files that have to be read before a connection can stand."""
         return tuple(file for file in (self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile) if file)
 
+    def tls_context(self) -> ssl.SSLContext:
+        """What connections speak TLS with. Reads files; OSError where one is unusable."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if self.ssl_cafile:
+            context.load_verify_locations(self.ssl_cafile)
+        else:
+            context.load_default_certs()
+        if self.ssl_certfile:
+            context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
+        return context
 
-class ClusterConnection:
-    """A connection to `server` (host:port). It is made by the first `ask`, and of no use after one that failed.
 
-    One thread at a time may use it; any may `interrupt`.
-    """
+class ClusterClient:
+    """A connection to `server` (host:port). It is made by the first `ask`, and of no use after one that failed."""
 
     def __init__(self, server: str, credentials: Credentials, timeout_s: float) -> None:
         self._server = server
+        host, _, port = server.rpartition(":")
+        self._address = host.strip("[]"), int(port)
         self._credentials = credentials
         self._timeout_s = timeout_s
-        self._interrupted = False
-        self._net = NetworkSelector(client_id=CLIENT_ID)
-        self._manager = KafkaConnectionManager(
-            self._net,
-            bootstrap_servers=[server],
-            client_id=CLIENT_ID,
-            receive_message_max_bytes=MAX_RESPONSE_BYTES,
-            request_timeout_ms=round(timeout_s * 1000),
-            socket_connection_setup_timeout_ms=round(timeout_s * 1000),
-            **asdict(credentials),
-        )
-        [node] = self._manager.cluster.bootstrap_brokers()
-        self._connection = self._manager.get_connection(node.node_id, refresh_metadata_on_err=False)
+        self._conversation = Conversation(credentials.login)
+        self._stream: ClusterStream | None = None
+        self._is_connected = False
+        self._free_at_s = 0.0
+        """When the node wants the next request."""
+        self._has_served = False
 
-    def ask(self, request: Any) -> Any:
-        """The response to a request, of kafka-python's message classes, in the newest version that both sides know.
+    async def ask(self, request: OwnRequest[Result]) -> Result:
+        """The response to a request, in the newest version that both sides know.
 
-        Raises SourceUnavailable, also when connection, TLS, SASL and answer together take longer than the time-out.
+        Raises ConnectionFault, also when connection, TLS, SASL and response together take longer than the time-out.
         """
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._free_at_s - loop.time())
         try:
-            self._wait_out_throttle()
-            future = self._connection.send_request(request)
-            self._net.poll(timeout_ms=self._timeout_s * 1000, future=future)
-        except Exception as error:  # a library that stumbles over a cluster is a cluster that cannot be read
-            raise SourceUnavailable(f"{self._server}: {request.name}: {plain_words(error)}") from error
-        if not future.is_done:
-            fault = Fault("no_answer", self._reported(KafkaTimeoutError()), f"{ADDRESSES}, upstream.connect_timeout_ms")
-            raise ConnectionFault(self._server, fault)
-        if future.exception is not None:
-            _let_go_of_sockets(future.exception)
-            raise ConnectionFault(self._server, self._fault(future.exception, request)) from future.exception
-        return future.value
+            async with asyncio.timeout(self._timeout_s):
+                if self._stream is None:
+                    self._stream = await self._opened()
+                    await self._stream.play(self._conversation.introduced())
+                response = await self._stream.play(self._conversation.response_to(request))
+        except NodeRefuses as refusal:
+            fault = refusal.fault
+        except (OSError, EOFError, ProtocolError) as error:
+            fault = await self._fault(error)
+        else:
+            self._free_at_s = loop.time() + self._conversation.throttle_ms / 1000
+            self._has_served = True
+            return response
+        raise ConnectionFault(self._server, fault)
 
-    def _fault(self, error: BaseException, request: Any) -> Fault:
-        who = self._credentials
-        secured, logs_in = who.security_protocol.endswith("SSL"), who.sasl_mechanism is not None
+    async def _opened(self) -> ClusterStream:
+        credentials = self._credentials
+        try:
+            context = await in_daemon_thread(credentials.tls_context) if credentials.secured else None
+        except OSError as error:  # ssl.SSLError is one
+            problem = f"{words_of(error)}, with {', '.join(credentials.files)}"
+            raise NodeRefuses(Fault("files_unusable", problem, FILES)) from None
+        sock = await connected(*self._address, LOCAL_PROXY_HEADER if self._credentials.announced else b"")
+        self._is_connected = True
+        return await opened(sock, context, self._address[0])
 
-        def look() -> Spoken:
-            return spoken_at(self._server, secured) if not who.announced else Spoken.NOTHING_KNOWN
-
-        if isinstance(error, IncompatibleBrokerVersion):
-            return Fault("api_missing", self._not_offered(request), ADDRESSES)
-        unreadable = isinstance(error, KafkaProtocolError) and not isinstance(error, KafkaConnectionError)
-        if unreadable and (secured or look() is not Spoken.TLS):  # whose alert may come before its end
-            return Fault("answer_malformed", f"its answer to {_named(request)} cannot be read", ADDRESSES)
-        if isinstance(error, KafkaTimeoutError | RequestTimedOutError) or self._interrupted:
-            return Fault("no_answer", self._reported(error), ADDRESSES)
-        if isinstance(error, OSError) and who.files:
-            files = ", ".join(f"upstream.admin.{name}" for name in ("ca_file", "certificate_file", "key_file"))
-            return Fault("files_unusable", self._reported(error), files)
-        logged_in = logs_in and self._connection.init_future.succeeded()
-        return fault_of(
-            error, self._reported(error), Who(secured, who.ssl_certfile is not None, logs_in, logged_in), look
+    async def _fault(self, error: Exception) -> Fault:
+        """Why a connection came to nothing, or ended."""
+        credentials, conversation = self._credentials, self._conversation
+        if isinstance(error, TimeoutError) and error.errno is None:
+            if self._is_connected:
+                return Fault("no_answer", f"no answer within {self._timeout_s:g} s", ADDRESSES)
+            return Fault("unreachable", f"no connection within {self._timeout_s:g} s", ADDRESSES)
+        if not self._is_connected:
+            return Fault("unreachable", words_of(error), ADDRESSES)
+        if self._has_served and not isinstance(error, ProtocolError):
+            return Fault("closed", words_of(error), f"{ADDRESSES}, {PROTOCOL}")
+        if isinstance(error, ssl.SSLError) and (known := known_fault_of_tls(error)) is not None:
+            return known
+        spoken = Spoken.NOTHING_KNOWN
+        if not self._credentials.announced:  # else a look, without a PROXY header, shows nothing
+            spoken = await spoken_at(*self._address, credentials.secured)
+        manner = Manner(
+            secured=credentials.secured,
+            handshake_done=self._stream is not None,
+            shows_certificate=credentials.ssl_certfile is not None,
+            logs_in=conversation.login is not None,
+            logged_in=conversation.logged_in,
         )
+        if isinstance(error, ProtocolError) and (credentials.secured or spoken is not Spoken.TLS):
+            return Fault("answer_malformed", f"its answer to {conversation.asked} cannot be read", ADDRESSES)
+        text = words_of(error)
+        if conversation.asked and conversation.login is not None and not conversation.logged_in:
+            text = f"{text}, {conversation.login.not_done}"
+        return fault_of_lost(error, text, manner, spoken)
 
-    def _wait_out_throttle(self) -> None:
-        """A cluster with quotas may have throttled this connection at its last response."""
-        while self._connection.connected and self._connection.paused:
-            self._net.poll(timeout_ms=100)
+    def close(self) -> None:
+        """Let go of the socket."""
+        if self._stream is not None:
+            self._stream.close()
 
-    def _reported(self, error: BaseException) -> str:
-        if isinstance(error, KafkaTimeoutError | RequestTimedOutError):
-            return f"no answer within {self._timeout_s:g} s"
-        text = plain_words(error)
-        who = self._credentials
-        if isinstance(error, OSError) and who.files:
-            return f"{text}, with {', '.join(who.files)}"
-        if who.sasl_mechanism and self._connection.parser and not self._connection.init_future.succeeded():
-            # A node closes at once after it has said no, and kafka-python may lose the word before the end.
-            return f"{text}, before {who.sasl_plain_username!r} was authenticated with {who.sasl_mechanism}"
-        return text
 
-    def _not_offered(self, request: Any) -> str:
-        """Why a request cannot be sent: the node offers its API not at all, or in versions that we do not speak."""
-        data = self._connection.broker_version_data
-        lowest, highest = max(request.min_version, request._min_version or 0), request.max_version
-        offered = (data.api_versions or {}).get(request.API_KEY) if data else None
-        api = _named(request)
-        if offered is None:
-            return f"it does not offer the API {api}{_SINCE.get(api, '')}"
-        return (
-            f"it offers the API {api} in versions {offered[0]} to {offered[1]}, the proxy asks in {lowest} to {highest}"
-        )
+class ClusterConnection:
+    """A ClusterClient with an event loop of its own. One thread at a time may use it; any may `interrupt`."""
+
+    def __init__(self, server: str, credentials: Credentials, timeout_s: float) -> None:
+        self._server = server
+        self._loop = asyncio.SelectorEventLoop()
+        self._client = ClusterClient(server, credentials, timeout_s)
+        self._asking: asyncio.Task[object] | None = None
+        self._interrupted = False
+
+    def ask(self, request: OwnRequest[Result]) -> Result:
+        """As ClusterClient's. Blocks."""
+
+        async def asked() -> Result:
+            self._asking = asyncio.current_task()
+            if self._interrupted:
+                raise asyncio.CancelledError
+            return await self._client.ask(request)
+
+        try:
+            return self._loop.run_until_complete(asked())
+        except asyncio.CancelledError:
+            raise ConnectionFault(self._server, Fault("no_answer", "stopped", ADDRESSES)) from None
 
     def interrupt(self) -> None:
         """Let the `ask` that is under way in another thread fail, and all later ones."""
         self._interrupted = True
         with contextlib.suppress(RuntimeError):  # closed already
-            self._net.call_soon_threadsafe(lambda: self._connection.close(KafkaConnectionError("stopped")))
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
 
     def close(self) -> None:
         """Let go of the socket."""
-        self._manager.close()
-        self._net.close()
-
-
-def _named(request: Any) -> str:
-    """The name of the API that a request of kafka-python's is of."""
-    name: str = request.name
-    return name.removesuffix("Request")
-
-
-def _let_go_of_sockets(error: BaseException | None) -> None:
-    """Close those that did not come to be connections: frames hold them, the error the frames, and these the error."""
-    while error is not None:
-        clear_frames(error.__traceback__)
-        error = error.__context__
+        self._client.close()
+        for _ in range(_TURNS_TO_CLOSE):
+            self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.close()

@@ -6,22 +6,24 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from common.backoff import Backoff
+from protocol.messages.client_quotas import Verbatim, all_quotas_request
+from protocol.own_requests import OwnRequest
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
 from quotas.entities import Entity
 from quotas.sources.client_quotas import (
     NOTHING_REPORTED,
     Reported,
-    Verbatim,
     alter_request,
     altered,
-    describe_request,
     reported,
     shows,
 )
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
+
+Result = TypeVar("Result")
 
 THE_CLUSTER: Final = "upstream cluster"
 """The place of problems with the cluster as a whole."""
@@ -51,7 +53,7 @@ class UpstreamSettings:
 class Connection(Protocol):
     """What is needed of a ClusterConnection."""
 
-    def ask(self, request: Any) -> Any:
+    def ask(self, request: OwnRequest[Result]) -> Result:
         """The response. Raises SourceUnavailable."""
 
     def interrupt(self) -> None:
@@ -178,7 +180,7 @@ class UpstreamSource:
         self._take_up(new, None)
 
     def _describe(self) -> Reported:
-        response: Verbatim = self._ask_anybody(describe_request)
+        response = self._ask_anybody(all_quotas_request())
         if response == self._response:
             return self._reported
         try:
@@ -196,17 +198,17 @@ class UpstreamSource:
         if (self._reported, trouble) != before and not self._stopped.is_set():
             self._changed()
 
-    def _ask_anybody(self, request: Callable[[], Any]) -> Any:
-        """A response over the open connection, or from the first server, in turn, that gives one."""
+    def _ask_anybody(self, request: OwnRequest[Result]) -> Result:
+        """The response over the open connection, or from the first server, in turn, that gives one."""
         if self._connection:
             try:
-                return self._connection.ask(request())
+                return self._connection.ask(request)
             except SourceUnavailable:
                 self._disconnect()
         failures = []
         for _ in self._settings.bootstrap_servers:
             try:
-                return self._reconnect().ask(request())
+                return self._reconnect().ask(request)
             except SourceUnavailable as error:
                 self._disconnect()
                 failures.append(str(error))

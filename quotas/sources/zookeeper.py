@@ -15,8 +15,8 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 
+from common.plain_words import plain_words
 from quotas.changes import NO_QUOTAS, Alteration, Quotas, SourceUnavailable
-from quotas.sources.cluster_faults import plain_words
 from quotas.sources.znode_follower import BATCH, Conflict, ConnectionLost, Failure, Follower, Forbidden
 from quotas.sources.znodes import CHANGE_PREFIX, CHANGES, Create, Delete, EntityNodes, Replace, Seen, Step
 

@@ -1,4 +1,4 @@
-"""A cluster that knows nothing but quotas, and connections to it; messages are encoded and decoded as on the wire."""
+"""A cluster that knows nothing but quotas, and connections to it; messages are kafka-python's, as on the wire."""
 
 from kafka.protocol.admin import (
     AlterClientQuotasRequest,
@@ -7,10 +7,11 @@ from kafka.protocol.admin import (
     DescribeClientQuotasResponse,
 )
 
+from protocol.fields import FieldReader, FieldWriter
 from quotas.changes import SourceUnavailable
-from quotas.sources.client_quotas import Verbatim
 
 _VERSION = 1
+_REQUESTS = {48: DescribeClientQuotasRequest, 49: AlterClientQuotasRequest}
 
 
 class FakeCluster:
@@ -40,11 +41,10 @@ class FakeCluster:
         return [connection for connection in self.connections if not connection.closed]
 
     def response(self, request):
-        sent = type(request).decode(request.encode(version=_VERSION), version=_VERSION)
-        if isinstance(sent, DescribeClientQuotasRequest):
-            return Verbatim(_VERSION, bytes(self._describe().encode(version=_VERSION)))
-        response = self._alter(sent).encode(version=_VERSION)
-        return AlterClientQuotasResponse.decode(response, version=_VERSION)
+        kind = _REQUESTS[request.api_key]
+        sent = kind.decode(request.write(FieldWriter(compact=True), _VERSION), version=_VERSION)
+        response = self._describe() if kind is DescribeClientQuotasRequest else self._alter(sent)
+        return request.read(FieldReader(bytes(response.encode(version=_VERSION)), 0, compact=True), _VERSION)
 
     def _describe(self):
         shown = self._shown.pop(0) if self._shown else self.quotas

@@ -14,9 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kafka.protocol.admin import AlterClientQuotasRequest, DescribeClientQuotasRequest
+from kafka.protocol.admin import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+)
 
 from common.jars import ToolMissing, cache_dir
+from protocol.own_requests import OwnRequest
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
 from tests.java_program import java_program
 
@@ -126,11 +132,19 @@ def _go() -> str:
 def ask_in_messages(connection: ClusterConnection, request: Request) -> Response:
     """One request over a connection."""
     if "alter" in request:
-        response = connection.ask(_alter_message(request))
+        response = connection.ask(_as_own(_alter_message(request), AlterClientQuotasResponse))
         return Altered({_parts(e.entity): (e.error_code, e.error_message) for e in response.entries})
-    response = connection.ask(_describe_message(request))
+    response = connection.ask(_as_own(_describe_message(request), DescribeClientQuotasResponse))
     entries = {_parts(e.entity): {value.key: value.value for value in e.values} for e in response.entries or ()}
     return Described(response.error_code, entries)
+
+
+def _as_own(message: Any, response: Any) -> OwnRequest[Any]:
+    return OwnRequest(
+        message.API_KEY,
+        lambda _writer, version: bytes(message.encode(version=version)),
+        lambda reader, version: response.decode(reader.rest(), version=version),
+    )
 
 
 def _parts(entity: Any) -> Entity:

@@ -4,6 +4,7 @@ Each quota is set with `kafka-configs` of that age and of the newest. Until Kafk
 so there the proxy follows ZooKeeper. `pytest -s` prints the rows of the table in docs/conformance.md.
 """
 
+import asyncio
 import re
 import subprocess
 from contextlib import ExitStack, closing
@@ -14,8 +15,8 @@ import pytest
 from common.jars import kafka_jars, release
 from demo.kafka_cluster import KafkaCluster, java_argv, logging_properties, modes_of
 from protocol.api_key import CREATE_TOPICS, FETCH, METADATA
+from protocol.messages.client_quotas import all_quotas_request
 from proxy.usage.kafka_topic import KafkaTopic
-from quotas.sources.client_quotas import describe_request
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
 from quotas.sources.cluster_faults import ConnectionFault
 from quotas.sources.cluster_nodes import default_partitions_of
@@ -101,13 +102,13 @@ def test_a_kafka_of_any_age_is_served_and_all_its_quotas_hold(age, tmp_path):
 def own_questions_are_answered(age):
     """What the proxy asks by itself, beside its nodes: num.partitions, quotas, and it writes usage records."""
     server = age.cluster.bootstrap_servers
-    assert default_partitions_of({1: server}, Credentials(), TIMEOUT_S) == 1
+    assert asyncio.run(default_partitions_of({1: server}, Credentials(), TIMEOUT_S)) == 1
     with closing(ClusterConnection(server, Credentials(), TIMEOUT_S)) as connection:
         if age.release >= FIRST_WITH_QUOTA_API:
-            connection.ask(describe_request())
+            connection.ask(all_quotas_request())
         else:
             with pytest.raises(ConnectionFault, match="does not offer the API DescribeClientQuotas"):
-                connection.ask(describe_request())
+                connection.ask(all_quotas_request())
     with closing(KafkaTopic("ages-usage", {"bootstrap_servers": [server]})) as topic:
         topic.send(b"instance", [b"{}"])
 

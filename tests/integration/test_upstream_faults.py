@@ -3,8 +3,8 @@
 import contextlib
 
 import pytest
-from kafka.protocol.metadata import MetadataRequest
 
+from protocol.messages.metadata import nodes_request
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
 from quotas.sources.cluster_faults import CA_FILE, LOGIN, OWN_CERTIFICATE, PROTOCOL, ConnectionFault
 from tests.certificates import Authority
@@ -32,7 +32,7 @@ CASES = {
 def test_a_node_that_cannot_be_asked_is_told_with_the_setting_to_look_at(
     case, newest_kafka, certificates, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("quotas.sources.cluster_faults._WORD_S", TIMEOUT_S)
+    monkeypatch.setattr("quotas.sources.cluster_look._WORD_S", TIMEOUT_S)
     listener, protocol, settings, reason, setting = CASES[case]
     authorities = {"ours": certificates.authority, "strange": Authority(tmp_path)}
     if "ssl_cafile" in settings:
@@ -40,6 +40,6 @@ def test_a_node_that_cannot_be_asked_is_told_with_the_setting_to_look_at(
     servers = newest_kafka.bootstrap(listener) if listener else newest_kafka.bootstrap_servers
     own = ClusterConnection(servers.split(",")[0], Credentials(security_protocol=protocol, **settings), TIMEOUT_S)
     with contextlib.closing(own), pytest.raises(ConnectionFault) as raised:
-        own.ask(MetadataRequest(topics=[]))
+        own.ask(nodes_request())
     assert (raised.value.fault.reason, raised.value.fault.setting) == (reason, setting), raised.value
     assert "wrong" not in str(raised.value)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from demo.kafka_cluster import KafkaCluster
+from protocol.messages.client_quotas import Verbatim, all_quotas_request
 from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.sources.client_quotas import Verbatim, describe_request
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
 from quotas.sources.last_good import LastGood
 from quotas.sources.upstream import THE_CLUSTER, UpstreamSettings, UpstreamSource
@@ -141,7 +141,7 @@ def test_an_unchanged_response_is_byte_for_byte_the_same(kafka):
         assert not any(source.alter([Alteration(entity, {PRODUCE: HUGE, FETCH: HUGE}) for entity in entities]))
         connection = ClusterConnection(servers_of(kafka)[0], Credentials(), 10.0)
         with contextlib.closing(connection):
-            responses = [connection.ask(describe_request()) for _ in range(5)]
+            responses = [connection.ask(all_quotas_request()) for _ in range(5)]
     assert isinstance(responses[0], Verbatim)
     assert len(responses[0].body) > 200 * 20
     assert responses[1:] == responses[:-1]
@@ -394,7 +394,7 @@ def test_a_connection_that_failed_leaves_nothing_behind_also_before_garbage_is_c
         for _ in range(20):
             connection = ClusterConnection(server, Credentials(protocol), 5.0)
             with pytest.raises(SourceUnavailable):
-                connection.ask(describe_request())
+                connection.ask(all_quotas_request())
             connection.close()
             connection.interrupt()
         eventually(lambda: (threading.active_count(), open_files()) == before)

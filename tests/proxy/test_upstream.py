@@ -9,6 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
+from protocol.messages.client_quotas import all_quotas_request
+from protocol.messages.metadata import MetadataNode
 from proxy.config.settings import UpstreamConfig
 from proxy.net.poller import READABLE, Poller
 from proxy.upstream.connector import Upstream, _brokers
@@ -17,7 +19,6 @@ from proxy.upstream.dial import Dial
 from proxy.upstream.node_socket import NodePaced, NodeUnknown, NodeUnreachable
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.changes import SourceUnavailable
-from quotas.sources.client_quotas import describe_request
 from quotas.sources.cluster_connection import ClusterConnection
 from tests.certificates import Authority, server_context
 from tests.deaf import deaf_address
@@ -122,11 +123,11 @@ async def test_connections_of_its_own_say_so_where_nodes_want_to_know(node, anno
     def ask_for_quotas():
         connection = ClusterConnection(f"127.0.0.1:{node.port}", credentials_of(config), TIMEOUT_S)
         with contextlib.closing(connection), contextlib.suppress(SourceUnavailable):
-            connection.ask(describe_request())
+            connection.ask(all_quotas_request())
 
     def look_for_nodes():
         with contextlib.suppress(Exception):
-            _brokers(f"127.0.0.1:{node.port}", config)
+            asyncio.run(_brokers(f"127.0.0.1:{node.port}", config))
 
     for ask in (ask_for_quotas, look_for_nodes):
         threading.Thread(target=ask, daemon=True).start()  # it ends by itself, some time after it is hung up on
@@ -346,7 +347,6 @@ async def test_a_dead_bootstrap_server_does_not_use_up_the_time_of_the_next(node
 
 
 async def test_the_proxys_own_look_reaches_a_cluster_past_dead_addresses_and_servers(node, names):
-    """kafka-python by itself tries one address after the other, and one of the bootstrap servers at random."""
     names.addresses["two.test"] = ["127.9.9.1", "127.0.0.1"]
     with deaf_address("127.9.9.1", node.port), deaf_address() as deaf:
         servers = [f"two.test:{node.port}", f"127.0.0.1:{deaf[1]}"]
@@ -360,11 +360,18 @@ async def test_the_proxys_own_look_reaches_a_cluster_past_dead_addresses_and_ser
 
 
 async def test_nodes_that_do_not_tell_their_num_partitions_hold_up_nobody(node, monkeypatch):
-    answered = threading.Event()
+    answered = asyncio.Event()
+
+    async def nodes_named_by(*_):
+        return [MetadataNode(5, "127.0.0.1", node.port)]
+
+    async def default_partitions_of(*_):
+        await answered.wait()
+        return 7
+
     monkeypatch.setattr("proxy.upstream.connector._LONGEST_EXTRA_LOOK_S", 0)
-    named = [{"broker_id": 5, "host": "127.0.0.1", "port": node.port}]
-    monkeypatch.setattr("proxy.upstream.connector.nodes_named_by", lambda *_: named)
-    monkeypatch.setattr("proxy.upstream.connector.default_partitions_of", lambda *_: answered.wait(TIMEOUT_S) and 7)
+    monkeypatch.setattr("proxy.upstream.connector.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("proxy.upstream.connector.default_partitions_of", default_partitions_of)
     for _ in range(2):
         assert await node.upstream._learn()
         assert node.upstream.directory.address(5) == ("127.0.0.1", node.port)

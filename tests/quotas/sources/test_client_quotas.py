@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.admin import DescribeClientQuotasResponse
 
+from protocol.messages.client_quotas import Verbatim, all_quotas_request
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.sources.client_quotas import Verbatim, alter_request, altered, describe_request, reported, shows
+from quotas.sources.client_quotas import alter_request, altered, reported, shows
 from tests.fakes.kafka_quotas import FakeCluster
 
 PRODUCE, FETCH, CONNECTION = (
@@ -19,7 +20,7 @@ ALICE = (("user", "alice"),)
 
 
 def read(quotas, last_good=NO_QUOTAS):
-    return reported(FakeCluster(quotas).response(describe_request()), last_good)
+    return reported(FakeCluster(quotas).response(all_quotas_request()), last_good)
 
 
 @pytest.mark.parametrize(
@@ -106,14 +107,14 @@ def test_a_refused_describe_names_the_permission(code):
     cluster = FakeCluster()
     cluster.error = (code, "Cluster authorization failed.")
     with pytest.raises(SourceUnavailable, match="need DescribeConfigs on the Cluster resource"):
-        reported(cluster.response(describe_request()), NO_QUOTAS)
+        reported(cluster.response(all_quotas_request()), NO_QUOTAS)
 
 
 def test_another_error_is_told_in_the_clusters_words():
     cluster = FakeCluster()
     cluster.error = (15, "Coordinator of nothing")
     with pytest.raises(SourceUnavailable, match="Coordinator of nothing"):
-        reported(cluster.response(describe_request()), NO_QUOTAS)
+        reported(cluster.response(all_quotas_request()), NO_QUOTAS)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_alterations_are_written_and_each_has_its_result():
 def test_an_address_is_altered_under_the_clusters_spelling():
     spelled = (("ip", "::ffff:10.0.0.1"),)
     cluster = FakeCluster({spelled: {"connection_creation_rate": 5.0}})
-    found = reported(cluster.response(describe_request()), NO_QUOTAS)
+    found = reported(cluster.response(all_quotas_request()), NO_QUOTAS)
     assert alter(cluster, [Alteration(Entity(ip="10.0.0.1"), {CONNECTION: None})], found.ip_spellings) == [None]
     assert cluster.quotas == {}
 

@@ -29,30 +29,27 @@ def configuration(*values):
 
 
 @pytest.mark.parametrize("offered", [None, (0, 0), (0, 1), (1, 2)])
-def test_nodes_are_learned_whatever_is_offered_of_describe_cluster(offered):
+async def test_nodes_are_learned_whatever_is_offered_of_describe_cluster(offered):
     """Not before Kafka 2.8; version 0 up to 3.6."""
     listener = Listener(
         responses=metadata((7, b"there", 9092), (1001, b"::1", 1)), versions=offered and {DESCRIBE_CLUSTER: offered}
     )
     with listener.server:
-        assert nodes_named_by(listener.address, ME, TIMEOUT_S) == [
-            {"broker_id": 7, "host": "there", "port": 9092},
-            {"broker_id": 1001, "host": "::1", "port": 1},
-        ]
+        assert await nodes_named_by(listener.address, ME, TIMEOUT_S) == [(7, "there", 9092), (1001, "::1", 1)]
 
 
 @pytest.mark.parametrize("nodes", [(), ((7, b"", 9092),)])
-def test_a_response_without_nodes_is_no_cluster(nodes):
+async def test_a_response_without_nodes_is_no_cluster(nodes):
     listener = Listener(responses=metadata(*nodes))
     with listener.server, pytest.raises(SourceUnavailable, match="its answer to Metadata names no node"):
-        nodes_named_by(listener.address, ME, TIMEOUT_S)
+        await nodes_named_by(listener.address, ME, TIMEOUT_S)
 
 
-def test_a_node_that_can_only_tell_all_topics_is_not_asked():
+async def test_a_node_that_can_only_tell_all_topics_is_not_asked():
     listener = Listener(responses=metadata(), versions={3: (0, 0)})
     reported = "it offers the API Metadata in versions 0 to 0, the proxy asks in 1 to 13"
     with listener.server, pytest.raises(SourceUnavailable, match=reported):
-        nodes_named_by(listener.address, ME, TIMEOUT_S)
+        await nodes_named_by(listener.address, ME, TIMEOUT_S)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +61,13 @@ def test_a_node_that_can_only_tell_all_topics_is_not_asked():
         ({}, None),
     ],
 )
-def test_what_a_topic_gets_is_what_a_node_says(responses, expected):
+async def test_what_a_topic_gets_is_what_a_node_says(responses, expected):
     listener = Listener(responses=responses, versions={DESCRIBE_CONFIGS: (0, 0)})
     with listener.server:
-        assert default_partitions_of({7: listener.address}, ME, TIMEOUT_S) == expected
+        assert await default_partitions_of({7: listener.address}, ME, TIMEOUT_S) == expected
 
 
-def test_the_next_node_is_asked_where_the_first_says_nothing():
+async def test_the_next_node_is_asked_where_the_first_says_nothing():
     silent, speaks = Listener(), Listener(responses=configuration(text(b"3")), versions={DESCRIBE_CONFIGS: (0, 0)})
     with silent.server, speaks.server:
-        assert default_partitions_of({1: silent.address, 7: speaks.address}, ME, TIMEOUT_S) == 3
+        assert await default_partitions_of({1: silent.address, 7: speaks.address}, ME, TIMEOUT_S) == 3

@@ -1,0 +1,71 @@
+"""Fields of messages whose encoding is plain in old versions of an API and compact in flexible ones."""
+
+from collections.abc import Iterable
+
+from protocol.errors import MalformedMessage
+from protocol.primitives import Reader, compact_string, int16, int32, string, uvarint
+
+MAX_TAGS = 64
+"""How many tagged fields one structure may have."""
+
+
+class FieldReader(Reader):
+    """A Reader that knows which of the two encodings it reads. Text that is not UTF-8 gets U+FFFD, as at a broker."""
+
+    __slots__ = ("compact",)
+
+    def __init__(self, frame: bytes | memoryview, offset: int, compact: bool) -> None:
+        super().__init__(frame, offset)
+        self.compact = compact
+
+    def elements(self, least_bytes: int) -> range:
+        """As many numbers as the array that begins here has elements, of `least_bytes` each at least; none for null."""
+        return range(self.count(self.compact, least_bytes))
+
+    def text(self) -> str:
+        text = self.nullable_text()
+        if text is None:
+            raise MalformedMessage(f"null in place of a string, before offset {self.offset}")
+        return text
+
+    def nullable_text(self) -> str | None:
+        raw = self.compact_string() if self.compact else self.string()
+        return None if raw is None else raw.decode(errors="replace")
+
+    def blob(self) -> bytes:
+        """The bytes of a field of type `bytes`; null is malformed."""
+        start = self.skip(self.uvarint() - 1 if self.compact else self.int32())
+        return bytes(self._frame[start : self.offset])
+
+    def rest(self) -> bytes:
+        """All that follows."""
+        return bytes(self._frame[self.offset :])
+
+    def end(self) -> None:
+        """Step over the tagged fields that end every structure of a flexible version."""
+        if self.compact:
+            self.tags(MAX_TAGS)
+
+
+class FieldWriter:
+    """Writes fields in one of the two encodings; what it makes are their bytes."""
+
+    def __init__(self, compact: bool) -> None:
+        self._compact = compact
+        self.end = b"\0" if compact else b""
+        """What ends every structure."""
+
+    def array(self, elements: Iterable[bytes]) -> bytes:
+        listed = list(elements)
+        return self.count(len(listed)) + b"".join(listed)
+
+    def count(self, count: int) -> bytes:
+        return uvarint(count + 1) if self._compact else int32(count)
+
+    def text(self, text: str | None) -> bytes:
+        if text is None:
+            return b"\0" if self._compact else int16(-1)
+        return compact_string(text.encode()) if self._compact else string(text.encode())
+
+    def blob(self, data: bytes) -> bytes:
+        return self.count(len(data)) + data

@@ -1,0 +1,121 @@
+"""What the proxy says to a node on a connection of its own, and in which order. Does no I/O.
+
+A step is a generator: it yields whole frames to be sent, is sent the whole response to each, and returns what came of
+it. It raises ProtocolError for a response that is none, and NodeRefuses.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeVar
+
+from protocol.identity.scram import ScramClient, ScramFailed
+from protocol.messages.api_versions import offer_request
+from protocol.messages.sasl import (
+    ILLEGAL_SASL_STATE,
+    UNSUPPORTED_SASL_MECHANISM,
+    SaslToken,
+    authenticate_request,
+    handshake_request,
+)
+from protocol.own_requests import Offer, OwnRequest
+from quotas.sources.cluster_faults import ADDRESSES, LOGIN, MECHANISM, PROTOCOL, Fault, NodeRefuses
+
+Result = TypeVar("Result")
+Step = Generator[bytes, bytes, Result]
+Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+
+_SINCE: Final = dict.fromkeys(("DescribeClientQuotas", "AlterClientQuotas"), ": Kafka 2.6 and later do")
+"""Which nodes offer an API that older ones do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaslLogin:
+    """Who the proxy is, for SASL. `nonce` is another one each time."""
+
+    mechanism: Mechanism
+    username: str
+    password: str = field(repr=False)
+    nonce: str = field(repr=False)
+
+    @property
+    def not_done(self) -> str:
+        """What is said of a login that came to nothing."""
+        return f"before {self.username!r} was authenticated with {self.mechanism}"
+
+
+class Conversation:
+    """All that is said over one connection: `introduced` first, then a `response_to` each request."""
+
+    def __init__(self, login: SaslLogin | None) -> None:
+        self.login = login
+        self._offer: Offer = {}
+        self._requests = 0
+        self.logged_in = False
+        """Whether a login has succeeded."""
+        self.throttle_ms = 0
+        """How long the node wants no further request, as its last response says."""
+        self.asked = ""
+        """The name of the API that was asked last."""
+
+    def introduced(self) -> Step[None]:
+        """Learn what the node offers, and log in."""
+        self._offer = yield from self._exchange(offer_request(), 0)
+        if self.login is not None:
+            yield from self._log_in(self.login)
+            self.logged_in = True
+
+    def response_to(self, request: OwnRequest[Result]) -> Step[Result]:
+        """The response to a request, in the newest version that both sides know."""
+        version = request.version_for(self._offer)
+        if version is None:
+            raise NodeRefuses(Fault("api_missing", self._not_offered(request), ADDRESSES))
+        result: Result = yield from self._exchange(request, version)
+        return result
+
+    def _exchange(self, request: OwnRequest[Result], version: int) -> Step[Result]:
+        self._requests += 1
+        number, self.asked = self._requests, request.name
+        frame = yield request.frame(version, number)
+        result, self.throttle_ms = request.response(frame, version, number)
+        return result
+
+    def _not_offered(self, request: OwnRequest[Result]) -> str:
+        """Why a request cannot be sent: the node offers its API not at all, or in versions that we do not speak."""
+        offered, (lowest, highest) = self._offer.get(request.api_key), request.versions
+        api = request.name
+        if offered is None:
+            return f"it does not offer the API {api}{_SINCE.get(api, '')}"
+        versions = f"{offered[0]} to {offered[1]}"
+        return f"it offers the API {api} in versions {versions}, the proxy asks in {lowest} to {highest}"
+
+    def _log_in(self, login: SaslLogin) -> Step[None]:
+        handshake = yield from self.response_to(handshake_request(login.mechanism))
+        if handshake.error_code == UNSUPPORTED_SASL_MECHANISM:
+            taken = ", ".join(handshake.mechanisms)
+            problem = f"it does not take the SASL mechanism {login.mechanism}, but {taken or 'none'}"
+            raise NodeRefuses(Fault("mechanism_refused", problem, MECHANISM))
+        if handshake.error_code == ILLEGAL_SASL_STATE:
+            raise NodeRefuses(Fault("authentication_unexpected", "it wants no SASL", PROTOCOL))
+        if handshake.error_code:
+            raise _refuses(login, f"error {handshake.error_code}")
+        if login.mechanism == "PLAIN":
+            yield from self._token(login, f"\0{login.username}\0{login.password}".encode())
+            return
+        scram = ScramClient(login.mechanism, login.username, login.password, login.nonce)
+        token: bytes | None = scram.first()
+        try:
+            while token is not None:
+                response = yield from self._token(login, token)
+                token = scram.respond(bytes(response.token))
+        except ScramFailed as error:
+            raise _refuses(login, str(error)) from None
+
+    def _token(self, login: SaslLogin, token: bytes) -> Step[SaslToken]:
+        response = yield from self.response_to(authenticate_request(token))
+        if response.error_code:
+            raise _refuses(login, response.error_message or f"error {response.error_code}")
+        return response
+
+
+def _refuses(login: SaslLogin, text: str) -> NodeRefuses:
+    return NodeRefuses(Fault("authentication_failed", f"it refuses the login: {text}, {login.not_done}", LOGIN))
