@@ -76,7 +76,8 @@ def java_pattern(text: str) -> JavaPattern:
         re.compile(translated, re.ASCII)
         if (size := _size(translated)) > MAX_PATTERN_SIZE:
             raise UnsupportedPattern(
-                f"pattern {text!r}: {size} characters with all repetitions written out, at most {MAX_PATTERN_SIZE} do"
+                f"pattern {text!r}: {size} characters with all repetitions written out, "
+                f"at most {MAX_PATTERN_SIZE} are allowed"
             )
         return JavaPattern(translated)
     except (re.error, regex.error, OverflowError, RecursionError) as error:

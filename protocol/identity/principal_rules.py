@@ -70,9 +70,11 @@ class PrincipalRules:
         return all(rule is None for rule in self.rules)
 
     def name_of(self, subject: str, time_left: TimeLeft = lambda: _TRIAL_S) -> str:
-        """The name of the user whose certificate has this subject. Raises NoPrincipalRule, also when time is over."""
+        """The user name for a certificate with this subject. Raises NoPrincipalRule, also if a rule takes too long."""
         if len(subject) > MAX_SUBJECT_CHARACTERS:
-            raise NoPrincipalRule(f"the subject has {len(subject)} characters, at most {MAX_SUBJECT_CHARACTERS} do")
+            raise NoPrincipalRule(
+                f"the subject has {len(subject)} characters, at most {MAX_SUBJECT_CHARACTERS} are allowed"
+            )
         for number, rule in enumerate(self.rules, 1):
             if rule is not None:
                 _check_matched(subject)

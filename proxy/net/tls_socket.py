@@ -212,5 +212,5 @@ def why_tls_failed(error: ssl.SSLError) -> str:
         return error.verify_message
     reason: str | None = getattr(error, "reason", None)
     if reason is None and error.args == (_PEM_LIB, *error.args[1:]):
-        return "a key that cannot be read, or another password than its own"
+        return "a key that cannot be read, or a wrong password for it"
     return (reason or str(error.args[0] if error.args else error)).lower().replace("_", " ")

@@ -15,7 +15,7 @@ class RelayCounters:
     - `throttles_by_node` counts responses whose own throttle time was larger than the proxy's.
     - `withheld_bytes` are those of Fetch responses over quota that were replaced by empty ones.
     - `throttled_ms` adds up by how much each throttle of the proxy prolonged a mute.
-    - `mutations_refused` counts topics that were not to be created, deleted or given partitions.
+    - `mutations_refused` counts topics for which a creation, a deletion or new partitions were refused.
     - `exempt_us` is the request time, in us, of requests that are charged to no request quota.
     - `authentications` counts those by SASL that the node accepted, first ones and later ones.
     """

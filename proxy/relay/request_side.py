@@ -62,7 +62,7 @@ _RESUME = Resume(_CLIENT)
 
 
 class RequestSide(Authentication):
-    """From the client to the node."""
+    """The direction from the client to the node."""
 
     __slots__ = (
         "_asked_plan",

@@ -80,7 +80,7 @@ class _StreamedResponse:
 
 
 class ResponseSide(Carriage):
-    """From the node to the client."""
+    """The direction from the node to the client."""
 
     __slots__ = (
         "_answered_until_ms",

@@ -26,7 +26,7 @@ def _meter(request: Request, cost_us: float, now_us: int) -> None:
 
 
 class ServiceTimes:
-    """Charges each response the smaller of the time that it took and of what such requests cost the node.
+    """Charges for each response the smaller of two: the time that it took, and what requests like it cost the node.
 
     The time of a request begins when it is sent or, if another one is in flight, when the response of that one is here:
     a node handles one request of a connection at a time. Responses that come in one piece share the time before it.

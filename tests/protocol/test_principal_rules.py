@@ -415,7 +415,7 @@ def test_when_no_time_is_left_nobody_is_named_and_the_default_needs_none():
 
 @pytest.mark.parametrize("pattern", ["((a{1000}){1000}){1000}", "(?:ab|[cd]e){9999}", r"(\d{2,}(x, ){99,9999})"])
 def test_a_pattern_that_would_fill_the_memory_is_refused(pattern):
-    with pytest.raises(InvalidPrincipalRules, match="with all repetitions written out, at most 20000 do"):
+    with pytest.raises(InvalidPrincipalRules, match="with all repetitions written out, at most 20000 are allowed"):
         principal_rules(f"RULE:{pattern}/x/")
 
 

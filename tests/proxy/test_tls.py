@@ -703,7 +703,7 @@ def test_files_that_cannot_be_used_are_named_with_what_is_wrong(paper, tmp_path)
         (own | {"certificate_file": "junk"}, f"^{at}.certificate_file: .*junk holds no certificate in PEM"),
         (own | {"key_file": str(paper.etl.key_file)}, "key values mismatch"),
         (files(locked), f"^{at}.key_password_file: expected a file with the password of "),
-        (files(locked) | {"key_password_file": "wrong"}, "cannot be used: .* another password than its own"),
+        (files(locked) | {"key_password_file": "wrong"}, "cannot be used: .* a wrong password for it"),
         (
             files(locked) | {"key_password_file": "gone"},
             f"^{at}.key_password_file: .*gone cannot be read: No such",
