@@ -251,7 +251,7 @@ def problems_of(plan: Split, direct: Outcome, proxied: Outcome) -> list[str]:
             rate = f"{seen.bytes_per_second / MB:.2f} MB/s"
             problems.append(f"{name} was not held to its quota of {quota / MB:.2f} MB/s: it had {rate}")
         if plan.judges_rates and not seen.throttles:
-            problems.append(f"{name} was never told a throttle time")
+            problems.append(f"{name} never got a throttle time")
     return problems
 
 
@@ -302,7 +302,7 @@ def _summarize(
                 if plan.judges_rates
                 else ", burst included.\n"
             )
-            + "Throttle: what the client was told in answers (throttle_time_ms), mean and longest.\n"
+            + "Throttle: the throttle_time_ms in the client's responses, mean and longest.\n"
             "Latency: producers until acknowledged, good-consumer from due at the producer until read.\n"
             f"{libraries()}.\n"
             f'{os.cpu_count()} cores carry the nodes, the proxy and the clients, so in "direct" all compete for them.',

@@ -120,7 +120,7 @@ def live_view(load: Load, phase: Phase, width: int) -> RenderableType:
         ]
         table.add_row(*row, *([_bars(load, reports, width - 72)] if bars else []))
     progress = _progress(min(load.elapsed_s, phase.duration_s), phase.duration_s, min(width - 14, 60))
-    note = f"latencies and the longest throttle time that a client was told: last {WINDOW_S} s"
+    note = f"latencies and the longest throttle time that a client got: last {WINDOW_S} s"
     return Group(Text(phase.title, style="bold"), progress, table, Text(note, style="dim"))
 
 

@@ -65,6 +65,6 @@ def gap_lines(accounts: Accounts, most: int = _MOST_GAPS) -> Iterator[str]:
             if reported <= most:
                 yield f"missing: {who}: {last - first + 1:,} records, numbers {first} to {last}"
     if reported > most:
-        yield f"missing: {reported - most:,} more stretches; `usage gaps` tells them all"
+        yield f"missing: {reported - most:,} more stretches; `usage gaps` lists all of them"
     if not reported:
         yield "no record is missing"

@@ -156,9 +156,7 @@ def _of_use(evidence: Evidence) -> list[ConfidencePenalty]:
     node, thin = evidence.node, evidence.thin
     if node is not None and node.at_least:
         part = share(evidence.throttled_share)
-        found.append(
-            ConfidencePenalty(2, f"throttled in {part} of its windows: it wants at least this, nobody knows how much")
-        )
+        found.append(ConfidencePenalty(2, f"throttled in {part} of its windows: it wants at least this, perhaps more"))
     if node is not None and thin is not None and thin.demand > node.demand:
         more = thin.demand / node.demand if node.demand else float("inf")
         seen = plural(thin.windows, "window")

@@ -14,7 +14,7 @@ FLOORS: Final[Mapping[QuotaType, float]] = {
     QuotaType.CONTROLLER_MUTATION: 1,
     QuotaType.CONNECTION: 1,
 }
-"""No less is recommended for what somebody used, in the unit of the quota: below, a single request would throttle."""
+"""The smallest limit that is recommended, in the unit of the quota: below it a single request would be throttled."""
 
 DIGITS = 2
 """Significant digits of a recommended limit."""

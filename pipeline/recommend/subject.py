@@ -41,9 +41,9 @@ class Subject:
         if self.quota_type is QuotaType.CONNECTION:
             return "" if self.ip else "the records name no address"
         if not self.user and by in (USER, PAIR):
-            return "not known who it was: the connection had not authenticated yet"
+            return "the user is not known: the connection had not authenticated yet"
         if not self.client_id and by in (CLIENT_ID, PAIR):
-            return "the clients gave no client-id, so no quota of one binds them"
+            return "the clients sent no client-id, so no quota for a client-id applies to them"
         return ""
 
     def holds_alone(self, rule: str) -> bool:

@@ -54,7 +54,7 @@ def _penalties(findings: Findings) -> Iterator[Remark]:
     lost = [one for one in findings.missing if not one.dropped]
     dropped = [one for one in findings.missing if one.dropped]
     if lost:
-        yield Remark(f"{_ranges(lost)} missing: all sums are too small by what they told.", "bad", "missing")
+        yield Remark(f"{_ranges(lost)} missing: all sums are too small by their use.", "bad", "missing")
     if dropped:
         yield Remark(f"{_ranges(dropped)} missing because the proxy had no room for them.", "bad", "missing")
     if findings.quarantined:
@@ -64,7 +64,7 @@ def _penalties(findings: Findings) -> Iterator[Remark]:
         begin, end = max(findings.silences, key=lambda one: one[1] - one[0])
         more = f", and {len(findings.silences) - 1} shorter times" if len(findings.silences) > 1 else ""
         at = f"from {words.moment(begin)} to {words.moment(end)}{more}"
-        yield Remark(f"There are no records {at}: nobody used the cluster, or no proxy wrote them.", "warning", "time")
+        yield Remark(f"There are no records {at}: the cluster was idle, or no proxy wrote records.", "warning", "time")
 
 
 def _are(number: int) -> str:
@@ -97,7 +97,7 @@ def _use(findings: Findings) -> Iterator[Remark]:
     yield Remark(text, "plain", "talkers")
     if totals["unsent_bytes"]:
         lost = words.size(totals["unsent_bytes"])
-        yield Remark(f"{lost} of the answers never reached a client: it was gone before.", "plain", "talkers")
+        yield Remark(f"{lost} of the responses never reached a client, because it had hung up.", "plain", "talkers")
     if findings.unlimited_bytes and totals["bytes"]:
         part = words.share(findings.unlimited_bytes / totals["bytes"])
         yield Remark(f"{part} of all bytes are under no quota of their type.", "warning", "utilisation")
@@ -118,7 +118,7 @@ def _few(findings: Findings) -> str:
 
 def _throttling(findings: Findings) -> Iterator[Remark]:
     if not findings.throttled_clients:
-        yield Remark("Nobody was throttled.", "good", "throttling")
+        yield Remark("No client was throttled.", "good", "throttling")
         return
     worst = max(findings.throttled, key=lambda row: row["throttled_ms"])
     waiting = worst["backlogged_ms"] / worst["throttled_ms"]
@@ -133,7 +133,7 @@ def _throttling(findings: Findings) -> Iterator[Remark]:
 
 def _utilisation(findings: Findings) -> Iterator[Remark]:
     if not findings.quotas_in_use:
-        yield Remark("No quota was in force for anybody.", "warning", "utilisation")
+        yield Remark("No quota applied to any client.", "warning", "utilisation")
         return
     near = max(findings.utilisation, key=lambda row: row["p99"])
     exceeded = findings.quotas_exceeded
@@ -165,7 +165,7 @@ def _shadows(findings: Findings) -> Iterator[Remark]:
     if not findings.shadow_seen:
         return
     if not findings.shadow_hurt:
-        yield Remark("The shadow quotas would have throttled nobody.", "good", "shadows")
+        yield Remark("The shadow quotas would have throttled no client.", "good", "shadows")
         return
     worst = findings.shadows[0]
     hurt = words.plural(findings.shadow_hurt, "client")

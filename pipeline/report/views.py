@@ -208,7 +208,7 @@ def _throttled(findings: Findings) -> Table:
         }
         for row in sorted(findings.throttled, key=lambda row: -row["throttled_ms"])
     ]
-    return Table("throttled", "Who was throttled", columns, rows)
+    return Table("throttled", "Throttled clients", columns, rows)
 
 
 def _part(some: float, everything: float) -> float | None:
@@ -228,7 +228,7 @@ def _shadows(findings: Findings) -> Table:
         Column("window_share", "Of its windows", "share"),
     )
     rows = [{**row, "window_share": _part(row["shadow_windows"], row["windows"])} for row in findings.shadows]
-    return Table("shadows", "Who would be hurt by shadow quotas", columns, rows)
+    return Table("shadows", "Clients that shadow quotas would throttle", columns, rows)
 
 
 def _episodes(findings: Findings) -> Table:

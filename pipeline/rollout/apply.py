@@ -155,5 +155,8 @@ def _outcome(change: Change, said: Said, read_back: Quotas | SourceUnavailable) 
     if same(found, change.before) and problem:
         return Outcome(change, ChangeStatus.REFUSED, found, problem)
     return Outcome(
-        change, ChangeStatus.UNKNOWN, found, problem or "it was taken, and is not in force: somebody else changed it"
+        change,
+        ChangeStatus.UNKNOWN,
+        found,
+        problem or "it was accepted, but is not in force: it was changed again",
     )

@@ -163,8 +163,8 @@ def test_each_problem_is_a_sentence(proxied, sentence):
 
 def test_noisy_clients_that_were_never_told_a_throttle_time_are_a_problem():
     assert problems_of(split(40), outcome(), outcome(throttles=0)) == [
-        "noisy-producer was never told a throttle time",
-        "noisy-consumer was never told a throttle time",
+        "noisy-producer never got a throttle time",
+        "noisy-consumer never got a throttle time",
     ]
 
 

@@ -268,7 +268,7 @@ def test_each_doubt_says_why():
         "used on 10 days only",
         "no records of a Saturday, Sunday",
         "grows by 14 % a week, so the headroom is used up in 2 weeks",
-        "throttled in 50 % of its windows: it wants at least this, nobody knows how much",
+        "throttled in 50 % of its windows: it wants at least this, perhaps more",
         "2.5 times as much at node 5, in 3 windows only",
         "60 % of it is bound by stronger quotas",
         "would have been throttled 20 % of the time",

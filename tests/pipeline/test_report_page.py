@@ -135,7 +135,7 @@ def test_what_is_missing_comes_first():
     lost = [Missing("a", 1, 100, 120, False), Missing("a", 1, 130, 130, False), Missing("b", 1, 5, 6, True)]
     remarks = [remark.text for remark in summary(findings(missing=lost, quarantined=2))]
     assert remarks[:3] == [
-        "Records 100-120 of instance a and 130 of instance a are missing: all sums are too small by what they told.",
+        "Records 100-120 of instance a and 130 of instance a are missing: all sums are too small by their use.",
         "Records 5-6 of instance b are missing because the proxy had no room for them.",
         "2 lines could not be read and are in quarantine.",
     ]
