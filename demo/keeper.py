@@ -1,6 +1,6 @@
 """A keeper owns processes and their folder, and removes them when the process that started the keeper ends.
 
-`python -m demo.keeper FOLDER` makes the folder, and starts and signals processes as JSON lines on stdin order it. When
+`python -m demo.keeper FOLDER` makes the folder, and starts and signals processes on orders: JSON lines on stdin. When
 stdin ends or the parent is gone, for whatever reason (SIGKILL too, and while an order is carried out), it kills all
 processes and deletes the folder. When the keeper itself is killed, the kernel kills what it started.
 

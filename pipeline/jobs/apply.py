@@ -168,9 +168,7 @@ class _Run:
         return True
 
     def _write_rollback(self) -> None:
-        """Written before anything is changed, so that it exists whatever happens then; it leaves alone what was not
-        done.
-        """
+        """Write the rollback plan before anything is changed, so that it exists whatever happens then."""
         plan = self._plan.reversed(now(), who())
         try:
             if self._rollback.exists() and _taken_back(self._rollback) != self._plan.checksum:
@@ -221,9 +219,7 @@ def _progress(total: int) -> Callable[[int], None]:
 
 
 def _print(*lines: str) -> None:
-    """Print to standard output and ignore if it is closed: the quotas in force do not depend on who reads the
-    output.
-    """
+    """Print to standard output and ignore if it is closed: the quotas in force do not depend on the output."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding)
     try:

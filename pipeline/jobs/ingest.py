@@ -145,9 +145,7 @@ def _check(spool: str, files: Files, say: Any) -> None:
 
 
 def _lines(spark: SparkSession, spool: str) -> DataFrame:
-    """LINES without the number. Files that cannot be read are left out: such a file has no end, and that is
-    reported.
-    """
+    """LINES without the number. A file that cannot be read is left out; it then lacks its end, which is reported."""
     return (
         spark.readStream.format("text")
         .option("lineSep", "\n")
@@ -182,9 +180,7 @@ def batch_files(checkpoint: Files, number: int) -> Sequence[str]:
 
 
 def _await(query: Any) -> None:
-    """Wait until the query has ended, or this process is asked to end: then the next start takes the unfinished
-    batch.
-    """
+    """Wait until the query has ended or this process is asked to end; the next start takes an unfinished batch."""
     stopped = threading.Event()
     before = {}
     if threading.current_thread() is threading.main_thread():

@@ -33,8 +33,8 @@ from pipeline.table.day_summaries import summary_of
 from pipeline.table.table import read_trace, read_usage, state_of
 
 KEPT_SHARE = 5
-"""Rows that may throttle are cached if they are at most one in this many of all: caching a row costs as much as reading
-four.
+"""Rows that may throttle are cached if they are at most one in this many: to cache a row costs as much as to
+read four.
 """
 
 
@@ -77,9 +77,7 @@ def simulate(
 
 
 def response_of(usage: DataFrame, candidate: Candidate, summary: DataFrame | None = None) -> dict[str, Any]:
-    """The response from usage records, with their summary if there is one already. ValueError if there are no
-    records.
-    """
+    """The response from usage records, with their summary if there is one. ValueError if there are no records."""
     with Kept() as kept:
         summary = kept.made(placed(summarised(usage) if summary is None else summary, candidate))
         total = summary.agg(

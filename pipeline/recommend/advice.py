@@ -128,9 +128,7 @@ def _recommended(evidence: Evidence, asked: float, limit: float, settings: Setti
 
 
 def _with_all_stages(recommendations: Sequence[Recommendation]) -> list[Recommendation]:
-    """The recommendations, all with as many stages as the longest one; an entity that has reached its limit stays
-    there.
-    """
+    """The recommendations, all with as many stages as the longest; an entity that has reached its limit stays there."""
     stages = max((len(one.path) for one in recommendations), default=0)
     return [replace(one, path=(*one.path, *[one.limit] * (stages - len(one.path)))) for one in recommendations]
 

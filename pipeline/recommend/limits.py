@@ -27,9 +27,7 @@ _MOST = {QuotaType.PRODUCE: MAX_BYTE_RATE, QuotaType.FETCH: MAX_BYTE_RATE, Quota
 
 
 def rounded_up(value: float, quota_type: QuotaType, digits: int = DIGITS) -> float:
-    """`value`, above 0, rounded up to `digits` significant digits, and to a whole number if the quota is a whole
-    number.
-    """
+    """`value`, above 0, rounded up to `digits` significant digits; a whole number if the quota is one."""
     up = _rounded(value * _EXACT, digits, ROUND_CEILING)
     whole = up.to_integral_value(ROUND_CEILING) if quota_type in _WHOLE else up
     return min(float(whole), float(_MOST.get(quota_type, float("inf"))))
@@ -54,7 +52,7 @@ def wanted(demand: float, headroom: float, quota_type: QuotaType) -> float:
 def path_to(
     limit: float, today: float | None, peak: float, quota_type: QuotaType, stages: int, factor: float
 ) -> list[float]:
-    """The limits of each stage of the roll-out, the last one `limit`. `today`: the limit in force, None if there is
+    """The limits of each stage of the roll-out, the last one `limit`. `today` is the limit in force, None if there is
     none.
 
     - A limit that is not below today's is set in the first stage.

@@ -47,8 +47,8 @@ class Subject:
         return ""
 
     def holds_alone(self, rule: str) -> bool:
-        """Whether the quota `rule`, as records write it, measures exactly this subject: its own quota, or a default for
-        each.
+        """Whether the quota `rule`, as in records, measures exactly this subject: its own quota, or a default
+        for each.
         """
         entity = self.entity
         if entity is None:

@@ -1,5 +1,4 @@
-"""The positions of a chart's marks, as shares of its width and height. The template draws them, in the colours of the
-page.
+"""The positions of a chart's marks, as shares of its width and height. The template draws them in the page's colours.
 
 Charts are stretched to the width of the window, so text is beside them and never in them.
 """

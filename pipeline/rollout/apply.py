@@ -118,7 +118,7 @@ def carry_out(
     """Write changes, those of one entity whole or not at all, and put the responses to the tried changes into `said`.
 
     After a change that was refused no more are tried. `each` is called with the number of changes that have been tried.
-    Raises OSError if the audit cannot be written; then the changes of that line have not been tried.
+    Raises OSError if the audit cannot be written; then the changes that could not be recorded have not been tried.
     """
     for batch in _batches(changes):
         audited.intend(batch)

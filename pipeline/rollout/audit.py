@@ -1,6 +1,4 @@
-"""A file with every change of a quota: who made it, when, and its result; one JSON object a line, only ever appended
-to.
-"""
+"""A file of all changes of quotas, with author, time and result: one JSON object a line, lines are only appended."""
 
 import json
 import os
@@ -15,8 +13,7 @@ _LONGEST_LINE_BYTES = 1 << 16
 
 
 class AuditLog:
-    """Lines in a file that only its owner may read. They are on the disk when `write` returns; use it as a context
-    manager.
+    """Lines in a file that only its owner may read, on the disk when `write` returns; use it as a context manager.
 
     Several processes may append to one file. All methods raise OSError.
     """

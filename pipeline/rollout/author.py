@@ -12,7 +12,9 @@ def now() -> str:
 
 
 def who() -> str:
-    """The user of this process as the system knows him, with the machine; with sudo, also the user who called it."""
+    """The user of this process in the system's list of users, and the machine; with sudo, also the user who
+    called it.
+    """
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # in a container the user may have a number only

@@ -1,4 +1,4 @@
-"""Where quotas are in force: a cluster or a proxy that has Kafka's API, ZooKeeper, or the source in a proxy's
+"""Where quotas are in force: a cluster or proxy with Kafka's API, ZooKeeper, or the source in a proxy's
 configuration.
 """
 

@@ -1,5 +1,4 @@
-"""A plan as a file: the changes of a run and the quotas that it found, with a checksum that shows whether it was
-edited.
+"""A plan as a file: the changes of a run and the quotas that it found, with a checksum that shows later edits.
 
 The checksum is no signature: it finds mistakes, not forgeries.
 """
