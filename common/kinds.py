@@ -50,7 +50,7 @@ class Whole(Kind):
         return f"a whole number from {self.low} to {self.high}"
 
     def parse(self, value: Any) -> int:
-        """The number itself."""
+        """The number. Raises ValueError if it is not valid."""
         if type(value) is not int or not self.low <= value <= self.high:
             raise ValueError
         return value
@@ -64,7 +64,7 @@ class Number(Kind):
     accepts: Callable[[float], bool]
 
     def parse(self, value: Any) -> float:
-        """The number as a double."""
+        """The number as a double. Raises ValueError if it is not valid."""
         if type(value) not in (int, float) or not abs(value) <= sys.float_info.max or not self.accepts(value):
             raise ValueError
         return float(value)
@@ -78,7 +78,7 @@ class Text(Kind):
     accepts: Callable[[str], bool]
 
     def parse(self, value: Any) -> str:
-        """The string itself."""
+        """The string. Raises ValueError if it is not valid."""
         if not isinstance(value, str) or not self.accepts(value):
             raise ValueError
         return value

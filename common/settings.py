@@ -72,7 +72,7 @@ def repeated_names(sections: Sequence[Any], path: str) -> Iterator[Problem]:
     for i, section in enumerate(sections):
         name = part(section, "name")
         if isinstance(name, str) and seen.setdefault(name, i) != i:
-            problem = f"expected a name of its own, got {show(name)}, the name of {path}[{seen[name]}]"
+            problem = f"expected a unique name, got {show(name)}, the name of {path}[{seen[name]}]"
             yield Problem(f"{path}[{i}].name", problem)
 
 
@@ -164,7 +164,7 @@ def _unknown_key(loc: tuple[int | str, ...], model: type[Settings]) -> str:
     here, there = _alike(key, known, _PERHAPS), _alike(key, elsewhere, _SURELY)
     if max(there.values(), default=0) > max(here.values(), default=0):
         close = max(there, key=there.__getitem__)
-        place = f"{close!r} of" if close != key else "it stands in"
+        place = f"{close!r} of" if close != key else "it belongs in"
         return f"unknown key here, {place} {either(elsewhere[close])}"
     if here:
         return f"unknown key, did you mean {either([repr(name) for name in here])}?"
@@ -180,7 +180,7 @@ def _alike(key: str, names: Iterable[str], least: float) -> dict[str, float]:
 
 @cache
 def sections_by_setting(model: type[Settings]) -> dict[str, list[str]]:
-    """The sections of each setting that only few sections have; a section is a "virtual_clusters[].quotas"."""
+    """The sections of each setting that only few sections have; given as "virtual_clusters[].quotas"."""
     found: dict[str, list[str]] = {}
     for path, section in sections("", model):
         for name in section.model_fields:

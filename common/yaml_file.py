@@ -98,7 +98,7 @@ def _refuse_what_explodes(root: Node, name: str) -> None:
         if known is not None:
             return known
         if id(node) in open_nodes:
-            raise YamlFileError(_place(node.start_mark, name), "an alias inside of what it stands for")
+            raise YamlFileError(_place(node.start_mark, name), "an alias inside the value that it refers to")
         if depth > MAX_DEPTH:
             raise YamlFileError(_place(node.start_mark, name), f"expected at most {MAX_DEPTH} levels, got more")
         open_nodes.add(id(node))

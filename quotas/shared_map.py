@@ -73,11 +73,11 @@ class SharedMap(Mapping[Key, Value], Generic[Key, Value]):
         return self._count
 
     def items(self) -> ItemsView[Key, Value]:
-        """As of any mapping."""
+        """See Mapping."""
         return _Items(self)
 
     def values(self) -> ValuesView[Value]:
-        """As of any mapping."""
+        """See Mapping."""
         return _Values(self)
 
     def __eq__(self, other: object) -> bool:

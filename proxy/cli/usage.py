@@ -140,18 +140,25 @@ def _with_kafka_source(settings: tuple[str, ...]) -> tuple[str, ...]:
 
 @usage.command()
 @table_option
-@click.option("--at-least", type=click.IntRange(2), default=8, show_default=True, help="Small parts of one day.")
+@click.option(
+    "--at-least",
+    type=click.IntRange(2),
+    default=8,
+    show_default=True,
+    help="Merge a day that has at least this many small files.",
+)
 @spark_options
 def compact(**arguments: Any) -> None:
-    """Merge the small files of a table and summarise days that are over, while others read it and write to it."""
+    """Merge the small files of a table and summarise days that are over. Other jobs may read and write it meanwhile."""
     run_job("compact", **arguments)
 
 
 @usage.command()
 @click.option("--table", required=True, metavar="DIRECTORY", help="The table: a path of this machine.")
 def gaps(table: str) -> None:
-    """Tell which records are missing, by their numbers, and which the proxies dropped. Exit status 1 if any is missing.
+    """List the records that are missing, by their numbers, and those that proxies dropped.
 
-    Asks the table's log alone and starts no Spark; so the table must be a path of this machine.
+    Reads only the log of the table and does not start Spark, so the table must be a path of this machine.
+    Exit status 1: records are missing.
     """
     run_job("gaps", table=table)

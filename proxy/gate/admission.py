@@ -52,8 +52,8 @@ ANONYMOUS = "ANONYMOUS"
 class ClusterRules:
     """The connection rules of a virtual cluster.
 
-    `waits`: a connection over the rate of its address is held, and admitted when the rate allows it. Without `waits` it
-    is held, and closed at the end of the hold. `max_held` connections of one address are held at a time.
+    A connection over the rate of its address is held. At the end of the hold it is closed, or with `waits` admitted if
+    the rate allows it then. `max_held` connections of one address are held at a time.
 
     A user may have `per_user` connections, unless `counts_of_users` has another number for the user. `per_user` does
     not apply to ANONYMOUS.

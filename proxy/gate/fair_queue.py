@@ -29,7 +29,7 @@ class FairQueue(Generic[Item]):
     def take(self) -> Item:
         """Remove and return the first item of the next owner. IndexError if the queue is empty."""
         if not self._length:
-            raise IndexError("nobody waits")
+            raise IndexError("the queue is empty")
         whose, queue = self._queues.popitem(last=False)
         item = queue.popleft()
         self._length -= 1

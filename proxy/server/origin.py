@@ -131,5 +131,5 @@ def _take(sock: socket.SocketType, length_bytes: int) -> None:
         except OSError as error:
             raise Refused(CloseReason.CLIENT_LOST, str(error)) from error
         if not taken:
-            raise Refused(CloseReason.CLIENT_LOST, "what was there is gone")
+            raise Refused(CloseReason.CLIENT_LOST, "the bytes of the PROXY header are gone")
         length_bytes -= taken

@@ -179,7 +179,7 @@ class VirtualCluster:
         self.set_rules(config)
 
     def set_rules(self, config: VirtualClusterConfig) -> None:
-        """Apply the settings that a reload can change."""
+        """Apply the settings of quotas, throttling, byte caps, SASL, connections and listeners."""
         self.quota_manager.costs.pin(pinned_costs(config.quotas))
         self.caps.set(config.caps)
         self.address_quotas.set_rules(config.connections)

@@ -52,7 +52,7 @@ class Metered(NamedTuple):
 
 
 class Recorder:
-    """Makes the records of one process."""
+    """Makes the usage records of one process, and passes them to its spool."""
 
     def __init__(
         self, metered: Sequence[Metered], spool: Spool, window_s: int, clock: Clock, tracer: Tracer | None

@@ -84,49 +84,49 @@ class TracedSensors(_Telling, Sensors):
         super().__init__(capacity, samples, window_ms, max_throttle_ms, max_debt_ms)
 
     def like(self, max_throttle_ms: int, max_debt_ms: int) -> Sensors:
-        """As many more that tell the same."""
+        """A new table of the same size that reports to the same `note`."""
         return TracedSensors(self.note, self.capacity, self.samples, self.window_ms, max_throttle_ms, max_debt_ms)
 
     def charge(self, handle: int, value: float, now_ms: int) -> int:
-        """As of any sensor."""
+        """See Sensors; reports the operation."""
         throttle_ms = super().charge(handle, value, now_ms)
         if isinstance(handle, TracedHandle):
             self._tell(Operation.CHARGE, handle, value, now_ms, throttle_ms)
         return throttle_ms
 
     def charge_unthrottled(self, handle: int, value: float, charges: int, now_ms: int) -> bool:
-        """As of any sensor."""
+        """See Sensors; reports the operation."""
         within = super().charge_unthrottled(handle, value, charges, now_ms)
         if within and isinstance(handle, TracedHandle):
             self._tell(Operation.RUN, handle, value, now_ms, count=charges)
         return within
 
     def charge_each(self, handle: int, uses: Iterable[tuple[int, float]]) -> int:
-        """As of any sensor."""
+        """See Sensors; reports the operation."""
         return next((reported_ms for now_ms, value in uses if (reported_ms := self.charge(handle, value, now_ms))), 0)
 
     def charge_if_within(self, handle: int, value: float, now_ms: int) -> int:
-        """As of any sensor."""
+        """See Sensors; reports the operation."""
         throttle_ms = super().charge_if_within(int(handle), value, now_ms)
         if isinstance(handle, TracedHandle):
             self._tell(Operation.CHARGE_IF_WITHIN, handle, value, now_ms, throttle_ms)
         return throttle_ms
 
     def owed_ms(self, handle: int, now_ms: int) -> int:
-        """As of any sensor."""
+        """See Sensors; reports the operation."""
         throttle_ms = super().owed_ms(handle, now_ms)
         if isinstance(handle, TracedHandle):
             self._tell(Operation.OWE, handle, 0.0, now_ms, throttle_ms)
         return throttle_ms
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
-        """As of any sensor."""
+        """See Sensors; reports the operation."""
         super().give_back(handle, value, now_ms)
         if isinstance(handle, TracedHandle):
             self._tell(Operation.GIVE_BACK, handle, value, now_ms)
 
     def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
-        """As of any sensor."""
+        """See Sensors; reports the operation."""
         super().set_limit(handle, limit, now_ms)
         if isinstance(handle, TracedHandle):
             self._tell(Operation.SET_LIMIT, handle, limit, now_ms)
@@ -140,31 +140,31 @@ class TracedBuckets(_Telling, TokenBuckets):
         super().__init__(capacity, samples, window_ms, max_throttle_ms)
 
     def like(self) -> TokenBuckets:
-        """As many more that tell the same."""
+        """A new table of the same size that reports to the same `note`."""
         return TracedBuckets(self.note, self.capacity, self.samples, self.window_ms, self.max_throttle_ms)
 
     def spend_permissively(self, handle: int, value: float, now_ms: int) -> int | None:
-        """As of any bucket."""
+        """See TokenBuckets; reports the operation."""
         reported_ms = super().spend_permissively(handle, value, now_ms)
         if isinstance(handle, TracedHandle):
             self._tell(Operation.SPEND, handle, value, now_ms, reported_ms)
         return reported_ms
 
     def spend_strictly(self, handle: int, value: float, now_ms: int) -> int | None:
-        """As of any bucket."""
+        """See TokenBuckets; reports the operation."""
         reported_ms = super().spend_strictly(handle, value, now_ms)
         if isinstance(handle, TracedHandle):
             self._tell(Operation.SPEND_STRICTLY, handle, value, now_ms, reported_ms)
         return reported_ms
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
-        """As of any bucket."""
+        """See TokenBuckets; reports the operation."""
         super().give_back(handle, value, now_ms)
         if isinstance(handle, TracedHandle):
             self._tell(Operation.GIVE_BACK, handle, value, now_ms)
 
     def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
-        """As of any bucket."""
+        """See TokenBuckets; reports the operation."""
         super().set_limit(handle, limit, now_ms)
         if isinstance(handle, TracedHandle):
             self._tell(Operation.SET_LIMIT, handle, limit, now_ms)

@@ -15,7 +15,7 @@ word  content
 6     number of charges
 7     number of refusals
 8     number of charges and refusals with a throttle time
-9     number of throttles that were cut to the cap
+9     number of throttles that were cut to the maximum
 10    sum of all throttle times in ms
 11    sum of everything charged less what was given back (float)
 ====  ========================================================================================================
@@ -66,7 +66,7 @@ class TokenBuckets(Rows):
         self.capped = 0
         """The number of throttles that were cut to the maximum, in all rows including closed ones."""
         self.max_debt_ms = 60_000
-        """How long an unconfirmed charge may overdraw a bucket, if this is longer than `max_throttle_ms`."""
+        """How long an unconfirmed charge may overdraw a bucket; `max_throttle_ms` applies if it is longer."""
         self.set_cap(max_throttle_ms)
 
     def set_cap(self, max_throttle_ms: int) -> None:

@@ -59,7 +59,7 @@ def test_every_mistake_of_a_sheet_is_told_with_its_path():
         ("tenants[2].match", "expected a list, got 'all'"),
         ("tenants[3].name", f"{TENANT}, got 'unassigned'"),
         ("curency", "unknown key, did you mean 'currency'?"),
-        ("tenants[1].name", "expected a name of its own, got 'a', the name of tenants[0]"),
+        ("tenants[1].name", "expected a unique name, got 'a', the name of tenants[0]"),
     ]
 
 

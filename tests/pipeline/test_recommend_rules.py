@@ -188,7 +188,7 @@ def test_weights_are_such_that_shares_can_be_told_of_them(weight):
 
 
 def test_a_virtual_cluster_is_declared_once():
-    with pytest.raises(Problems, match=r"virtual_clusters\[1\].name: expected a name of its own, got 'a', the name"):
+    with pytest.raises(Problems, match=r"virtual_clusters\[1\].name: expected a unique name, got 'a', the name"):
         capacity_of({"virtual_clusters": [{"name": "a"}, {"name": "a"}]})
 
 

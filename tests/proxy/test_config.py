@@ -169,7 +169,7 @@ BAD_VALUES = [
     (
         ("limits", "max_connections_per_ip"),
         1,
-        "limits.max_connections_per_ip: unknown key here, it stands in virtual_clusters[].connections",
+        "limits.max_connections_per_ip: unknown key here, it belongs in virtual_clusters[].connections",
     ),
     (
         ("limits", "max_conections_per_ip"),
@@ -180,18 +180,18 @@ BAD_VALUES = [
         cluster("connections", "max_connection_creation_rate"),
         1,
         "virtual_clusters[0].connections.max_connection_creation_rate: unknown key here, "
-        "it stands in virtual_clusters[].listeners[].connections or connections",
+        "it belongs in virtual_clusters[].listeners[].connections or connections",
     ),
     (
         cluster("connections", "max_connections"),
         1,
         "virtual_clusters[0].connections.max_connections: unknown key here, "
-        "it stands in virtual_clusters[].listeners[].connections, limits or connections",
+        "it belongs in virtual_clusters[].listeners[].connections, limits or connections",
     ),
     (
         listener("max_held_per_ip"),
         1,
-        f"{LISTENER}.max_held_per_ip: unknown key here, it stands in virtual_clusters[].connections",
+        f"{LISTENER}.max_held_per_ip: unknown key here, it belongs in virtual_clusters[].connections",
     ),
     (
         ("a\nb",),
@@ -482,8 +482,8 @@ def test_names_are_unique():
         {"name": "plain", "bind": "127.0.0.1", "port": 20010, "node_ids": [0]},
     ]
     assert problems(data) == [
-        "virtual_clusters[1].name: expected a name of its own, got 'main', the name of virtual_clusters[0]",
-        "virtual_clusters[1].listeners[1].name: expected a name of its own, got 'plain', the name of"
+        "virtual_clusters[1].name: expected a unique name, got 'main', the name of virtual_clusters[0]",
+        "virtual_clusters[1].listeners[1].name: expected a unique name, got 'plain', the name of"
         " virtual_clusters[1].listeners[0]",
     ]
 
@@ -534,7 +534,7 @@ def test_all_problems_are_told_in_one_run_even_where_one_could_hide_another():
         ("log: [1\nx: 2\n", "line 2, column 2: expected ',' or ']', but got ':'"),
         ("a: *unknown\n", "line 1, column 4: found undefined alias 'unknown'"),
         ("a: 1\n---\nb: 2\n", "line 2, column 1: but found another document"),
-        ("a: &x [*x]\n", "line 1, column 4: an alias inside of what it stands for"),
+        ("a: &x [*x]\n", "line 1, column 4: an alias inside the value that it refers to"),
         ("log: {1: x}\n", "line 1, column 7: expected a key that is text, got '1'"),
         ("log: {? [a] : x}\n", "line 1, column 9: expected a key that is text, got a list or mapping"),
         (
