@@ -1,4 +1,4 @@
-"""Fields of messages whose encoding is plain in old versions of an API and compact in flexible ones."""
+"""Reads and writes fields in the two encodings: plain in old versions of an API, compact in flexible ones."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ MAX_TAGS = 64
 
 
 class FieldReader(Reader):
-    """A Reader that knows which of the two encodings it reads. Text that is not UTF-8 gets U+FFFD, as at a broker."""
+    """A Reader for one of the two encodings. In text, bytes that are not UTF-8 become U+FFFD, as at a broker."""
 
     __slots__ = ("compact",)
 
@@ -19,7 +19,7 @@ class FieldReader(Reader):
         self.compact = compact
 
     def elements(self, least_bytes: int) -> range:
-        """As many numbers as the array that begins here has elements, of `least_bytes` each at least; none for null."""
+        """One number for each element of the array that begins here; none for null. See `count` for `least_bytes`."""
         return range(self.count(self.compact, least_bytes))
 
     def text(self) -> str:
@@ -38,7 +38,7 @@ class FieldReader(Reader):
         return bytes(self._frame[start : self.offset])
 
     def rest(self) -> bytes:
-        """All that follows."""
+        """All bytes that follow."""
         return bytes(self._frame[self.offset :])
 
     def end(self) -> None:
@@ -48,12 +48,12 @@ class FieldReader(Reader):
 
 
 class FieldWriter:
-    """Writes fields in one of the two encodings; what it makes are their bytes."""
+    """Writes fields in one of the two encodings; each method returns bytes."""
 
     def __init__(self, compact: bool) -> None:
         self._compact = compact
         self.end = b"\0" if compact else b""
-        """What ends every structure."""
+        """The bytes that end every structure."""
 
     def array(self, elements: Iterable[bytes]) -> bytes:
         listed = list(elements)

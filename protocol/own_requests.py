@@ -1,4 +1,4 @@
-"""Requests of the proxy's own to a node: their frames, in the newest version that both sides know."""
+"""The proxy's own requests to a node: their frames, in the newest version that both sides support."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ _BODY_AT = 8
 
 @dataclass(frozen=True, slots=True)
 class OwnRequest(Generic[Result]):
-    """How the body of a request is written in a version, and how the body of its response is read.
+    """How the body of a request is written in each version, and how the body of its response is read.
 
-    `read` raises ProtocolError. `first_version` is the lowest that can say what is to be said.
+    `read` raises ProtocolError. `first_version` is the lowest version that has all fields that are needed.
     """
 
     api_key: int
@@ -43,7 +43,7 @@ class OwnRequest(Generic[Result]):
         return max(self.first_version, api.min_version), api.max_version
 
     def version_for(self, offer: Offer) -> int | None:
-        """The newest version that both sides know; None if there is none."""
+        """The newest version that both sides support; None if there is none."""
         if self.api_key not in offer:
             return None
         (lowest, highest), (offered_lowest, offered_highest) = self.versions, offer[self.api_key]
@@ -59,7 +59,7 @@ class OwnRequest(Generic[Result]):
         return int32(len(message)) + message
 
     def response(self, frame: bytes, version: int, correlation_id: int) -> tuple[Result, int]:
-        """What a response, a whole frame, says, and its throttle_time_ms. Raises ProtocolError."""
+        """The content of a response, a whole frame, and its throttle_time_ms. Raises ProtocolError."""
         api = APIS[self.api_key]
         head = Reader(frame, _CORRELATION_ID_AT)
         if (found := head.int32()) != correlation_id:

@@ -1,6 +1,7 @@
-"""The client's side of SCRAM (RFC 5802) with SHA-256 or SHA-512 (RFC 7677), without channel binding. No I/O, no chance.
+"""The client's side of SCRAM (RFC 5802) with SHA-256 or SHA-512 (RFC 7677), without channel binding.
 
-Nothing here shows the password, or what is derived from it.
+It does no I/O and uses no random numbers: the caller gives the nonce. Nothing here prints the password, or what is
+derived from it.
 """
 
 import binascii
@@ -12,18 +13,18 @@ from enum import Enum
 from protocol.errors import ProtocolError
 
 HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
-"""By mechanism."""
+"""The hash function of each mechanism."""
 
 MAX_ITERATIONS = 100_000
-"""Brokers allow 16,384. More are refused: they cost time, and a server could stop a client with them."""
+"""Brokers allow 16,384. More iterations than this are refused, because with them a server could keep a client busy."""
 
 _MIN_ITERATIONS = 4096
 _HEADER = "n,,"
-"""No channel binding, and nobody else to be."""
+"""No channel binding, and no authorization identity that differs from the user."""
 
 
 class ScramFailed(ProtocolError):
-    """The server's message is none, or it does not prove that the server knows the password."""
+    """The server's message is not valid, or does not prove that the server knows the password."""
 
 
 class _Step(Enum):
@@ -46,7 +47,7 @@ class ScramClient:
         return f"{_HEADER}{self._first}".encode()
 
     def respond(self, message: bytes) -> bytes | None:
-        """What is sent after a message of the server; None after its last. Raises ScramFailed."""
+        """The response to a message of the server; None after the server's last one. Raises ScramFailed."""
         try:
             text = message.decode()
         except UnicodeDecodeError:
@@ -58,13 +59,13 @@ class ScramClient:
         if self._step is _Step.FINAL:
             self._verify(text)
             return None
-        raise ScramFailed("a message behind its last one")
+        raise ScramFailed("a message after its last one")
 
     def _final(self, text: str) -> bytes:
-        """The client-final-message, which proves that we know the password."""
+        """The client-final-message, which proves that the client knows the password."""
         nonce, salt, iterations = _challenge(text)
         if not nonce.startswith(self._nonce) or nonce == self._nonce:
-            raise ScramFailed("its nonce does not begin with ours")
+            raise ScramFailed("its nonce does not begin with the nonce of the client")
         if not _MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
             raise ScramFailed(f"expected {_MIN_ITERATIONS} to {MAX_ITERATIONS} iterations, got {iterations}")
         salted = hashlib.pbkdf2_hmac(self._hash, self._password.encode(), salt, iterations)
@@ -88,7 +89,7 @@ class ScramClient:
 
 
 def _challenge(text: str) -> tuple[str, bytes, int]:
-    """Nonce, salt and iterations of a server-first-message; extensions behind them count for nothing."""
+    """Nonce, salt and iterations of a server-first-message; extensions after them are ignored."""
     parts = [part.partition("=") for part in text.split(",")]
     if [name for name, _, _ in parts[:3]] != ["r", "s", "i"]:
         raise ScramFailed("expected nonce, salt and iterations")

@@ -132,7 +132,7 @@ def versions_request(correlation_id: int) -> bytes:
 
 
 def offer_request() -> OwnRequest[NodeOffer]:
-    """Asks a node for what it offers. To be sent in version 0, which every node answers."""
+    """The proxy's own request for what a node offers. It is sent in version 0, to which every node responds."""
     return OwnRequest(API_VERSIONS, lambda _writer, _version: b"", _read_offer)
 
 

@@ -325,14 +325,14 @@ def _cut(message: str | None) -> str | None:
 
 
 class Verbatim(NamedTuple):
-    """The body of a response to DescribeClientQuotas as it came: to see that nothing has changed takes no decoding."""
+    """The body of a response to DescribeClientQuotas, not decoded: two of them can be compared without that."""
 
     version: int
     body: bytes
 
 
 class Described(NamedTuple):
-    """The quotas of a cluster, or an error code and perhaps why."""
+    """The quotas of a cluster, or an error code and perhaps a message."""
 
     error_code: int
     error_message: str | None
@@ -340,7 +340,7 @@ class Described(NamedTuple):
 
 
 def all_quotas_request() -> OwnRequest[Verbatim]:
-    """Asks for all quotas there are."""
+    """The proxy's own request for all quotas."""
 
     def written(writer: FieldWriter, _version: int) -> bytes:
         return writer.count(0) + b"\0" + writer.end
@@ -349,7 +349,7 @@ def all_quotas_request() -> OwnRequest[Verbatim]:
 
 
 def read_described(verbatim: Verbatim) -> Described:
-    """What a response to DescribeClientQuotas says. Raises ProtocolError."""
+    """The content of a response to DescribeClientQuotas. Raises ProtocolError."""
     reader = FieldReader(verbatim.body, _THROTTLE_BYTES, verbatim.version >= _FIRST_COMPACT_VERSION)
     error_code, message = reader.int16(), reader.nullable_text()
     entities = [_described(reader) for _ in reader.elements(2)]
@@ -370,7 +370,7 @@ def _described(reader: FieldReader) -> DescribedEntity:
 def alteration_request(
     entries: Iterable[EntityOperations], *, validate_only: bool = False
 ) -> OwnRequest[Sequence[AlteredEntity]]:
-    """Changes quotas; with `validate_only` the changes are judged and not written."""
+    """The proxy's own request to change quotas; with `validate_only` the changes are only checked."""
     listed = list(entries)
 
     def written(writer: FieldWriter, _version: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Metadata, asked for all nodes and no topic. Sources: `MetadataRequest.json`, `MetadataResponse.json`."""
+"""The proxy's own request for all nodes and no topic. Sources: `MetadataRequest.json`, `MetadataResponse.json`."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from protocol.fields import FieldReader, FieldWriter
 from protocol.own_requests import OwnRequest
 
 _NO_TOPICS_SINCE = 1
-"""Before, no topic stood for all."""
+"""In earlier versions an empty list of topics asks for all topics."""
 _THROTTLE_SINCE = 3
 _AUTO_CREATION_SINCE = 4
 _AUTHORIZED_OPERATIONS_SINCE = 8
@@ -16,7 +16,7 @@ _ERROR_CODE_SINCE = 13
 
 
 class MetadataNode(NamedTuple):
-    """A node, and where its listener is at which was asked."""
+    """A node, and the address of its listener at which the request came."""
 
     node_id: int
     host: str
@@ -24,14 +24,14 @@ class MetadataNode(NamedTuple):
 
 
 class ClusterNodes(NamedTuple):
-    """The nodes of a cluster, or why it does not name them: an error code, 0 for none."""
+    """The nodes of a cluster, or the error code for which it does not name them; 0 is no error."""
 
     nodes: tuple[MetadataNode, ...]
     error_code: int
 
 
 def nodes_request() -> OwnRequest[ClusterNodes]:
-    """Asks for all nodes and no topic."""
+    """The request for all nodes and no topic."""
     return OwnRequest(METADATA, _written, _read, _NO_TOPICS_SINCE)
 
 

@@ -1,4 +1,7 @@
-"""DescribeConfigs, asked for settings of one node. Sources: `DescribeConfigsRequest.json` and `...Response.json`."""
+"""The proxy's own DescribeConfigs request, for settings of one node.
+
+Sources: `DescribeConfigsRequest.json` and `DescribeConfigsResponse.json`.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +16,9 @@ _DOCUMENTATION_SINCE = 3
 
 
 def node_configs_request(node_id: int, names: Sequence[str]) -> OwnRequest[Mapping[str, str | None]]:
-    """Asks a node for its settings of these names. The response has those that it reports, None for a hidden value."""
+    """The request for the settings `names` of a node. The response has those that it reports; None is a hidden
+    value.
+    """
 
     def written(writer: FieldWriter, version: int) -> bytes:
         resource = _BROKER + writer.text(str(node_id)) + writer.array(map(writer.text, names)) + writer.end
@@ -40,7 +45,7 @@ def _read(reader: FieldReader, version: int) -> Mapping[str, str | None]:
 
 
 def _skip_details(reader: FieldReader, version: int) -> None:
-    """What follows name and value of a setting."""
+    """Step over what follows the name and value of a setting."""
     reader.skip(3)  # read_only, config_source (in version 0: is_default), is_sensitive
     for _ in reader.elements(3) if version >= _SYNONYMS_SINCE else ():
         reader.text()

@@ -44,14 +44,14 @@ class SaslToken:
 
 
 class Handshake(NamedTuple):
-    """What a response to SaslHandshake says: an error code, and the mechanisms that the node takes."""
+    """The content of a response to SaslHandshake: an error code, and the mechanisms that the node accepts."""
 
     error_code: int
     mechanisms: Sequence[str]
 
 
 def handshake_request(mechanism: str) -> OwnRequest[Handshake]:
-    """Asks a node to take a mechanism. Tokens follow in requests of SaslAuthenticate."""
+    """The request for a mechanism. After it, tokens are sent in SaslAuthenticate requests."""
 
     def read(reader: FieldReader, _version: int) -> Handshake:
         return Handshake(reader.int16(), [reader.text() for _ in reader.elements(2)])
@@ -60,7 +60,7 @@ def handshake_request(mechanism: str) -> OwnRequest[Handshake]:
 
 
 def authenticate_request(token: bytes) -> OwnRequest[SaslToken]:
-    """Sends a token."""
+    """The request that sends a token."""
 
     def written(writer: FieldWriter, _version: int) -> bytes:
         return writer.blob(token) + writer.end
