@@ -1,4 +1,4 @@
-"""Several ways to one end, begun one after the other: the first that gets there is taken (RFC 8305)."""
+"""Runs attempts that start one after another, and takes the first that succeeds (RFC 8305)."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
@@ -15,7 +15,7 @@ _MOST_SLOW = 10_000
 
 
 class AllFailed(Exception):
-    """No attempt succeeded; `failures` are in the order in which they were begun."""
+    """No attempt succeeded; `failures` are in the order of the attempts."""
 
     def __init__(self, failures: Sequence[Exception]) -> None:
         super().__init__("; ".join(map(str, failures)))
@@ -25,9 +25,10 @@ class AllFailed(Exception):
 async def race(
     attempts: Sequence[Callable[[], Coroutine[Any, Any, Result]]], delay_s: float, drop: Callable[[Result], object]
 ) -> tuple[int, Result]:
-    """Which attempt was the first to succeed, and its result. The next one begins after `delay_s`, or a failure.
+    """The number of the first attempt that succeeds, and its result. Raises AllFailed.
 
-    The others are called off then; `drop` gets the result of one that succeeds all the same. Raises AllFailed.
+    The next attempt starts after `delay_s`, or after a failure. Once an attempt has succeeded, the others are
+    cancelled. `drop` is called with the result of an attempt that succeeds in spite of that.
     """
     running: dict[asyncio.Task[Result], int] = {}
     failures: dict[int, Exception] = {}
@@ -57,18 +58,18 @@ def _drop(drop: Callable[[Result], object], task: asyncio.Task[Result]) -> None:
 
 
 class Slow:
-    """Which ways have failed, or were overtaken, within the last 30 s: they are tried last."""
+    """The ways (such as addresses) that failed or were slower than others in the last 30 s. They are tried last."""
 
     def __init__(self, now_us: Callable[[], int]) -> None:
         self._now_us = now_us
         self._until_us: Bounded[Hashable, int] = Bounded(_MOST_SLOW)
 
     def note(self, ways: Iterable[Hashable]) -> None:
-        """These were."""
+        """Note that these ways failed or were slower than others."""
         for way in ways:
             self._until_us[way] = self._now_us() + _TRIED_LAST_US
 
     def last(self, ways: Iterable[Way]) -> list[Way]:
-        """The same ways, those that are slow behind the others."""
+        """The same ways, with the slow ones behind the others."""
         now_us = self._now_us()
         return sorted(ways, key=lambda way: self._until_us.get(way, now_us) > now_us)

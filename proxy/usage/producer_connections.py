@@ -1,7 +1,7 @@
-"""How kafka-python's producer connects: to whichever address of a host answers first.
+"""Connections of kafka-python's producer: to the address of a host that accepts the connection first.
 
-By itself it looks names up on the thread that serves all its connections, and has the first address of a name use up
-the time of all others.
+Without this module the producer looks up names on the thread that serves all its connections, and the first address of
+a name can use up the time for all others.
 """
 
 import asyncio
@@ -21,24 +21,24 @@ from quotas.sources.cluster_stream import connected
 
 _SCHEME: Final = "kafka-throttle"
 PLAIN: Final = f"{_SCHEME}://plain"
-"""As kafka-python's setting `proxy_url`: connections are made as said here."""
+"""The value of kafka-python's setting `proxy_url` that makes it connect by this module."""
 
 _LONGEST_S = 30.0
 
 
 class _OwnSocket(KafkaNetSocket):  # type: ignore[misc]
-    """Known to kafka-python by its scheme."""
+    """The socket class that kafka-python finds by its scheme."""
 
     SCHEMES = (_SCHEME,)
 
     def dns_lookup(self, host: str, port: int, raise_error: bool = False) -> list[tuple[str, int]]:
-        """The name itself: it is looked up by `connect`, which may wait for it."""
+        """The host name itself. `connect` looks it up, because `connect` may wait."""
         return [(host, port)]
 
     async def connect(
         self, net: Any, addrinfo: tuple[str, int], socket_options: Sequence[Any] = (), timeout_at: float | None = None
     ) -> socket.socket:
-        """The socket, once it stands."""
+        """The connected socket. Raises KafkaConnectionError."""
         reached = Future()
         within_s = _LONGEST_S if timeout_at is None else timeout_at - time.monotonic()
         work = partial(_connect_and_report, net, reached, addrinfo, within_s)
@@ -66,6 +66,6 @@ def _connect_and_report(net: Any, reached: Future, address: tuple[str, int], wit
 
     try:
         net.call_soon_threadsafe(report)
-    except RuntimeError:  # closed: nobody waits any more
+    except RuntimeError:  # the event loop is closed: the result is not needed any more
         if isinstance(outcome, socket.socket):
             outcome.close()
