@@ -7,12 +7,15 @@ from typing import Any, TypeVar
 
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from common.problems import Problem, Problems
+from common.problems import Problem, Problems, show
 from common.yaml_file import YamlFileError, parse_yaml, read_bounded, text_of, yaml_nodes
 
 Result = TypeVar("Result")
+_Keys = dict[int, dict[str, tuple[int, Node]]]
+"""By the id of a mapping's node, its keys, as they are and as they are shown, each with its line and its value."""
 
-_STEP = re.compile(r"\.?(\w+)|\[(\d+)\]", re.ASCII)
+_STEP = re.compile(r"\.?(\w+)|\[(\d+)\]|\[(['\"].*)\]$", re.ASCII)
+"""A key, a number in a list, or a key that is shown in quotes: nothing follows that."""
 
 
 def placed(problems: Sequence[Problem], file: Path) -> list[Problem]:
@@ -30,7 +33,8 @@ def placed_in(problems: Sequence[Problem], text: str) -> list[Problem]:
         root = yaml_nodes(text)
     except YamlFileError:
         root = None
-    return [each._replace(line=each.line or _line_of(each.path, root)) for each in problems]
+    known: _Keys = {}
+    return [each._replace(line=each.line or _line_of(each.path, root, known)) for each in problems]
 
 
 def with_places(file: Path, step: Callable[[], Result]) -> Result:
@@ -57,11 +61,11 @@ def made_of(file: Path, make: Callable[[Any], Result], content: bytes | None = N
         raise Problems(placed_in(errors.problems, text)).named(file) from errors
 
 
-def _line_of(path: str, node: Node | None) -> int | None:
+def _line_of(path: str, node: Node | None, known: _Keys) -> int | None:
     """The line of the node at `path`, or of its nearest existing parent; None if there is neither."""
     line = None
     for step in _steps(path):
-        found = _child(node, step)
+        found = _child(node, step, known)
         if found is None:
             return line
         line, node = found
@@ -71,16 +75,21 @@ def _line_of(path: str, node: Node | None) -> int | None:
 def _steps(path: str) -> Iterator[str | int]:
     at = 0
     while step := _STEP.match(path, at):
-        yield step[1] if step[2] is None else int(step[2])
+        yield int(step[2]) if step[2] else step[1] or step[3]
         at = step.end()
 
 
-def _child(node: Node | None, step: str | int) -> tuple[int, Node] | None:
+def _child(node: Node | None, step: str | int, known: _Keys) -> tuple[int, Node] | None:
     """A child of a node, with its line; None if there is no such child."""
     if isinstance(node, MappingNode) and isinstance(step, str):
-        for key, value in node.value:
-            if isinstance(key, ScalarNode) and key.value == step:
-                return key.start_mark.line + 1, value
+        if id(node) not in known:
+            known[id(node)] = {
+                name: (key.start_mark.line + 1, value)
+                for key, value in reversed(node.value)
+                if isinstance(key, ScalarNode)
+                for name in (show(key.value), key.value)
+            }
+        return known[id(node)].get(step)
     if isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.value):
         item = node.value[step]
         return item.start_mark.line + 1, item

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from common.problems import Problem, Problems
+from common.problems import Problem, Problems, show
 
 MAX_FILE_BYTES = 4_194_304
 MAX_NODES = 500_000
@@ -27,6 +28,21 @@ class YamlFileError(Problems):
 
 class YamlFileUnreadable(YamlFileError):
     """The file cannot be read, at least not now."""
+
+
+class _Constructor(SafeConstructor):
+    """Says the place of a scalar that is not what it looks like or is tagged as: 2001-99-99, `!!int x`, `!!bool ""`."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, OverflowError) as error:
+            raise ConstructorError(None, None, str(error), node.start_mark) from error
+        except LookupError as error:
+            kind = node.tag.rpartition(":")[2]
+            raise ConstructorError(
+                None, None, f"expected a value of type {kind}, got {show(node.value)}", node.start_mark
+            ) from error
 
 
 def read_yaml_file(path: Path) -> Any:
@@ -67,6 +83,7 @@ def text_of(data: bytes) -> str:
 def parse_yaml(text: str, name: str) -> Any:
     """The content of `text`, None if it is empty. `name` is the place of problems without a line."""
     yaml = YAML(typ="safe", pure=True)
+    yaml.Constructor = _Constructor
     try:
         node = yaml.compose(text)
         if node is None:
@@ -84,7 +101,7 @@ def parse_yaml(text: str, name: str) -> Any:
     except RecursionError as error:
         raise YamlFileError(name, f"expected at most {MAX_DEPTH} levels, got more") from error
     except (YAMLError, ValueError, OverflowError) as error:
-        # A scalar that looks like a number or a date but is invalid, such as 2001-99-99.
+        # An escape for a character that there is not, such as "\\U00110000".
         raise YamlFileError(name, _first_line(str(error))) from error
 
 

@@ -1,9 +1,11 @@
 """Lines of problems: of what is wrong, or of what it should stand in."""
 
+import json
+
 import pytest
 
 from common.places import placed, with_places
-from common.problems import Problem
+from common.problems import Problem, show
 from proxy.config.load import load_config
 from proxy.config.problems import ConfigErrors
 
@@ -50,6 +52,20 @@ def test_a_problem_has_the_line_of_the_last_thing_that_its_path_leads_to(file):
     assert {each.path: each.line for each in found} == LINES
     assert str(found[1]) == "virtual_clusters[0].listeners[0].port: no (line 8)"
     assert str(found[-1]) == "(file): no"
+
+
+@pytest.mark.parametrize("key", ["CN=a b", "a.b", "[0]", "ключ", "it's", 'say "x"', "k" * 200])
+def test_a_key_that_is_shown_in_quotes_has_its_line(tmp_path, key):
+    file = tmp_path / "proxy.yaml"
+    file.write_text(f"limits:\n  a: 1\n  {json.dumps(key)}: 2\n")
+    assert placed([Problem(f"limits[{show(key)}]", "no")], file)[0].line == 3
+
+
+def test_lines_of_very_many_keys_are_found_in_time(tmp_path):
+    file, count = tmp_path / "proxy.yaml", 10_000
+    file.write_text("".join(f"k{i}: 1\n" for i in range(count)))
+    found = placed([Problem(f"k{i}", "no") for i in range(count)], file)
+    assert [each.line for each in found] == [*range(1, count + 1)]
 
 
 def test_a_file_that_is_no_yaml_or_gone_has_no_lines(file):
