@@ -9,6 +9,7 @@ from pydantic import BeforeValidator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 INT32_MAX = 2_147_483_647
+MAX_PORT = 65_535
 
 Item = TypeVar("Item")
 

@@ -10,9 +10,10 @@ from ipaddress import ip_address
 from itertools import combinations
 from typing import Any, NamedTuple
 
+from common.kinds import MAX_PORT
 from common.problems import Problem, either, show
 from common.settings import found_at, items, part, repeated_names, valid
-from proxy.config.kinds import MAX_PORT, host_port, is_advertisable, show_range
+from proxy.config.kinds import host_port, is_advertisable, show_range
 from proxy.config.settings import AdminConfig, ListenerAddress, MetricsConfig, ZooKeeperConfig
 from quotas.sources.entries import repeated_entities
 

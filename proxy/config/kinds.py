@@ -9,10 +9,8 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
-from common.kinds import INT32_MAX, Kind, Many, Number, Text, Whole
+from common.kinds import INT32_MAX, MAX_PORT, Kind, Many, Number, Text, Whole
 from protocol.identity.sasl_names import Claim
-
-MAX_PORT = 65_535
 
 
 class _FilePath(Kind):

@@ -7,8 +7,8 @@ from math import inf
 import structlog
 
 from common.at_most_every import AtMostEvery
-from common.kinds import INT32_MAX
-from proxy.config.kinds import MAX_PORT, HostPort
+from common.kinds import INT32_MAX, MAX_PORT
+from proxy.config.kinds import HostPort
 from proxy.config.settings import ListenerConfig
 from proxy.decisions.facts import NoPortForNode
 

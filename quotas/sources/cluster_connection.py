@@ -92,7 +92,7 @@ class ClusterClient:
         self._stream: ClusterStream | None = None
         self._is_connected = False
         self._free_at_s = 0.0
-        """When the node wants the next request."""
+        """When the node wants the next request; it is not believed about more than the time-out."""
         self._has_served = False
 
     async def ask(self, request: OwnRequest[Result]) -> Result:
@@ -113,7 +113,7 @@ class ClusterClient:
         except (OSError, EOFError, ProtocolError) as error:
             fault = await self._fault(error)
         else:
-            self._free_at_s = loop.time() + self._conversation.throttle_ms / 1000
+            self._free_at_s = loop.time() + min(self._conversation.throttle_ms / 1000, self._timeout_s)
             self._has_served = True
             return response
         raise ConnectionFault(self._server, fault)

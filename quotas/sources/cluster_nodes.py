@@ -44,7 +44,8 @@ async def default_partitions_of(addresses: Mapping[int, str], credentials: Crede
             configs = await response_of(
                 address, credentials, timeout_s, node_configs_request(node_id, [_NUM_PARTITIONS])
             )
-            return int(configs[_NUM_PARTITIONS] or "")
+            if (number := int(configs[_NUM_PARTITIONS] or "")) > 0:
+                return number
         except (SourceUnavailable, LookupError, ValueError):
             continue
     return None

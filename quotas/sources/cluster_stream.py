@@ -7,6 +7,7 @@ import ssl
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from common.kinds import MAX_PORT
 from common.look_ups import MOST_TRIED, at_port, look_up
 from common.race import AllFailed, race
 from protocol.errors import MalformedMessage
@@ -58,6 +59,8 @@ async def connected(host: str, port: int, first: bytes = b"") -> socket.socket:
 
     `first` is sent before all else.
     """
+    if not 1 <= port <= MAX_PORT:  # some event loops would take it modulo 65,536
+        raise OSError(None, f"there is no port {port}")
     places = [at_port(found, port) for found in await look_up(host)][:MOST_TRIED]
     try:
         _, sock = await race([partial(_connected_at, *place) for place in places], _NEXT_ADDRESS_S, socket.socket.close)

@@ -1,12 +1,14 @@
 """Which nodes a cluster has: asked of nodes that are played, in the versions that Kafka of different ages offers."""
 
+from contextlib import closing
 from struct import pack
 
 import pytest
 
 from protocol.api_key import DESCRIBE_CLUSTER, DESCRIBE_CONFIGS
+from protocol.messages.node_configs import node_configs_request
 from quotas.changes import SourceUnavailable
-from quotas.sources.cluster_connection import Credentials
+from quotas.sources.cluster_connection import ClusterClient, Credentials
 from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by
 from tests.quotas.sources.test_cluster_faults import Listener, text
 from tests.timeouts import TIMEOUT_S
@@ -58,6 +60,7 @@ async def test_a_node_that_can_only_tell_all_topics_is_not_asked():
         (configuration(text(b"12")), 12),
         (configuration(), None),
         (configuration(pack(">h", -1)), None),
+        (configuration(text(b"-5")), None),
         ({}, None),
     ],
 )
@@ -71,3 +74,18 @@ async def test_the_next_node_is_asked_where_the_first_says_nothing():
     silent, speaks = Listener(), Listener(responses=configuration(text(b"3")), versions={DESCRIBE_CONFIGS: (0, 0)})
     with silent.server, speaks.server:
         assert await default_partitions_of({1: silent.address, 7: speaks.address}, ME, TIMEOUT_S) == 3
+
+
+@pytest.mark.parametrize("port", [-5, 0, 65_536 + 9092])
+async def test_a_port_that_there_cannot_be_keeps_no_other_node_from_being_asked(port):
+    speaks = Listener(responses=configuration(text(b"3")), versions={DESCRIBE_CONFIGS: (0, 0)})
+    with speaks.server:
+        assert await default_partitions_of({1: f"127.0.0.1:{port}", 7: speaks.address}, ME, TIMEOUT_S) == 3
+
+
+async def test_a_node_that_wants_no_request_for_weeks_is_asked_again_after_the_time_out():
+    answer = {32: pack(">ii", 2**31 - 1, 0)}
+    listener = Listener(responses=answer, versions={DESCRIBE_CONFIGS: (0, 0)})
+    with listener.server, closing(ClusterClient(listener.address, ME, 1.0)) as client:
+        for _ in range(2):
+            assert await client.ask(node_configs_request(7, ["num.partitions"])) == {}
