@@ -30,6 +30,7 @@ ELEMENTS_AT_ONCE = 100
 _FIRST_COMPACT_VERSION = 1
 _CORRELATION_ID_AT = 8
 _THROTTLE_BYTES = 4
+_MOST_BYTES_OF_QUOTAS = 256 << 20
 
 _Element = TypeVar("_Element")
 
@@ -345,7 +346,10 @@ def all_quotas_request() -> OwnRequest[Verbatim]:
     def written(writer: FieldWriter, _version: int) -> bytes:
         return writer.count(0) + b"\0" + writer.end
 
-    return OwnRequest(DESCRIBE_CLIENT_QUOTAS, written, lambda reader, version: Verbatim(version, reader.rest()))
+    def read(reader: FieldReader, version: int) -> Verbatim:
+        return Verbatim(version, reader.rest())
+
+    return OwnRequest(DESCRIBE_CLIENT_QUOTAS, written, read, most_bytes=_MOST_BYTES_OF_QUOTAS)
 
 
 def read_described(verbatim: Verbatim) -> Described:
@@ -376,7 +380,7 @@ def alteration_request(
     def written(writer: FieldWriter, _version: int) -> bytes:
         return writer.array(_entry(writer, entry) for entry in listed) + bytes([validate_only]) + writer.end
 
-    return OwnRequest(ALTER_CLIENT_QUOTAS, written, _read_altered)
+    return OwnRequest(ALTER_CLIENT_QUOTAS, written, _read_altered, most_bytes=_MOST_BYTES_OF_QUOTAS)
 
 
 def _entry(writer: FieldWriter, entry: EntityOperations) -> bytes:

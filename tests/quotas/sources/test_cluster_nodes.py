@@ -89,3 +89,9 @@ async def test_a_node_that_wants_no_request_for_weeks_is_asked_again_after_the_t
     with listener.server, closing(ClusterClient(listener.address, ME, 1.0)) as client:
         for _ in range(2):
             assert await client.ask(node_configs_request(7, ["num.partitions"])) == {}
+
+
+async def test_a_response_with_more_nodes_than_any_cluster_has_is_not_decoded():
+    listener = Listener(responses=metadata(*[(7, b"there", 9092)] * 150_000))
+    with listener.server, pytest.raises(SourceUnavailable, match="its answer to Metadata cannot be read"):
+        await nodes_named_by(listener.address, ME, TIMEOUT_S)
