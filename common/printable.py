@@ -3,7 +3,7 @@
 MAX_SHOWN_CHARACTERS = 128
 
 
-def shown(text: str, limit: int = MAX_SHOWN_CHARACTERS) -> str:
+def printable(text: str, limit: int = MAX_SHOWN_CHARACTERS) -> str:
     """`text` with escapes for characters that are not printable, cut to at most `limit` characters."""
     if len(text) <= limit and text.isprintable():
         return text

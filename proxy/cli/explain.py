@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from common.printable import shown
+from common.printable import printable
 from proxy.cli.admin_client import NoProxy, ProxyRefuses, address_of, ask
 from proxy.cli.config_file import (
     REFUSED,
@@ -92,7 +92,9 @@ def _caps(cluster: VirtualClusterConfig) -> Iterator[Cap]:
 
 def _lines(form: Form) -> Iterator[str]:
     client = form["client"]
-    parts = [f"{part}={shown(repr(client[part]))}" for part in ("user", "client_id", "ip") if client[part] is not None]
+    parts = [
+        f"{part}={printable(repr(client[part]))}" for part in ("user", "client_id", "ip") if client[part] is not None
+    ]
     yield f"virtual cluster {form['virtual_cluster']}, source {form['source']}: {', '.join(parts)}"
     for reported in form["quotas"]:
         yield ""
@@ -110,18 +112,18 @@ def _quota_lines(reported: Form) -> Iterator[str]:
     rule, unit = reported["rule"], reported["unit"]
     yield f"{reported['quota']}: {'no limit' if rule is None else _amount(rule['limit'], unit)}"
     if rule is not None:
-        yield f"  by {_entity(rule['entity'])}, level {rule['level']}, of {shown(rule['layer'])}"
+        yield f"  by {_entity(rule['entity'])}, level {rule['level']}, of {printable(rule['layer'])}"
     for beaten in reported["beaten"]:
-        which = f"{_entity(beaten['entity'])}, level {beaten['level']}, of {shown(beaten['layer'])}"
+        which = f"{_entity(beaten['entity'])}, level {beaten['level']}, of {printable(beaten['layer'])}"
         yield f"  not by {which} ({_amount(beaten['limit'], unit)}): {beaten['why']}"
     if reported["shared_by"]:
-        yield f"  measured together: {shown(reported['shared_by'], 1_000)}"
+        yield f"  measured together: {printable(reported['shared_by'], 1_000)}"
     yield from (f"  {note}" for note in reported["notes"])
     for use in reported["use"]:
         where = "all nodes" if use["node_id"] is None else f"node {use['node_id']}"
         yield f"  {where}: {_use(use, unit)}"
     for past in reported["throttles"]:
-        who = f"user={shown(repr(past['user']))}, client_id={shown(repr(past['client_id']))} from {past['ip']}"
+        who = f"user={printable(repr(past['user']))}, client_id={printable(repr(past['client_id']))} from {past['ip']}"
         yield f"  throttled at node {past['node_id']} {_when(past)}: {who}{_measured(past, unit)}"
 
 
@@ -137,7 +139,7 @@ def _cap(cap: Form) -> str:
 
 def _entity(parts: dict[str, str | None]) -> str:
     names = {part.replace("-", "_"): DEFAULT if name is None else name for part, name in parts.items()}
-    return shown(str(Entity(**names)), 1_000)
+    return printable(str(Entity(**names)), 1_000)
 
 
 def _amount(value: float, unit: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from common.printable import shown
+from common.printable import printable
 from proxy.cli.config_file import (
     REFUSED,
     cluster_of,
@@ -136,7 +136,7 @@ def warn_of_problems(source: Source, cluster: VirtualClusterConfig, path: Path) 
     state_file = cluster.quotas.state_file
     itself = (source.name, str(path.parent / state_file)) if state_file else (source.name,)
     for place, problem in source.problems.items():
-        click.echo(f"warning: {shown(place, 1_000)}: {shown(problem, 1_000)}", err=True)
+        click.echo(f"warning: {printable(place, 1_000)}: {printable(problem, 1_000)}", err=True)
     return any(place.startswith(itself) for place in source.problems)
 
 
@@ -197,7 +197,7 @@ def _in_force(entity: Entity, quotas: Quotas) -> str:
     if not limits:
         return f"{entity}\n  no quotas"
     rows = [
-        (key.text, str(number(limit.value)), shown(limit.layer, 1_000))
+        (key.text, str(number(limit.value)), printable(limit.layer, 1_000))
         for key, limit in sorted(limits.items(), key=_by_text)
     ]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]

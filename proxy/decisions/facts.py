@@ -96,6 +96,6 @@ class ConnectionFacts:
             self.may_alter, self.may_describe = self.listener.rights_of(identity.user)
         self.note_identity(identity)
 
-    def tell_nobody(self) -> None:
+    def report_nothing(self) -> None:
         """Forget `note_identity`, which refers back to this object: Python's collector need not look for the cycle."""
         self.note_identity = _unheard

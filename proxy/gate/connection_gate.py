@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from common.printable import shown
+from common.printable import printable
 from proxy.clock import Clock
 from proxy.config.settings import ConnectionLimitsConfig
 from proxy.gate.admission import AddressStanding, Admission, ConnectionSlot, Next, OnHold, Refused
@@ -174,7 +174,7 @@ class ConnectionGate:
         name = key.virtual_cluster
         origin = self.admission.origin_of(name, incoming.address)
         if self._refusals.note(name, origin, reason.value, self._clock.now_ms()):
-            incoming.log.warning("connection_refused", reason=reason.value, detail=shown(detail), counts_as=origin)
+            incoming.log.warning("connection_refused", reason=reason.value, detail=printable(detail), counts_as=origin)
 
     def note_fault(self, key: ListenerKey, address: str, fault: str) -> bool:
         """Count a connection that ended because of a wrong setting of its client. Returns whether to log it.

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from common.look_ups import look_up
-from common.printable import shown
+from common.printable import printable
 from quotas.entities import plain_ip
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class HostNames:
             except (OSError, UnicodeError) as error:  # a TimeoutError is an OSError
                 if name not in self._unknown and len(self._unknown) < len(self._names):
                     self._unknown.add(name)
-                    self._log.warning("host_not_resolved", host=shown(name), problem=shown(str(error)))
+                    self._log.warning("host_not_resolved", host=printable(name), problem=printable(str(error)))
                 return self.addresses.get(name, ())
         self._unknown.discard(name)
         return found

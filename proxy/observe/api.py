@@ -8,7 +8,7 @@ from typing import Protocol
 
 from aiohttp import hdrs, web
 
-from common.printable import shown
+from common.printable import printable
 from proxy.clock import Clock
 from proxy.config.kinds import is_loopback
 from proxy.decisions.client_ids import measured_client_id
@@ -126,7 +126,7 @@ class AdminApi:
         if name is None:
             raise BadParameter(f"{expected}nothing")
         if name not in self._clusters:
-            raise web.HTTPNotFound(text=f"{expected}{shown(name)!r}")
+            raise web.HTTPNotFound(text=f"{expected}{printable(name)!r}")
         return self._clusters[name]
 
 
@@ -187,7 +187,7 @@ def _parameters(request: web.Request, known: set[str]) -> dict[str, str]:
     parameters = dict(request.query)
     for name in parameters:
         if name not in known:
-            raise BadParameter(f"{shown(name)}: unknown parameter, expected {', '.join(sorted(known))}")
+            raise BadParameter(f"{printable(name)}: unknown parameter, expected {', '.join(sorted(known))}")
         if len(request.query.getall(name)) > 1:
             raise BadParameter(f"{name}: expected once, got {len(request.query.getall(name))} times")
     return parameters
@@ -196,7 +196,7 @@ def _parameters(request: web.Request, known: set[str]) -> dict[str, str]:
 def _whole(parameters: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
     text = parameters.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and low <= int(text) <= high):
-        raise BadParameter(f"{name}: expected a whole number from {low} to {high}, got {shown(text)!r}")
+        raise BadParameter(f"{name}: expected a whole number from {low} to {high}, got {printable(text)!r}")
     return int(text)
 
 
@@ -206,7 +206,7 @@ def _client(parameters: Mapping[str, str], quota_manager: ClientQuotaManager) ->
     if not user:
         raise BadParameter("user: expected a name, got an empty one")
     if ip is not None and not is_ip(ip):
-        raise BadParameter(f"ip: expected an IP address, got {shown(ip)!r}")
+        raise BadParameter(f"ip: expected an IP address, got {printable(ip)!r}")
     return Client(user, measured_client_id(client_id.encode(errors="replace"), quota_manager.table), ip)
 
 

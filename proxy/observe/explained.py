@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, NamedTuple
 
-from common.printable import shown
+from common.printable import printable
 from protocol.api_table import APIS
 from proxy.observe.last_throttles import PastThrottle
 from quotas.changes import Limit, Quotas
@@ -55,7 +55,7 @@ class Origin(NamedTuple):
 
     def form(self) -> Form:
         """As JSON, with at most MAX_PROBLEMS problems."""
-        problems = {shown(place): shown(problem, 1_000) for place, problem in self.problems.items()}
+        problems = {printable(place): printable(problem, 1_000) for place, problem in self.problems.items()}
         return {
             "virtual_cluster": self.virtual_cluster,
             "source": self.source,

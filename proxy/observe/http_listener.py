@@ -7,7 +7,7 @@ import logging
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from common.printable import shown
+from common.printable import printable
 from common.problems import Problem
 from proxy.config.problems import ConfigErrors
 from proxy.observe.guests import Guests, ToldSeldom
@@ -89,5 +89,5 @@ class _NotHttp(logging.Filter):
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             return True
-        self._reported.note(problem=shown(str(error)))
+        self._reported.note(problem=printable(str(error)))
         return False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from common.printable import MAX_SHOWN_CHARACTERS, shown
+from common.printable import MAX_SHOWN_CHARACTERS, printable
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -122,10 +122,10 @@ def _safe(key: str, value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if key == "exception":
-        return "\n".join(shown(line, _MAX_LONG_CHARACTERS) for line in str(value).splitlines())
+        return "\n".join(printable(line, _MAX_LONG_CHARACTERS) for line in str(value).splitlines())
     if isinstance(value, list | tuple | set | frozenset):
         return [_safe(key, item) for item in list(value)[:_MAX_ITEMS]]
-    return shown(str(value), _MAX_LONG_CHARACTERS if key in _LONG else MAX_SHOWN_CHARACTERS)
+    return printable(str(value), _MAX_LONG_CHARACTERS if key in _LONG else MAX_SHOWN_CHARACTERS)
 
 
 class _StandardError:

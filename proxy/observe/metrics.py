@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, In
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.printable import shown
+from common.printable import printable
 from proxy.gate.gate_metrics import (
     AddressUse,
     ClusterGate,
@@ -383,7 +383,7 @@ class _UseOfRule:
         """The rows with the highest rates, by their labels; of rows with equal (shortened) labels, the highest."""
         chosen: dict[tuple[str, str], EntityUse] = {}
         for row in self._chosen():
-            chosen.setdefault((shown(row.user), shown(row.client_id)), row)
+            chosen.setdefault((printable(row.user), printable(row.client_id)), row)
         return chosen
 
     def _chosen(self) -> list[EntityUse]:

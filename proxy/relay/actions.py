@@ -154,7 +154,7 @@ class DecisionRequest:
         return self.kind is DecisionKind.MUTATION and self.side is Side.NODE
 
     @property
-    def only_tells(self) -> bool:
+    def only_reports(self) -> bool:
         """Whether the decision has no side effect that matters: it can be skipped when nothing waits for it."""
         return self.kind is DecisionKind.ADDRESSES or self.api_key == DESCRIBE_CLIENT_QUOTAS
 

@@ -8,7 +8,7 @@ from proxy.relay.actions import Action, RelayLimits, Send, Throttled, WakeAt
 from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Request
 from proxy.relay.service_times import ServiceTimes
-from proxy.relay.use import PLACE, REQUEST, Client, Use
+from proxy.relay.use import PLACE, REQUEST, Client, UsageCounter
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
@@ -61,7 +61,6 @@ class Carriage:
         "_kept_bytes",
         "_max_in_flight",
         "_max_kept_bytes",
-        "_meet",
         "_mute",
         "_muted_until_ms",
         "_mutes",
@@ -72,6 +71,7 @@ class Carriage:
         "_ticket",
         "_timed",
         "_times",
+        "_usage_of",
         "_waiting",
         "_withholds",
         "request_bytes",
@@ -91,14 +91,14 @@ class Carriage:
     ) -> None:
         self._quota_manager = quota_manager
         self._bind = bind
-        self._meet = usage_of
+        self._usage_of = usage_of
         """None: usage is not metered."""
         self._clients: dict[bytes, Client] = _NOBODY if usage_of is None else {}
-        self._coming: Use | None = None
+        self._coming: UsageCounter | None = None
         """The Use of the request that is being sent on."""
-        self._going: Use | None = None
+        self._going: UsageCounter | None = None
         """The Use of the response that is being sent on."""
-        self._mutes: tuple[tuple[Use, int], ...] = ()
+        self._mutes: tuple[tuple[UsageCounter, int], ...] = ()
         """The Use of each quota that mutes the client now, and by how many ms it prolonged the mute."""
         self._charge: Callable[[int, float, int], int] = quota_manager.sensors.charge
         self._charge_unthrottled = quota_manager.sensors.charge_unthrottled
@@ -178,7 +178,7 @@ class Carriage:
         if quota_type is not None:
             self._counters.throttles[quota_type] += 1
             self._counters.throttled_ms[quota_type] += max(prolonged_ms, 0)
-            if self._meet is not None:
+            if self._usage_of is not None:
                 use = self._client(client_id).of(PLACE[quota_type])
                 use.note_throttle(max(prolonged_ms, 0), self._now_us, used)
                 if prolonged_ms > 0:
@@ -196,7 +196,7 @@ class Carriage:
         self.request_bytes += frames_bytes
         self._counters.requests_by_api[request.plan.api_key] += count
         self._counters.request_bytes += frames_bytes
-        if self._meet is not None:
+        if self._usage_of is not None:
             use = request.use
             if use is None:
                 use = request.use = self._client(request.client_id).of(request.plan.use)
@@ -215,11 +215,11 @@ class Carriage:
     def _client(self, client_id: bytes) -> Client:
         client = self._clients.get(client_id)
         if client is None:
-            assert self._meet is not None
+            assert self._usage_of is not None
             if len(self._clients) >= MAX_CLIENT_IDS or len(client_id) > LONG_CLIENT_ID_BYTES:
                 for forgotten in forgotten_for(client_id, self._clients):
                     self._clients.pop(forgotten).release()
-            client = self._clients[client_id] = self._meet(client_id)
+            client = self._clients[client_id] = self._usage_of(client_id)
         return client
 
     def _forget_clients(self) -> None:
@@ -228,21 +228,21 @@ class Carriage:
             client.release()
         self._clients.clear()
 
-    def _read(self, use: Use | None, read_bytes: int) -> None:
+    def _read(self, use: UsageCounter | None, read_bytes: int) -> None:
         """Count bytes of a request that have come."""
         if use is not None:
             if self._now_us >= use.until_us:
                 use.turn(self._now_us)
             use.in_bytes += read_bytes
 
-    def _written(self, use: Use | None, written_bytes: int) -> None:
+    def _written(self, use: UsageCounter | None, written_bytes: int) -> None:
         """Count bytes of a response that go out."""
         if use is not None:
             if self._now_us >= use.until_us:
                 use.turn(self._now_us)
             use.out_bytes += written_bytes
 
-    def _used(self, use: Use | None, value: float) -> None:
+    def _used(self, use: UsageCounter | None, value: float) -> None:
         """Count what was used of a quota."""
         if use is not None:
             use.add(value, self._now_us)

@@ -388,7 +388,7 @@ class Relay(RequestSide):
         self._put_together()
         if self._decided is not None:
             actions += self._unspend(self._decided)
-        if self._requests and self._meet is not None:
+        if self._requests and self._usage_of is not None:
             self._coming = self._coming or self._client(b"").of(REQUEST)
             self._read(self._coming.client.of(REQUEST), len(self._requests))
         self._forget_clients()

@@ -11,7 +11,7 @@ from protocol.primitives import MAX_HEADER_TAGS, Reader
 from proxy.relay.actions import CloseReason, DecisionKind
 from proxy.relay.plans import PLANS, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.recognise import TLS_HANDSHAKE, looks_like
-from proxy.relay.use import Use
+from proxy.relay.use import UsageCounter
 from quotas.client_quotas import ClientSensors
 
 LONG_CLIENT_ID_BYTES = 1024
@@ -85,7 +85,7 @@ class Request:
     waiting: int = 0
     waiting_bytes: int = 0
     learned_from: bool = True
-    use: Use | None = None
+    use: UsageCounter | None = None
 
     @property
     def kept_bytes(self) -> int:

@@ -44,7 +44,7 @@ from proxy.relay.plans import SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan, is_strict
 from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.repeat_pattern import LimitedPattern, RepeatPattern, pattern_of
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
-from proxy.relay.use import Use
+from proxy.relay.use import UsageCounter
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
@@ -253,7 +253,7 @@ class RequestSide(Authentication):
             self._came_whole(request, now_ms, after)
         else:
             self._half, self._request_left = request, frame_end - end
-            if self._meet is not None:
+            if self._usage_of is not None:
                 request.use = self._client(request.client_id).of(request.plan.use)
             frame_end = end
         self._coming = request.use
@@ -487,7 +487,7 @@ class RequestSide(Authentication):
         return True
 
     def _charge_shadow_run(
-        self, sensor: int, use: Use | None, buf: bytes, at: int, end: int, count: int, now_ms: int
+        self, sensor: int, use: UsageCounter | None, buf: bytes, at: int, end: int, count: int, now_ms: int
     ) -> None:
         """Charge the `count` requests between `at` and `end` to a shadow quota, which throttles nobody."""
         if self._shadows.charge_unthrottled(sensor, end - at - 4 * count, count, now_ms):

@@ -42,7 +42,7 @@ from proxy.relay.quick_responses import QUICK_BYTES, quick_run
 from proxy.relay.recognise import looks_like
 from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.request import Refusal, Request
-from proxy.relay.use import Use
+from proxy.relay.use import UsageCounter
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import QuotaType
@@ -653,7 +653,7 @@ class ResponseSide(Carriage):
         request.as_empty_fetch = may_be_emptied and (over_time or throttle_time_ms > 0)
         return throttle_time_ms
 
-    def _charge_shadow_fetch(self, sensor: int, use: Use | None, value: int, now_ms: int) -> None:
+    def _charge_shadow_fetch(self, sensor: int, use: UsageCounter | None, value: int, now_ms: int) -> None:
         """Charge the response of a Fetch to a shadow quota, if its sensor still exists."""
         with suppress(StaleSensor):
             reported_ms = self._shadows.charge(sensor, value, now_ms)

@@ -73,15 +73,15 @@ class Client:
         """How many connections count usage for it."""
         self.open = 0
         """How many quota types it has used in this window."""
-        self.uses: list[Use | None] = [None] * len(TYPES)
+        self.uses: list[UsageCounter | None] = [None] * len(TYPES)
 
-    def of(self, place: int) -> "Use":
+    def of(self, place: int) -> "UsageCounter":
         """Its usage of one quota type. Mutations are counted for the whole cluster, not for each node."""
         use = self.uses[place]
         if use is None:
             if place == MUTATION and self.node_id != WHOLE_CLUSTER:
                 return self.meter.client(WHOLE_CLUSTER, self.user, self.client_id).of(MUTATION)
-            use = self.uses[place] = Use(self, place)
+            use = self.uses[place] = UsageCounter(self, place)
         return use
 
     def cost_us(self, kind: int, size_bytes: int, count: int) -> float:
@@ -100,7 +100,7 @@ class Client:
             self.meter.forget(self)
 
 
-class Use:
+class UsageCounter:
     """What one client uses of one quota type, counted since the window began.
 
     Before anything is counted at `until_us` or later, `turn` must be called.
@@ -294,7 +294,7 @@ class Meter:
         """How often a client was counted as overflow."""
         self.costs = costs
         self._clients: dict[tuple[int, str, str, str], Client] = {}
-        self._open: list[tuple[int, Use]] = []
+        self._open: list[tuple[int, UsageCounter]] = []
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -332,16 +332,16 @@ class Meter:
         if self._clients.get(key) is client:
             del self._clients[key]
 
-    def opened(self, use: Use) -> None:
+    def opened(self, use: UsageCounter) -> None:
         """Note a quota type that was not used before in this window."""
         self._open.append((use.window, use))
 
-    def take_open(self) -> list[tuple[int, Use]]:
+    def take_open(self) -> list[tuple[int, UsageCounter]]:
         """The uses that may have to be closed, each with its window; each must be given to `settle`."""
         uses, self._open = self._open, []
         return uses
 
-    def settle(self, window: int, use: Use, now_us: int | None) -> None:
+    def settle(self, window: int, use: UsageCounter, now_us: int | None) -> None:
         """Close a use if its window is over, or leave it open until then; without a time, close it in any case."""
         if use.window != window:
             return

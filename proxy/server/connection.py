@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from common.printable import shown
+from common.printable import printable
 from proxy.clock import Clock
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts
@@ -236,7 +236,7 @@ class Connection:
         try:
             outcome = await finish_in_turns(decision.steps) if isinstance(decision, SlowDecision) else decision
             if isinstance(outcome, QuotaAlteration):
-                results = await self._host.alter_quotas(outcome, self._log.bind(user=shown(self.facts.user)))
+                results = await self._host.alter_quotas(outcome, self._log.bind(user=printable(self.facts.user)))
                 outcome = await finish_in_turns(outcome.reply(results))
         except Exception:
             self._fail()
@@ -280,7 +280,7 @@ class Connection:
     def _why(self, throttled: Throttled) -> dict[str, str | float | None]:
         """Log keys: the client that is throttled, and the quota that throttles it."""
         client_id = throttled.client_id.decode(errors="replace")
-        why: dict[str, str | float | None] = {"user": shown(self.facts.user), "client_id": shown(client_id)}
+        why: dict[str, str | float | None] = {"user": printable(self.facts.user), "client_id": printable(client_id)}
         if throttled.quota_type is None:
             return {**why, "quota_type": "node"}
         standing = self.facts.listener.quota_manager.table.tags_and_limit(
@@ -359,7 +359,7 @@ class Connection:
         if self._connecting is not None:
             self._connecting.cancel()
         for ask, task in self._work:
-            if ask.only_tells:
+            if ask.only_reports:
                 task.cancel()
         try:
             if self._client is not None:
@@ -385,8 +385,8 @@ class Connection:
         self._level_of(close, failed_login)(
             "connection_closed",
             reason=close.reason.value,
-            detail=shown(close.detail),
-            user=shown(self.facts.user) or None,
+            detail=printable(close.detail),
+            user=printable(self.facts.user) or None,
             **({"mechanism": login.mechanism} if login.mechanism else {}) | failed_login,
             requests=relay.requests,
             request_bytes=relay.request_bytes,
@@ -439,10 +439,10 @@ class Connection:
 def _failed_login(failure: LoginFailure) -> dict[str, str | int | None]:
     """Log keys of a failed login. They never contain a token, and name the user as `claimed_user`: it is not proven."""
     return {
-        "mechanism": shown(failure.mechanism) or None,
-        "claimed_user": None if failure.claimed_user is None else shown(failure.claimed_user),
+        "mechanism": printable(failure.mechanism) or None,
+        "claimed_user": None if failure.claimed_user is None else printable(failure.claimed_user),
         "error": failure.error,
-        "error_message": shown(failure.error_message) or None,
+        "error_message": printable(failure.error_message) or None,
     }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from common.printable import shown
+from common.printable import printable
 from protocol.identity.proxy_header import Endpoint, proxy_header_v2
 from protocol.messages.api_versions import carried
 from proxy.clock import Clock
@@ -375,7 +375,7 @@ class Listener:
             counters = self.tallies[node_id] = RelayCounters()
         user = NOBODY if self._demands_sasl else incoming.user
         facts = ConnectionFacts(self._facts, node_id, user, *self._rights_of(user))
-        usage_of = None if self._meter is None else partial(self._meet, facts)
+        usage_of = None if self._meter is None else partial(self._usage_of, facts)
         relay = Relay(self._quota_manager, counters, self._relay_limits, facts.bind, usage_of)
         connection = Connection(relay, facts, self, self._clock, incoming.log)
         facts.note_identity = partial(self._note_identity, connection, incoming.log)
@@ -385,7 +385,7 @@ class Listener:
         self.connections.add(connection)
         self._all_incoming[connection] = incoming
 
-    def _meet(self, facts: ConnectionFacts, raw_client_id: bytes) -> Client:
+    def _usage_of(self, facts: ConnectionFacts, raw_client_id: bytes) -> Client:
         """The usage counters of a client-id of this connection."""
         assert self._meter is not None
         client_id = measured_client_id(raw_client_id, self._quota_manager.table)
@@ -436,7 +436,7 @@ class Listener:
         incoming = self._all_incoming.pop(connection)
         self.connections.discard(connection)
         self.tallies[incoming.node_id].connections_open -= 1
-        connection.facts.tell_nobody()
+        connection.facts.report_nothing()
         self._gate.left(_place_of(incoming))
         self._note_closed(reason)
 
@@ -577,7 +577,7 @@ class Listener:
             return
         self._let_go(incoming)
         incoming.socket.close()
-        self._level_of(incoming, reason, detail)("connection_closed", reason=reason.value, detail=shown(detail))
+        self._level_of(incoming, reason, detail)("connection_closed", reason=reason.value, detail=printable(detail))
         self._note_closed(reason)
 
     def _level_of(self, incoming: IncomingConnection, reason: CloseReason, detail: str) -> Callable[..., None]:
@@ -591,7 +591,7 @@ class Listener:
 
     def _is_news(self, incoming: IncomingConnection, reason: CloseReason, detail: str) -> bool:
         return self._gate.note_fault(
-            self.key, incoming.address, shown(f"{reason.value}: {detail}" if detail else reason.value)
+            self.key, incoming.address, printable(f"{reason.value}: {detail}" if detail else reason.value)
         )
 
     def _refuse(self, incoming: IncomingConnection, reason: CloseReason, reset: bool = False, detail: str = "") -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import structlog
 
-from common.printable import shown
+from common.printable import printable
 from proxy.clock import Clock
 from proxy.relay.actions import QuotaAlteration
 from quotas.changes import NO_QUOTAS, Alteration, Changes, Limit, Quotas, Tables, changes_between, tables_of
@@ -125,10 +125,10 @@ class QuotaStore:
     def _tell_problems(self, problems: Mapping[str, str]) -> None:
         for place, problem in problems.items():
             if self.problems.get(place) != problem:
-                self._log.warning("quota_problem", place=shown(place), problem=shown(problem, 1_000))
+                self._log.warning("quota_problem", place=printable(place), problem=printable(problem, 1_000))
                 self._note_problem(self.source.name)
         for place in self.problems.keys() - problems.keys():
-            self._log.info("quota_problem_ended", place=shown(place))
+            self._log.info("quota_problem_ended", place=printable(place))
         self.problems = dict(problems)
 
     async def alter_quotas(
@@ -182,13 +182,13 @@ def _audit(
     log: "FilteringBoundLogger",
 ) -> None:
     """Log one line for each quota: the client, the old and the new value."""
-    log = log.bind(entity=shown(str(alteration.entity)), client_id=shown(client_id))
+    log = log.bind(entity=printable(str(alteration.entity)), client_id=printable(client_id))
     for key, new in alteration.limits.items():
         reported = {"quota": key.text, "old": before[key].value if key in before else None, "new": new}
         if result is None:
             log.info("quota_altered", **reported)
         else:
-            log.warning("quota_alteration_refused", problem=shown(str(result)), **reported)
+            log.warning("quota_alteration_refused", problem=printable(str(result)), **reported)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -18,8 +18,8 @@ from quotas.sources.cluster_faults import (
     PROTOCOL,
     ConnectionFault,
     Fault,
-    Manner,
     NodeRefuses,
+    Security,
     Spoken,
     fault_of_lost,
     known_fault_of_tls,
@@ -145,7 +145,7 @@ class ClusterClient:
         spoken = Spoken.NOTHING_KNOWN
         if not self._credentials.announced:  # else a look, without a PROXY header, shows nothing
             spoken = await spoken_at(*self._address, credentials.secured)
-        manner = Manner(
+        security = Security(
             secured=credentials.secured,
             handshake_done=self._stream is not None,
             shows_certificate=credentials.ssl_certfile is not None,
@@ -157,7 +157,7 @@ class ClusterClient:
         text = words_of(error)
         if conversation.asked and conversation.login is not None and not conversation.logged_in:
             text = f"{text}, {conversation.login.not_done}"
-        return fault_of_lost(error, text, manner, spoken)
+        return fault_of_lost(error, text, security, spoken)
 
     def close(self) -> None:
         """Let go of the socket."""

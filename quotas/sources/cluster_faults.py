@@ -55,7 +55,7 @@ class NodeRefuses(Exception):
         self.fault = fault
 
 
-class Manner(NamedTuple):
+class Security(NamedTuple):
     """How the proxy speaks on a connection of its own, and how far it came: after a TLS handshake, after a login."""
 
     secured: bool
@@ -89,20 +89,20 @@ def known_fault_of_tls(error: ssl.SSLError) -> Fault | None:
     return None
 
 
-def fault_of_lost(error: Exception, text: str, manner: Manner, spoken: Spoken) -> Fault:
+def fault_of_lost(error: Exception, text: str, security: Security, spoken: Spoken) -> Fault:
     """What it means that a connection ended with an error, at a node that speaks this; `text` is said of the error."""
     if spoken is Spoken.NOBODY_IS_THERE:
         return Fault("unreachable", text, ADDRESSES)
-    if spoken is Spoken.TLS and not manner.secured:
+    if spoken is Spoken.TLS and not security.secured:
         return Fault("tls_expected", f"it speaks TLS ({text})", PROTOCOL)
-    if spoken in (Spoken.KAFKA, Spoken.KAFKA_WITH_SASL) and manner.secured and not manner.handshake_done:
+    if spoken in (Spoken.KAFKA, Spoken.KAFKA_WITH_SASL) and security.secured and not security.handshake_done:
         return Fault("tls_unexpected", f"it speaks Kafka without TLS ({text})", PROTOCOL)
     if isinstance(error, ssl.SSLError):
         return Fault("tls_failed", f"TLS: {text}", PROTOCOL)
-    if spoken is Spoken.TLS_WITH_CERTIFICATES and not manner.shows_certificate:
+    if spoken is Spoken.TLS_WITH_CERTIFICATES and not security.shows_certificate:
         return Fault("tls_refused", f"it wants a certificate ({text})", f"{OWN_CERTIFICATE}, {PROTOCOL}")
-    if spoken is Spoken.KAFKA_WITH_SASL and not manner.logs_in:
+    if spoken is Spoken.KAFKA_WITH_SASL and not security.logs_in:
         return Fault("authentication_expected", f"it wants SASL ({text})", PROTOCOL)
-    if manner.logs_in and not manner.logged_in:  # a node closes at once after its no, and that may be lost
+    if security.logs_in and not security.logged_in:  # a node closes at once after its no, and that may be lost
         return Fault("authentication_failed", text, LOGIN)
     return Fault("closed", text, f"{ADDRESSES}, {PROTOCOL}")

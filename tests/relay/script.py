@@ -111,7 +111,7 @@ class Script:
         self.counted: list[WindowUsage] = []
         self.metered = [0, 0]
         self.relay = _Fed(
-            make(self.quota_manager, self.counters, limits or RelayLimits(), self._bind, self._meet), self
+            make(self.quota_manager, self.counters, limits or RelayLimits(), self._bind, self._usage_of), self
         )
         self.facts = ConnectionFacts(ListenerFacts("main", self.nodes, self.quota_manager, carried), 1, "ANONYMOUS")
         self.sent: dict[Side, bytearray] = {Side.CLIENT: bytearray(), Side.NODE: bytearray()}
@@ -132,7 +132,7 @@ class Script:
     def _bind(self, raw_client_id: bytes, now_ms: int) -> ClientSensors:
         return self.facts.bind(raw_client_id, now_ms)
 
-    def _meet(self, raw_client_id: bytes) -> Client:
+    def _usage_of(self, raw_client_id: bytes) -> Client:
         facts = self.facts
         return self.meter.hold(facts.node_id, facts.user, measured_client_id(raw_client_id, self.quota_manager.table))
 

@@ -20,9 +20,9 @@ class Counting(Script):
         self.bound.append(raw_client_id)
         return super()._bind(raw_client_id, now_ms)
 
-    def _meet(self, raw_client_id):
+    def _usage_of(self, raw_client_id):
         self.met.append(raw_client_id)
-        return super()._meet(raw_client_id)
+        return super()._usage_of(raw_client_id)
 
     def looked_up_for(self, names):
         """Those of these client-ids that have their sensors looked up when each sends a request."""
