@@ -54,14 +54,14 @@ def test_a_logger_that_is_bound_later_is_made_once_and_only_when_something_is_to
 
 
 def test_strings_are_cut_to_128_characters():
-    assert logs.shown("x" * 128) == "x" * 128
-    assert logs.shown("x" * 129) == "x" * 127 + "…"
-    assert len(logs.shown("\x1b" * 1000)) == 128
+    assert logs.printable("x" * 128) == "x" * 128
+    assert logs.printable("x" * 129) == "x" * 127 + "…"
+    assert len(logs.printable("\x1b" * 1000)) == 128
 
 
 def test_control_characters_are_shown_as_escapes():
-    assert logs.shown("a\r\nb\x1b[31m\u2028\ud800") == r"a\r\nb\x1b[31m\u2028\ud800"
-    assert logs.shown("größe 日本") == "größe 日本"
+    assert logs.printable("a\r\nb\x1b[31m\u2028\ud800") == r"a\r\nb\x1b[31m\u2028\ud800"
+    assert logs.printable("größe 日本") == "größe 日本"
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
