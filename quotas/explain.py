@@ -96,8 +96,8 @@ def _of_client(quotas: Quotas, table: QuotaTable, key: QuotaKey, client: Client)
     ]
     if not table.is_on(quota_type):
         return Explanation(key, None, notes=("no entity has this quota, so use is not measured",))
-    tags, _, client_sensors = table.tags_and_limit(quota_type, client.user, client.client_id)
-    rule = next((rule for rule in rules if rule.entity == client_sensors), None)
+    tags, _, binding = table.tags_and_limit(quota_type, client.user, client.client_id)
+    rule = next((rule for rule in rules if rule.entity == binding), None)
     beaten = tuple(BeatenRule(other, _why_beaten(other, rule)) for other in rules if other is not rule)
     if rule is None and key.shadow:
         return Explanation(key, None, beaten, notes=("no shadow quota covers this client, so none is measured",))
@@ -110,11 +110,11 @@ def _limit(quotas: Quotas, entity: Entity, key: QuotaKey) -> Limit | None:
     return limits.get(key)
 
 
-def _why_beaten(beaten: Rule, client_sensors: Rule | None) -> str:
+def _why_beaten(beaten: Rule, binding: Rule | None) -> str:
     """Why a rule that covers the client does not bind it: its level comes later, or the client-id is empty."""
-    if client_sensors is None or client_sensors.level > beaten.level:
+    if binding is None or binding.level > beaten.level:
         return _NO_CLIENT_ID
-    return f"level {client_sensors.level} comes before level {beaten.level}"
+    return f"level {binding.level} comes before level {beaten.level}"
 
 
 def _sharers(tags: SensorTags, quota_type: QuotaType) -> str:

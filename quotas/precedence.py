@@ -58,7 +58,7 @@ def covering(user: str, client_id: str) -> Iterator[Names]:
     return _names(LEVELS if client_id else _LEVELS_WITHOUT_CLIENT_ID, user, client_id)
 
 
-def client_sensors(tags: SensorTags) -> Iterator[Names]:
+def able_to_bind(tags: SensorTags) -> Iterator[Names]:
     """The names of entities whose quotas can bind use measured under `tags`, the highest precedence first.
 
     An empty client-id counts as none: no default for client-ids or for pairs binds it.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags, is_ip
 from quotas.limits import UNLIMITED, valid_limit
-from quotas.precedence import client_sensors, covering
+from quotas.precedence import able_to_bind, covering
 from quotas.shared_map import SharedMap
 
 
@@ -180,7 +180,7 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
 
     def _by_tags(self, quota_type: QuotaType, tags: SensorTags) -> tuple[float, Entity | None]:
         limits = self._limits[quota_type]
-        for names in client_sensors(tags):
+        for names in able_to_bind(tags):
             if names in limits:
                 return limits[names], Entity(*names)
         return UNLIMITED, None

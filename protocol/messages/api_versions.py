@@ -21,7 +21,7 @@ from protocol.api_table import APIS
 from protocol.errors import MalformedMessage
 from protocol.fields import FieldReader
 from protocol.own_requests import Offer as NodeOffer
-from protocol.own_requests import OwnRequest
+from protocol.own_requests import OwnRequest, VersionRange
 from protocol.primitives import Reader, uvarint
 from protocol.splices import Splice
 
@@ -34,7 +34,6 @@ _BODY_AT = 8
 _ENTRIES_AT = 14
 _FIRST_COMPACT_VERSION = 3
 
-VersionRange = tuple[int, int]
 Answered = tuple[tuple[int, VersionRange], ...]
 """The APIs that the proxy responds to by itself, always or if a node has none, by ascending key with their versions."""
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from protocol.errors import MalformedMessage, TruncatedMessage
+from protocol.fields import MAX_TAGS
 from protocol.primitives import Reader, compact_string, int16, int32, uvarint
 from protocol.splices import Splice
 
@@ -21,9 +22,6 @@ STRICT_SINCE = {CREATE_TOPICS: 6, DELETE_TOPICS: 5, CREATE_PARTITIONS: 3}
 """From these versions on clients know error 89; all these versions are flexible."""
 
 THROTTLING_QUOTA_EXCEEDED = 89
-
-MAX_TAGS = 64
-"""How many tagged fields one structure may have; Kafka's have one at most."""
 
 ELEMENTS_AT_ONCE = 100
 """How many elements are processed in one step: messages with thousands are read, matched and merged in steps."""

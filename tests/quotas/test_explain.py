@@ -71,7 +71,7 @@ def test_what_always_comes_first_is_told_and_nothing_else():
         table = QuotaTable({entity: {PRODUCE.quota_type: 1.0} for entity in entities})
         bound = [(c, table.tags_and_limit(PRODUCE.quota_type, c.user, c.client_id).entity) for c in CLIENTS]
         for entity in entities:
-            binds = [client.client_id for client, client_sensors in bound if client_sensors == entity]
+            binds = [client.client_id for client, binding in bound if binding == entity]
             first = always_beaten_by(entity, entities)
             if not binds:
                 assert first is not None
