@@ -7,6 +7,7 @@ call of the relay it is shown the actions, and raises Violation for whatever sho
 from collections import deque
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from itertools import islice
 from struct import pack
 from typing import NamedTuple
 
@@ -1199,8 +1200,9 @@ class Model:
         """Whether time is charged as the connection ends, not for a response that has come: then nobody is told."""
         if not self._closes or self._tells > len(self._mute.reported):
             return False
-        by_response = written is not None and self._is_for_fetch(self._journal[0], request, written)
-        return not (by_response and len(self._journal) > 1 and self._journal[1].of is Of.BYTES)
+        if written is None or len(self._journal) < 2:
+            return True
+        return not all(self._is_for_fetch(charge, request, written) for charge in islice(self._journal, 2))
 
     def _is_for_fetch(self, charge: Charge, request: Taken, written: Written) -> bool:
         """Whether this can be the charge for a Fetch response, whose time is charged first."""

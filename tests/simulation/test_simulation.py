@@ -32,6 +32,8 @@ from tests.simulation.world import Outcome, run_world
 SEEDS = 140
 MORE_SEEDS = 1_000
 SEEDS_FOR_A_BUG = 250
+FAILED_BEFORE = (807188580,)
+"""Seeds that failed once: the model took the charge of an abandoned Produce for that of a malformed Fetch response."""
 RARE = (
     BlameForOurWaits,
     DribblingIsProgress,
@@ -55,6 +57,12 @@ def outcomes():
 def test_every_invariant_holds(outcomes):
     failures = {f"python -m tests.simulation --seed {seed}": outcome.failure for seed, outcome in outcomes.items()}
     assert {command: failure for command, failure in failures.items() if failure} == {}
+
+
+@pytest.mark.parametrize("seed", FAILED_BEFORE)
+def test_every_invariant_holds_where_one_failed_before(seed):
+    outcome = run_world(world_of(seed))
+    assert not outcome.failure, f"python -m tests.simulation --seed {seed}"
 
 
 @pytest.mark.nightly
