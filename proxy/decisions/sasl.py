@@ -25,7 +25,7 @@ from protocol.identity.sasl_names import (
 from protocol.messages import sasl
 from protocol.messages.api_versions import is_whole_offer, versions_request
 from proxy.relay.actions import OWN_REQUEST_ID, Decision, DecisionRequest, Exchange
-from proxy.relay.authentication import BEHIND_AN_EXCHANGE
+from proxy.relay.sasl_state import BEHIND_AN_EXCHANGE
 from proxy.side import Side
 
 _ILLEGAL_SASL_STATE = 34

@@ -1,12 +1,22 @@
-"""Recognises, without reading all fields, responses that have no throttle time and no addresses. Most have none."""
+"""The fast way for responses that have no throttle time and no addresses, and get none. Most have none."""
 
 from struct import Struct
 
+from protocol.api_key import FETCH
 from protocol.frames import MAX_HEAD_BYTES
 from protocol.messages.produce import lone_partition_throttle_at
+from proxy.relay.accounting import Accounting
+from proxy.relay.charging import Charges
+from proxy.relay.in_flight import InFlight
 from proxy.relay.plans import NO_THROTTLE, Plan, ResponseKind
+from proxy.relay.request import Request
+from proxy.relay.service_times import ServiceTimes
+from proxy.relay.throttle_state import ThrottleState
+from proxy.relay.turn import Turn
+from quotas.client_quotas import ClientQuotaManager
+from quotas.sensors.windowed_rate import StaleSensor
 
-QUICK_BYTES = MAX_HEAD_BYTES - 4
+_QUICK_BYTES = MAX_HEAD_BYTES - 4
 """The largest response, without its length prefix, that is recognised this way."""
 
 _HEAD = Struct(">ii")
@@ -41,3 +51,102 @@ def quick_run(plan: Plan, buf: bytes, at: int, due: int, most: int, max_response
         due += 1
         count += 1
     return count, at
+
+
+class QuickResponses:
+    """Passes small responses that need only be counted and charged, without reading each of them."""
+
+    __slots__ = (
+        "_accounting",
+        "_charge_unthrottled",
+        "_charges",
+        "_in_flight",
+        "_max_response_bytes",
+        "_near_throttle_us",
+        "_throttle",
+        "_times",
+        "_turn",
+    )
+
+    def __init__(
+        self,
+        turn: Turn,
+        accounting: Accounting,
+        throttle: ThrottleState,
+        in_flight: InFlight,
+        times: ServiceTimes,
+        charges: Charges,
+        manager: ClientQuotaManager,
+        max_response_bytes: int,
+    ) -> None:
+        self._turn = turn
+        self._accounting = accounting
+        self._throttle = throttle
+        self._in_flight = in_flight
+        self._times = times
+        self._charges = charges
+        self._charge_unthrottled = manager.sensors.charge_unthrottled
+        self._max_response_bytes = min(max_response_bytes, _QUICK_BYTES)
+        self._near_throttle_us = -1
+        """When a response was last found that may throttle: at that time it is not looked for others."""
+
+    def take(self, buf: bytes, at: int) -> int:
+        """Pass the whole responses at `at`, of one run of requests, that need only be counted; return where they end.
+
+        They are small, have no throttle time, and the proxy has none to put in.
+        """
+        queue = self._in_flight.queue
+        if not queue:
+            return at
+        request = queue[0]
+        plan = request.plan
+        if not plan.quick or request.charged or request.timed or request.held:
+            return at
+        now_ms, now_us = self._turn.now_ms, self._turn.now_us
+        if request.muted_until_ms > now_ms or self._throttle.responses_until_ms > now_ms:
+            return at
+        if self._near_throttle_us == now_us:
+            return at
+        fetches = plan.api_key == FETCH
+        most = 1 if fetches else request.waiting
+        count, end = quick_run(plan, buf, at, request.correlation_id, most, self._max_response_bytes)
+        if not count:
+            return at
+        client_sensors, sizes_bytes = request.client_sensors, end - at - 4 * count
+        if client_sensors is not None and client_sensors.costs is not None:
+            if not self._times.charge_unthrottled(request, client_sensors, count, sizes_bytes, now_ms, now_us):
+                self._near_throttle_us = now_us
+                return at
+        elif request.use is not None:
+            self._accounting.model_time(request, count, sizes_bytes)
+        if fetches and not self._charge_fetch(request, end - at):
+            request.timed = True
+            return at
+        self._in_flight.done(count)
+        self._accounting.count_responses(count, end - at)
+        if (use := request.use) is not None:
+            if now_us >= use.until_us:
+                use.turn(now_us)
+            use.out_bytes += end - at
+        return end
+
+    def _charge_fetch(self, request: Request, frame_bytes: int) -> bool:
+        """Charge the response to a Fetch if it is certain that it is not throttled; return whether that was done."""
+        client_sensors = request.client_sensors
+        if client_sensors is None:
+            return True
+        value = frame_bytes - 4 - request.plan.response_tags
+        if client_sensors.fetch is not None:
+            try:
+                if not self._charge_unthrottled(client_sensors.fetch, value, 1, self._turn.now_ms):
+                    return False
+            except StaleSensor:
+                return False
+        if client_sensors.shadow_fetch is not None:
+            self._charges.shadow_fetch(client_sensors.shadow_fetch, request.use, value)
+        if (use := request.use) is not None:
+            now_us = self._turn.now_us
+            if now_us >= use.until_us:
+                use.turn(now_us)
+            use.used += value
+        return True

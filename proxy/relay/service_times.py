@@ -42,6 +42,7 @@ class ServiceTimes:
         "_sensors",
         "_shadows",
         "_since_us",
+        "measures",
     )
 
     def __init__(self, quota_manager: ClientQuotaManager) -> None:
@@ -55,6 +56,15 @@ class ServiceTimes:
         self._came_us = 0
         self._charged_us = 0
         self._alone = False
+        self.measures = False
+        """Whether request time is measured for any client-id of this connection."""
+
+    def begin_to_measure(self, now_us: int) -> None:
+        """From now on request time is measured; what is in flight by now shows no costs."""
+        if not self.measures:
+            self.measures = True
+            self.sent(now_us)
+            self.held_up()
 
     def sent(self, now_us: int) -> None:
         """A request is sent while none is in flight."""

@@ -150,7 +150,7 @@ class Script:
     def check_usage(self) -> None:
         """Every byte that crossed the wire is metered once."""
         self.usage()
-        unread_bytes = len(self.relay._requests) + len(self.relay._gathered)
+        unread_bytes = self.relay.unread_bytes
         assert self.metered == [self.read_bytes - unread_bytes, len(self.sent[Side.CLIENT])]
 
     def client(self, data: bytes, now_ms: float = NOW_MS) -> bytes:

@@ -253,8 +253,7 @@ def test_a_response_with_very_many_addresses_gets_the_throttle_time(make_relay, 
 
 @pytest.mark.parametrize("name", ["Metadata v1", "Metadata v9", "DescribeCluster v1", "FindCoordinator v4"])
 def test_a_response_with_many_addresses_may_be_cut_anywhere(make_relay, name, monkeypatch):
-    monkeypatch.setattr("proxy.relay.response_side.MAX_HEAD_BYTES", 40)
-    monkeypatch.setattr("proxy.relay.relay.MAX_HEAD_BYTES", 40)
+    monkeypatch.setattr("proxy.relay.response_direction.MAX_HEAD_BYTES", 40)
     monkeypatch.setattr("proxy.decisions.decide._WALKED_AT_ONCE", 7)
     plan = HEADS[name]
     rest = b"the rest of it"

@@ -257,6 +257,6 @@ def test_who_sends_whole_requests_is_never_closed_for_them(make_relay, moves, da
 
 
 def _response_to(script, corr):
-    request_of_it = script.relay._in_flight[0]
+    request_of_it = script.relay._in_flight.queue[0]
     assert request_of_it.correlation_id == corr
     return produced(corr) if request_of_it.plan.name == "Produce" else heartbeaten(corr)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from protocol.api_key import API_VERSIONS
 from proxy.config.settings import ListenerConfig
 from proxy.relay.actions import CloseReason, Decision, RelayLimits
-from proxy.relay.repeat_pattern import RepeatPattern
+from proxy.relay.repeated_requests import RepeatPattern
 from proxy.side import Side
 from proxy.upstream.topology import ListenerPorts, NodeDirectory
 from quotas.entities import Entity, QuotaType

@@ -4,7 +4,7 @@ import pytest
 
 from protocol.api_key import API_VERSIONS
 from protocol.frames import MAX_ASKED_BYTES
-from proxy.relay import request_side
+from proxy.relay import request_direction
 from proxy.relay.actions import CloseReason
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
@@ -29,8 +29,8 @@ def looks(monkeypatch):
         found.append(arguments)
         return sound(*arguments)
 
-    sound = request_side.read_request
-    monkeypatch.setattr(request_side, "read_request", read_request)
+    sound = request_direction.read_request
+    monkeypatch.setattr(request_direction, "read_request", read_request)
     return found
 
 

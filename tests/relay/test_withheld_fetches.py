@@ -7,7 +7,7 @@ from kafka.protocol.consumer import FetchResponse
 
 from protocol.api_key import FETCH
 from proxy.relay.actions import CloseReason, RelayLimits, Throttled
-from proxy.relay.response_side import ResponseSide
+from proxy.relay.response_direction import ResponseDirection
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
@@ -246,7 +246,7 @@ def test_fetches_within_their_quota_are_counted_at_a_glance(make_relay, monkeypa
     script = withholding(make_relay, fetch=1_000_000)
     script.client(fetch(1))
     script.node(fetched(1, size=1000))
-    monkeypatch.setattr(ResponseSide, "_start_response", None)
+    monkeypatch.setattr(ResponseDirection, "_begin_response", None)
     script.client(fetch(2))
     assert script.node(fetched(2, size=1000)) == fetched(2, size=1000)
     [(_, reading)] = list(script.quota_manager.readings(NOW_MS))

@@ -30,7 +30,7 @@ from proxy.relay.actions import (
     Send,
     WakeAt,
 )
-from proxy.relay.carriage import Bind
+from proxy.relay.charging import Bind
 from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts, Waiting, WaitingFor
 from proxy.relay.relay import Relay
 from proxy.relay.relay_counters import RelayCounters

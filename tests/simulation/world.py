@@ -12,7 +12,7 @@ from proxy.decisions.recent_topics import RecentTopics
 from proxy.decisions.sasl import Identity
 from proxy.gate.admission import ConnectionSlot
 from proxy.relay.actions import CloseReason, DecisionRequest, QuotaAlteration, RelayLimits
-from proxy.relay.carriage import Bind
+from proxy.relay.charging import Bind
 from proxy.relay.connection_timeouts import TimeOuts
 from proxy.relay.relay import Relay
 from proxy.relay.relay_counters import RelayCounters

@@ -1,0 +1,158 @@
+"""The requests of one connection that wait for their responses: the client's and the proxy's."""
+
+from collections import deque
+from dataclasses import replace
+
+from proxy.relay.plans import SASL_TOKEN
+from proxy.relay.request import Request
+from proxy.relay.service_times import ServiceTimes
+from proxy.relay.throttle_state import ASKING_FIRST, AUTHENTICATING, FETCHING, IN_FLIGHT_FULL, NO_ROOM, ThrottleState
+from proxy.relay.turn import Turn
+
+_ALL_ANSWERED = IN_FLIGHT_FULL | FETCHING | AUTHENTICATING | NO_ROOM
+"""The reasons to wait that end at the latest when nothing is in flight."""
+
+
+class InFlight:
+    """A queue, oldest first. One entry counts for a run of requests that are handled alike; see `Request`.
+
+    Runs grow here (`add_run`) and shrink here (`done`), and nowhere else.
+
+    - `waiting`: how many requests there are.
+    - `own_sent`: how many requests of the proxy were sent for the latest decision. `own_responses`: what came for them.
+    """
+
+    __slots__ = (
+        "_kept_bytes",
+        "_max_kept_bytes",
+        "_throttle",
+        "_times",
+        "_turn",
+        "max_requests",
+        "own_responses",
+        "own_sent",
+        "queue",
+        "waiting",
+    )
+
+    def __init__(
+        self, turn: Turn, throttle: ThrottleState, times: ServiceTimes, max_requests: int, max_kept_bytes: int
+    ) -> None:
+        self.queue: deque[Request] = deque()
+        self.waiting = 0
+        self.max_requests = max_requests
+        self.own_sent = 0
+        self.own_responses: list[bytes] = []
+        self._turn = turn
+        self._throttle = throttle
+        self._times = times
+        self._max_kept_bytes = max_kept_bytes
+        self._kept_bytes = 0
+        """Bytes that are stored for requests in flight, and perhaps for some that have had their responses since."""
+
+    # ----------------------------------------------------------------------- add
+
+    def add(self, request: Request) -> None:
+        """One more request is sent to the node, or waits for a response of the proxy."""
+        times = self._times
+        if times.measures:
+            if not self.waiting:
+                times.sent(self._turn.now_us)
+            times.reserve(request, 1, request.size_bytes)
+        self.queue.append(request)
+        request.waiting = 1
+        request.waiting_bytes = request.size_bytes
+        self.waiting += 1
+        if self.waiting >= self.max_requests:
+            self._throttle.reasons |= IN_FLIGHT_FULL
+
+    def add_run(self, request: Request, first_id: int, count: int, sizes_bytes: int) -> Request:
+        """`count` more requests like `request` are sent, `sizes_bytes` long in all; return what counts them.
+
+        That is `request`, if they continue its run or it has none; else a new entry.
+        """
+        queue, muted_until_ms = self.queue, self._throttle.muted_until_ms
+        times = self._times
+        if times.measures and not self.waiting:
+            times.sent(self._turn.now_us)
+        self.waiting += count
+        if not request.waiting:
+            request.correlation_id = first_id
+            request.muted_until_ms = muted_until_ms
+            request.charged = request.timed = False
+            request.waiting = count
+            request.waiting_bytes = sizes_bytes
+            queue.append(request)
+        elif (
+            queue[-1] is request
+            and request.correlation_id + request.waiting == first_id
+            and request.muted_until_ms == muted_until_ms
+        ):
+            request.waiting += count
+            request.waiting_bytes += sizes_bytes
+        else:
+            request = replace(
+                request,
+                correlation_id=first_id,
+                muted_until_ms=muted_until_ms,
+                charged=False,
+                timed=False,
+                waiting=count,
+                waiting_bytes=sizes_bytes,
+                reserved=0.0,
+            )
+            queue.append(request)
+        if times.measures:
+            times.reserve(request, count, sizes_bytes)
+        return request
+
+    def came_whole(self, request: Request) -> None:
+        """The last byte of the latest request, which was incomplete, is sent: its time begins."""
+        if request.reserved:
+            self._times.reserve_anew(request)
+        if self.waiting == 1 and request.answered:
+            self._times.sent(self._turn.now_us)
+
+    def keep_for(self, request: Request) -> None:
+        """Count the bytes that are stored for the latest request. If they are too many, take no further one for now."""
+        self._kept_bytes += request.kept_bytes
+        if self._kept_bytes > self._max_kept_bytes:
+            self._kept_bytes = sum(one.kept_bytes for one in self.queue)
+            if self._kept_bytes > self._max_kept_bytes:
+                self._throttle.reasons |= IN_FLIGHT_FULL
+
+    # -------------------------------------------------------------------- remove
+
+    def done(self, count: int) -> None:
+        """The oldest `count` requests, all of one run, have their responses."""
+        request = self.queue[0]
+        self.waiting -= count
+        request.waiting_bytes -= request.waiting_bytes * count // request.waiting
+        request.waiting -= count
+        request.correlation_id += count
+        request.charged = request.timed = False
+        if not request.waiting:
+            self.queue.popleft()
+
+    def forget_unanswered_tokens(self) -> None:
+        """When a request follows opaque tokens, take tokens without a response off the queue: the last had none."""
+        if self.queue[-1].plan is not SASL_TOKEN:
+            while self.queue[0].plan is SASL_TOKEN:
+                self.done(1)
+
+    def take_own_responses(self) -> tuple[bytes, ...]:
+        """The responses to the proxy's own requests, which are used up."""
+        taken, self.own_responses = tuple(self.own_responses), []
+        return taken
+
+    def take_up_again(self) -> bool:
+        """End the reasons to wait that depend on what is in flight and are over; return whether there were any."""
+        over = ASKING_FIRST if len(self.own_responses) == self.own_sent else 0
+        if not self.waiting:
+            self._kept_bytes = 0
+            over |= _ALL_ANSWERED
+        elif self.waiting < self.max_requests and self._kept_bytes <= self._max_kept_bytes:
+            over |= IN_FLIGHT_FULL
+        over &= self._throttle.reasons
+        self._throttle.reasons &= ~over
+        return over != 0

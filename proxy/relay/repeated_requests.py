@@ -1,0 +1,206 @@
+"""The fast way for requests like the one before: same API, client and settings, only another length and id."""
+
+from dataclasses import dataclass
+from struct import Struct
+
+from protocol.api_key import PRODUCE
+from proxy.relay.accounting import Accounting
+from proxy.relay.charging import Charges
+from proxy.relay.in_flight import InFlight
+from proxy.relay.plans import ResponseKind, plan_key
+from proxy.relay.request import Request
+from proxy.relay.service_times import ServiceTimes
+from proxy.relay.turn import Turn
+from proxy.relay.use import UsageCounter
+from quotas.client_quotas import ClientQuotaManager, ClientSensors
+
+_HEAD = Struct(">iIi")
+"""size, api_key and api_version as one number, correlation_id"""
+_INT32 = Struct(">i")
+
+_LONGEST_BYTES = 1024
+_NO_ID = 1 << 40
+"""Equal to no int32."""
+
+
+@dataclass(slots=True)
+class RepeatPattern:
+    """What the next requests have in common with `request`, so that they need not be read field by field.
+
+    `api` is key and version. `same` are the bytes after the correlation id up to `end`, an offset from the frame's
+    start: client id, header tags, and the fields of the body that were read. `shadow` is the sensor of the shadow quota
+    that their bytes are charged to, if there is one. While `version` is the version of the quotas, the requests may be
+    taken without looking up their sensors.
+    """
+
+    request: Request
+    client_sensors: ClientSensors
+    api: int
+    same: bytes
+    end: int
+    shadow: int | None
+    version: int
+
+    def run(self, buf: bytes, at: int, most: int, max_frame_bytes: int) -> tuple[int, int, int]:
+        """Find the whole requests at `at` that fit the pattern, `most` at most, with ids that count up by one.
+
+        Returns the first of their ids, how many they are, and where they end.
+        """
+        api, same, same_end, end = self.api, self.same, self.end, len(buf)
+        least_size, last_head = same_end - 4, end - same_end
+        first_id, due, count = 0, _NO_ID, 0
+        while at <= last_head and count < most:
+            size, its_api, correlation_id = _HEAD.unpack_from(buf, at)
+            frame_end = at + 4 + size
+            if (
+                its_api != api
+                or frame_end > end
+                or not least_size <= size <= max_frame_bytes
+                or buf[at + 12 : at + same_end] != same
+            ):
+                break
+            if correlation_id != due:
+                if count:
+                    break
+                first_id = due = correlation_id
+            at = frame_end
+            due += 1
+            count += 1
+        return first_id, count, at
+
+
+@dataclass(slots=True)
+class LimitedPattern(RepeatPattern):
+    """A pattern for a client with a quota of request time: only `allowed` more requests fit."""
+
+    allowed: int = 0
+
+    def run(self, buf: bytes, at: int, most: int, max_frame_bytes: int) -> tuple[int, int, int]:
+        """As for any pattern, but no more requests than are allowed."""
+        first_id, count, end = RepeatPattern.run(self, buf, at, min(most, self.allowed), max_frame_bytes)
+        self.allowed -= count
+        return first_id, count, end
+
+
+_LOOKED_AT_EACH_TIME = -1
+
+
+def pattern_of(request: Request, client_sensors: ClientSensors, buf: bytes, at: int) -> RepeatPattern | None:
+    """What further requests may have in common with the one that begins at `at`; None if that is too long.
+
+    Requests whose responses need a decision have no pattern: they do not come in runs.
+    """
+    end = request.decided_at - at
+    if end > _LONGEST_BYTES or request.plan.response is ResponseKind.HEAD:
+        return None
+    api = plan_key(request.plan.api_key, request.plan.api_version)
+    shadow = client_sensors.shadow_produce if request.plan.api_key == PRODUCE else None
+    same = buf[at + _HEAD.size : at + end]
+    if client_sensors.limits_requests and request.answered:
+        return LimitedPattern(request, client_sensors, api, same, end, shadow, _LOOKED_AT_EACH_TIME)
+    return RepeatPattern(request, client_sensors, api, same, end, shadow, client_sensors.version)
+
+
+class RepeatedRequests:
+    """Takes requests that are like the one before, without reading each of them."""
+
+    __slots__ = (
+        "_accounting",
+        "_charge_unthrottled",
+        "_charges",
+        "_in_flight",
+        "_manager",
+        "_max_frame_bytes",
+        "_shadows",
+        "_times",
+        "_turn",
+        "pattern",
+    )
+
+    def __init__(
+        self,
+        turn: Turn,
+        accounting: Accounting,
+        in_flight: InFlight,
+        times: ServiceTimes,
+        charges: Charges,
+        manager: ClientQuotaManager,
+        max_frame_bytes: int,
+    ) -> None:
+        self.pattern: RepeatPattern | None = None
+        """What the next requests may have in common with the latest one; None: they must be read."""
+        self._turn = turn
+        self._accounting = accounting
+        self._in_flight = in_flight
+        self._times = times
+        self._charges = charges
+        self._manager = manager
+        self._shadows = manager.shadow_sensors
+        self._charge_unthrottled = manager.sensors.charge_unthrottled
+        self._max_frame_bytes = max_frame_bytes
+
+    def take(self, buf: bytes, at: int) -> tuple[int, bool]:
+        """Take the whole requests at `at` that fit the pattern; return where they end.
+
+        A request that may throttle, may fill the queue or needs a decision is left to the general way. The second value
+        is False when a throttle is near: looking at the same bytes again would give the same result.
+        """
+        pattern = self.pattern
+        if pattern is None:
+            return at, True
+        if pattern.version != self._manager.version and not self._goes_on(pattern):
+            return at, True
+        in_flight = self._in_flight
+        while True:
+            room = in_flight.max_requests - in_flight.waiting - 1
+            first_id, count, end = pattern.run(buf, at, room, self._max_frame_bytes)
+            if not count:
+                return at, True
+            if not self._take_run(pattern, first_id, count, end - at):
+                return at, False
+            if pattern.shadow is not None:
+                self._charge_shadow(pattern.shadow, pattern.request.use, buf, at, end, count)
+            at = end
+            if at == len(buf):
+                return at, True
+
+    def _goes_on(self, pattern: RepeatPattern) -> bool:
+        """Whether requests that fit the pattern may be taken; with a limit of request time, also set how many."""
+        client_sensors = pattern.client_sensors
+        if not self._manager.renews(client_sensors):
+            return False
+        if isinstance(pattern, LimitedPattern):
+            pattern.allowed = self._times.allowed(pattern.request, client_sensors, self._turn.now_ms)
+            return pattern.allowed > 0
+        pattern.version = client_sensors.version
+        return True
+
+    def _take_run(self, pattern: RepeatPattern, first_id: int, count: int, frames_bytes: int) -> bool:
+        """Charge and count `count` requests; if one of them may throttle, do nothing and return False."""
+        request, client_sensors = pattern.request, pattern.client_sensors
+        sizes_bytes = frames_bytes - 4 * count
+        produces = request.plan.api_key == PRODUCE
+        if produces:
+            sensor = client_sensors.produce
+            if sensor is not None and not self._charge_unthrottled(sensor, sizes_bytes, count, self._turn.now_ms):
+                return False
+        accounting = self._accounting
+        accounting.count_requests(request, count, frames_bytes)
+        if (use := request.use) is not None:
+            use.in_bytes += frames_bytes
+            if produces:
+                use.used += sizes_bytes
+        if request.answered:
+            pattern.request = self._in_flight.add_run(request, first_id, count, sizes_bytes)
+        elif client_sensors.costs is not None:
+            accounting.counters.exempt_us += client_sensors.costs.us(request.plan.cost_kind, sizes_bytes, count)
+        return True
+
+    def _charge_shadow(self, sensor: int, use: UsageCounter | None, buf: bytes, at: int, end: int, count: int) -> None:
+        """Charge the `count` requests between `at` and `end` to a shadow quota, which throttles nobody."""
+        if self._shadows.charge_unthrottled(sensor, end - at - 4 * count, count, self._turn.now_ms):
+            return
+        while at < end:
+            size_bytes = _INT32.unpack_from(buf, at)[0]
+            self._charges.shadow(sensor, use, size_bytes)
+            at += 4 + size_bytes

@@ -1,0 +1,580 @@
+"""The direction from the client to the node: reads requests, charges them, asks for decisions, and sends them on."""
+
+from collections.abc import Sequence
+from enum import Enum
+from struct import Struct
+
+from protocol.api_key import API_VERSIONS, FETCH, PRODUCE
+from protocol.errors import TruncatedMessage
+from protocol.frames import HEAD, INT32_MAX, LIMITS_BYTES, MAX_ASKED_BYTES, MAX_HEAD_BYTES, fetch_clamp, limits_clamp
+from protocol.messages.api_versions import unsupported_version_response
+from protocol.splices import Splice, splice_frame
+from proxy.relay.accounting import Accounting
+from proxy.relay.actions import CloseReason, Decision, DecisionKind, Exchange, OpenUpstream, RelayLimits, WakeAt
+from proxy.relay.charging import Charges, KnownSensors
+from proxy.relay.connection_timeouts import WaitingFor
+from proxy.relay.flow import Flow
+from proxy.relay.in_flight import InFlight
+from proxy.relay.plans import SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan
+from proxy.relay.repeated_requests import RepeatedRequests, pattern_of
+from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
+from proxy.relay.sasl_state import BEHIND_AN_EXCHANGE, Login, SaslState
+from proxy.relay.throttle_state import (
+    ASKING,
+    ASKING_FIRST,
+    AUTHENTICATING,
+    FETCHING,
+    THROTTLED,
+    UNCONNECTED,
+    ThrottleState,
+)
+from proxy.relay.turn import NO_TICKET, Passage, Turn
+from proxy.side import Side
+from quotas.client_quotas import ClientQuotaManager, ClientSensors
+from quotas.entities import QuotaType
+
+_CLIENT = Side.CLIENT
+_NODE = Side.NODE
+_INT32 = Struct(">i")
+
+_OPEN_UPSTREAM = OpenUpstream()
+
+_STOP = -1
+"""In place of where the next frame begins: nothing more can be done now."""
+
+
+class Disposition(Enum):
+    """What is done with a request whose head is here.
+
+    - CONNECT: it waits for the connection to the node.
+    - WAIT: it waits for the end of a mute.
+    - CARRY_OUT: a decision about it is here.
+    - AUTHENTICATE: it is SASL: a decision about it is needed.
+    - PROVE: the node must show first that the login before it has succeeded.
+    - REFUSE: the connection is closed, because no login has succeeded.
+    - RESPOND: the proxy responds to it.
+    - UNCHARGED: it belongs to a login and is sent on.
+    - FORWARD: it is sent on as its quotas allow, perhaps after a decision.
+    """
+
+    CONNECT = "connect"
+    WAIT = "wait"
+    CARRY_OUT = "carry_out"
+    AUTHENTICATE = "authenticate"
+    PROVE = "prove"
+    REFUSE = "refuse"
+    RESPOND = "respond"
+    UNCHARGED = "uncharged"
+    FORWARD = "forward"
+
+
+CONNECT, WAIT, CARRY_OUT, AUTHENTICATE, PROVE, REFUSE, RESPOND, UNCHARGED, FORWARD = Disposition
+
+
+def classify(plan: Plan, reasons: int, is_decided: bool, login: Login) -> Disposition:
+    """What is done with a request: by its API, why none is taken now, what was decided, and where the login stands."""
+    is_sasl = plan.asked is DecisionKind.SASL
+    if reasons & UNCONNECTED:
+        return CONNECT
+    if reasons and not is_sasl:
+        return WAIT
+    if is_decided:
+        return CARRY_OUT
+    if is_sasl:
+        return AUTHENTICATE
+    if login is Login.MAY_BE_OVER:
+        return PROVE
+    if login is Login.UNPROVEN and plan.api_key != API_VERSIONS:
+        return REFUSE
+    if plan is UNKNOWN_API_VERSIONS:
+        return RESPOND
+    return FORWARD if login is Login.NONE else UNCHARGED
+
+
+class _Unread:
+    """The bytes of the client that are not taken yet.
+
+    Of a request that is collected whole, `missing` bytes are still to come, and `gathered` came after `data`. It is put
+    together once, when it is complete, not with each piece.
+    """
+
+    __slots__ = ("_manager", "_wanted_version", "data", "gathered", "missing")
+
+    def __init__(self, manager: ClientQuotaManager) -> None:
+        self.data = b""
+        self.gathered: bytes | bytearray = b""
+        self.missing = 0
+        self._manager = manager
+        self._wanted_version = 0
+        """The version of the quotas that made the relay collect it."""
+
+    def __len__(self) -> int:
+        return len(self.data) + len(self.gathered)
+
+    def want(self, missing: int) -> None:
+        """Collect the next request whole: `missing` bytes of it are still to come."""
+        self.missing, self.gathered = missing, bytearray()
+        self._wanted_version = self._manager.version
+
+    def gather(self, data: bytes) -> bool:
+        """Store bytes of a request that is collected whole; return whether it is to be looked at.
+
+        It is when it is complete, or quotas have changed: then it may not be needed whole any more.
+        """
+        self.gathered += data
+        self.missing -= len(data)
+        if self.missing > 0 and self._wanted_version == self._manager.version:
+            return False
+        self.put_together()
+        return True
+
+    def put_together(self) -> None:
+        """Put together what has come of a request that was collected, so that it is looked at."""
+        self.data += self.gathered
+        self.missing, self.gathered = 0, b""
+
+
+class _Asked:
+    """The request that a decision is asked for: the first one that is unread.
+
+    `plan` is that of the latest request that was asked about, `decided_ms` when the decision came.
+    """
+
+    __slots__ = ("decided_ms", "decision", "plan", "ticket")
+
+    def __init__(self) -> None:
+        self.ticket = NO_TICKET
+        self.plan: Plan | None = None
+        self.decision: Decision | None = None
+        self.decided_ms = 0
+
+
+class RequestDirection:
+    """The requests of one connection, in order."""
+
+    __slots__ = (
+        "_accounting",
+        "_charges",
+        "_fast",
+        "_flow",
+        "_in_flight",
+        "_left",
+        "_limits",
+        "_read_before",
+        "_sasl",
+        "_sensors",
+        "_throttle",
+        "_turn",
+        "asked",
+        "half",
+        "opening",
+        "unread",
+    )
+
+    def __init__(
+        self,
+        turn: Turn,
+        accounting: Accounting,
+        throttle: ThrottleState,
+        in_flight: InFlight,
+        sasl: SaslState,
+        sensors: KnownSensors,
+        charges: Charges,
+        fast: RepeatedRequests,
+        flow: Flow,
+        limits: RelayLimits,
+        manager: ClientQuotaManager,
+    ) -> None:
+        self.unread = _Unread(manager)
+        self.asked = _Asked()
+        self.half: Request | None = None
+        """The incomplete request: `_left` bytes are still to come, and the last one counts and charges it."""
+        self.opening = False
+        """Whether the connection to the node was asked for."""
+        self._left = 0
+        self._read_before: Request | None = None
+        """The first request that is unread, if its head was read before."""
+        self._turn = turn
+        self._accounting = accounting
+        self._throttle = throttle
+        self._in_flight = in_flight
+        self._sasl = sasl
+        self._sensors = sensors
+        self._charges = charges
+        self._fast = fast
+        self._flow = flow
+        self._limits = limits
+
+    @property
+    def client_waits(self) -> bool:
+        """Whether the client has sent something that may still be taken."""
+        reasons = self._throttle.reasons
+        return bool(self.unread.data) and (
+            self._flow.client_blocked or bool(reasons and (self.opening or reasons != UNCONNECTED))
+        )
+
+    @property
+    def waiting_for(self) -> WaitingFor:
+        """What the proxy waits for the client to do, if it does."""
+        if self.half is not None:
+            return WaitingFor.NOTHING if self._flow.client_paused else WaitingFor.REQUEST
+        reasons, data = self._throttle.reasons, self.unread.data
+        may_not_begin = reasons & ~UNCONNECTED or (self.opening and reasons)
+        if self._flow.client_paused or (may_not_begin and not (data and self._passes_mute(data, 0))):
+            return WaitingFor.NOTHING
+        if data:
+            return WaitingFor.REQUEST
+        return WaitingFor.USE if self._accounting.requests else WaitingFor.FIRST_BYTE
+
+    # -------------------------------------------------------------------- events
+
+    def try_fast(self, data: bytes) -> int:
+        """Take, of bytes that have just come, whole requests that are like the one before; return where they end."""
+        if self.unread.data or self._throttle.reasons or self.half is not None:
+            return 0
+        return self._fast.take(data, 0)[0]
+
+    def add(self, data: bytes) -> bool:
+        """Store bytes that have come; return whether it is worth while to look at them."""
+        unread = self.unread
+        if unread.missing:
+            return unread.gather(data)
+        unread.data = unread.data + data if unread.data else data
+        return True
+
+    def take(self, at: int = 0) -> None:
+        """Send on all that may be sent: whole frames, and the beginning of a frame if its decisive fields are in it.
+
+        `at` is where the next frame begins in what is unread; everything before it is taken already.
+        """
+        if self.unread.missing:
+            self.unread.put_together()
+        buf = self.unread.data
+        end = len(buf)
+        passage = Passage(buf)
+        fast = True
+        read_before, self._read_before = self._read_before, None
+        try:
+            while True:
+                if self.half is not None:
+                    at = self._go_on(self.half, at, end)
+                reasons = self._throttle.reasons
+                if at == end or (reasons & ~UNCONNECTED and not self._passes_mute(buf, at)):
+                    break
+                if fast and not reasons and self._fast.pattern is not None:
+                    at, fast = self._fast.take(buf, at)
+                    if at == end:
+                        break
+                if self._sasl.bare:
+                    request = self._sasl.read_token(buf, at, end, self._limits.max_frame_bytes)
+                elif read_before is not None and not at:
+                    request = read_before
+                else:
+                    request = read_request(buf, at, end, self._limits.max_frame_bytes)
+                if request is None:
+                    break
+                next_at = self._take_one(passage, request, at, end)
+                if next_at == _STOP:
+                    break
+                at = next_at
+        finally:
+            if at:
+                passage.cut(at, at)
+                self.unread.data = buf[at:]
+                self._turn.send(_NODE, passage.pieces)
+            else:
+                self._turn.do_after()
+
+    def _passes_mute(self, buf: bytes, at: int) -> bool:
+        """Whether the frame at `at` is taken all the same."""
+        return self._throttle.reasons == THROTTLED and self._sasl.passes_throttle(buf, at)
+
+    def _take_one(self, passage: Passage, request: Request, at: int, end: int) -> int:
+        """Do with the request at `at` what is to be done now; return where the next one begins."""
+        sasl = self._sasl
+        disposition = classify(request.plan, self._throttle.reasons, self.asked.decision is not None, sasl.login)
+        if disposition is FORWARD:
+            sasl.end_exchange()
+            return self._forward(passage, request, at, end)
+        if disposition is CARRY_OUT:
+            return self._carry_out(passage, request, at)
+        if disposition is AUTHENTICATE:
+            if sasl.may_authenticate or not self._sensors.hold_back(request):
+                sasl.bound(self._accounting.requests)
+                self._ask(request, passage.buf, at)
+        elif disposition is CONNECT:
+            self._connect(request, at)
+        elif disposition is PROVE:
+            self._ask_whether_proven()
+        elif disposition is not WAIT:
+            sasl.end_exchange()
+            if disposition is REFUSE:
+                detail = f"{request.plan.name} before an authentication has succeeded"
+                raise Refusal(CloseReason.NOT_AUTHENTICATED, detail)
+            sasl.bound(self._accounting.requests)
+            if disposition is RESPOND:
+                return self._respond(passage, request, at, end)
+            self._in_flight.add(request)
+            return self._pass(request, at, end)
+        return _STOP
+
+    def settle_client(self) -> None:
+        """Pause or resume reading the client if that must change.
+
+        A decision is quick, so reading goes on while one is due. Reading must also go on until a whole head is here,
+        because only then the upstream connection is opened: nothing else would end that wait.
+        """
+        reasons, blocked, pause = self._throttle.reasons, self._flow.client_blocked, self._flow.node_blocked
+        if (reasons or blocked) and not (pause or self.half is not None):
+            waits = reasons & ~(ASKING | ASKING_FIRST) and (self.opening or reasons != UNCONNECTED)
+            enough_bytes = HEAD.size if waits or blocked else MAX_HEAD_BYTES
+            if waits and not blocked and self._passes_mute(self.unread.data, 0):
+                enough_bytes = 4 + MAX_ASKED_BYTES
+            pause = len(self.unread) >= enough_bytes
+        self._flow.pause_client(pause)
+
+    # ----------------------------------------------------------------- one by one
+
+    def _connect(self, request: Request, at: int) -> None:
+        """Open the connection to the node, and remember the request that waits for it, so that it is not read again.
+
+        Its bytes move to the beginning of what is unread.
+        """
+        if not self.opening:
+            self.opening = True
+            self._turn.after.append(_OPEN_UPSTREAM)
+        request.body_at -= at
+        request.decided_at -= at
+        self._read_before = request
+
+    def _forward(self, passage: Passage, request: Request, at: int, end: int) -> int:
+        """Send a request on if no quota has it wait and no decision is needed; return where the next one begins."""
+        buf, plan = passage.buf, request.plan
+        request.client_sensors = client_sensors = self._sensors.of(request.client_id)
+        if client_sensors.limits and not self._may_begin(request, client_sensors, buf, at, end):
+            return _STOP
+        if plan.asked is not None:
+            if _is_asked(request, client_sensors):
+                self._ask(request, buf, at)
+                return _STOP
+            self._in_flight.own_responses = []
+            if plan.asked is DecisionKind.MUTATION and client_sensors.mutation is not None:
+                self._charges.use_bucket(client_sensors.mutation)
+        if request.answered:
+            self._in_flight.add(request)
+        if plan.fetches and client_sensors.limits_fetches:
+            if (clamp := _clamp(request, client_sensors, buf)) is not None:
+                passage.replace(clamp)
+        elif not self._throttle.reasons & FETCHING and request.incremental is None:
+            self._fast.pattern = pattern_of(request, client_sensors, buf, at)
+        return self._pass(request, at, end)
+
+    def _may_begin(self, request: Request, client_sensors: ClientSensors, buf: bytes, at: int, end: int) -> bool:
+        """Whether a request of a client with a quota may go on; False: it must wait, or more of it must come first."""
+        if self._sensors.waits_first(request, client_sensors):
+            return False
+        limits_fetches = request.plan.fetches and client_sensors.limits_fetches
+        may_be_emptied = self._limits.withholds and (limits_fetches or client_sensors.limits_requests)
+        if may_be_emptied and not _note_session(request, buf, at, end):
+            return False
+        if limits_fetches:
+            self._throttle.reasons |= FETCHING
+        return True
+
+    def _pass(self, request: Request, at: int, end: int) -> int:
+        """Let the part of a request that is here pass to the node; return where that part ends."""
+        accounting = self._accounting
+        frame_end = at + 4 + request.size_bytes
+        if frame_end <= end:
+            self._came_whole(request)
+        else:
+            self.half, self._left = request, frame_end - end
+            accounting.meter(request)
+            frame_end = end
+        accounting.coming = request.use
+        accounting.read(request.use, frame_end - at)
+        return frame_end
+
+    def _go_on(self, request: Request, at: int, end: int) -> int:
+        """Let more of the incomplete request pass; return where that part ends."""
+        step = min(self._left, end - at)
+        self._left -= step
+        self._accounting.read(self._accounting.coming, step)
+        if not self._left:
+            self._take_half(request)
+            self._in_flight.came_whole(request)
+            self._came_whole(request)
+        return at + step
+
+    def _take_half(self, request: Request) -> None:
+        """The request is no longer incomplete; for a Produce, look up the sensors that now measure its client."""
+        self.half = None
+        if request.plan.api_key == PRODUCE:
+            request.client_sensors = self._sensors.of(request.client_id)
+
+    def _came_whole(self, request: Request) -> None:
+        """Count and charge a request whose last byte is here; a broker charges at that moment, too."""
+        size_bytes = request.size_bytes
+        self._accounting.count_requests(request, 1, size_bytes + 4)
+        if request.plan.api_key == PRODUCE and (throttle_time_ms := self._charges.produce(request, size_bytes)):
+            throttle = self._throttle
+            throttle.throttle(throttle_time_ms, QuotaType.PRODUCE, request.client_id, size_bytes)
+            if throttle.delayed_since_ms is not None:  # a response before it waits for the end of a shorter throttle
+                self._turn.after.append(WakeAt(throttle.next_end_ms))
+        if request.answered:
+            request.muted_until_ms = self._throttle.muted_until_ms
+            if size_bytes > LONG_CLIENT_ID_BYTES and len(request.client_id) > LONG_CLIENT_ID_BYTES:
+                self._in_flight.keep_for(request)
+        elif request.client_sensors is not None and request.client_sensors.costs is not None:
+            costs = request.client_sensors.costs
+            self._accounting.counters.exempt_us += costs.us(request.plan.cost_kind, size_bytes)
+
+    # ------------------------------------------------------------------ decisions
+
+    def _ask(self, request: Request, buf: bytes, at: int) -> None:
+        """Ask for a decision about the request at `at` once it is here whole."""
+        plan, end = request.plan, at + 4 + request.size_bytes
+        if request.size_bytes > MAX_ASKED_BYTES:
+            detail = f"{plan.name}: {request.size_bytes} bytes announced, {MAX_ASKED_BYTES} allowed"
+            raise Refusal(CloseReason.REQUEST_TOO_LARGE, detail)
+        if end > len(buf):
+            self.unread.want(end - len(buf))
+        elif not self._flow.client_blocked:
+            assert plan.asked is not None
+            self._throttle.reasons |= ASKING
+            ask = self._turn.ask(plan.asked, _CLIENT, plan, buf[at:end])
+            ask.client_id, ask.body_at = request.client_id, request.body_at - at
+            ask.own_responses = self._in_flight.take_own_responses()
+            self.asked.plan, self.asked.ticket = plan, ask.ticket
+
+    def _ask_whether_proven(self) -> None:
+        """Ask the node, by a request of the proxy, whether the exchange is over; no client request passes before."""
+        self._throttle.reasons |= ASKING
+        ask = self._turn.ask(DecisionKind.SASL, _CLIENT, SASL_TOKEN, BEHIND_AN_EXCHANGE)
+        ask.own_responses = self._in_flight.take_own_responses()
+        self.asked.ticket = ask.ticket
+
+    def decide(self, decision: Decision) -> None:
+        """The decision that was due is here."""
+        self.asked.ticket = NO_TICKET
+        self._throttle.reasons &= ~ASKING
+        if decision.own_requests:
+            self._send_own_requests(decision.own_requests)
+        elif decision.exchange is not None:
+            self.note_exchange(decision.exchange)
+        else:
+            self.asked.decision, self.asked.decided_ms = decision, self._turn.now_ms
+
+    def note_exchange(self, exchange: Exchange) -> None:
+        """Take up the state of the login that a decision has found."""
+        if self._sasl.note(exchange):
+            self._fast.pattern = None
+        if exchange is Exchange.SUCCEEDED:
+            self._sensors.forget()
+            self._accounting.forget_clients()
+
+    def _send_own_requests(self, frames: Sequence[bytes]) -> None:
+        """Send the proxy's own requests. When their responses are here, the same decision is asked for again.
+
+        No request is taken before. The decision is asked for only when it can be carried out: a client that may
+        disconnect meanwhile must not be charged.
+        """
+        self._throttle.reasons |= ASKING_FIRST
+        for frame in frames:
+            request = read_request(frame, 0, len(frame), INT32_MAX)
+            assert request is not None
+            request.held = request.is_own_request = True
+            self._in_flight.add(request)
+        self._in_flight.own_sent = len(frames)
+        self._turn.send(_NODE, list(frames))
+
+    def _carry_out(self, passage: Passage, request: Request, at: int) -> int:
+        """Carry out the decision about a request; return where the next one begins."""
+        decision, self.asked.decision = self.asked.decision, None
+        assert decision is not None
+        end = at + 4 + request.size_bytes
+        passage.cut(at, end)
+        self._accounting.counters.mutations_refused += decision.refused
+        throttle_time_ms = self.asked.decided_ms + decision.throttle_time_ms - self._turn.now_ms
+        if throttle_time_ms > 0:
+            self._throttle.throttle(throttle_time_ms, QuotaType.CONTROLLER_MUTATION, request.client_id)
+        self._accounting.count_requests(request, 1, request.size_bytes + 4)
+        request.response = decision.response
+        if decision.response is None:
+            request.note, request.held = decision.note, decision.note is not None
+        if decision.response is None and request.plan.asked is DecisionKind.SASL:
+            self._send_sasl(request)
+        else:
+            request.client_sensors = self._sensors.known(request.client_id)
+            request.muted_until_ms = self._throttle.muted_until_ms
+            self._in_flight.add(request)
+            self._in_flight.keep_for(request)
+        if decision.response is None:
+            passage.pieces += splice_frame(memoryview(passage.buf)[at:end], request.size_bytes, decision.splices)
+        self._accounting.read(request.use, end - at)
+        return end
+
+    def _send_sasl(self, request: Request) -> None:
+        """A SASL frame is sent: its response comes before anything else, unless it may have none."""
+        if request.plan is not SASL_TOKEN or not self._sasl.may_stay_unanswered:
+            self._throttle.reasons |= AUTHENTICATING
+        if not self._sasl.unproven and request.plan is not SASL_TOKEN:
+            request.client_sensors = self._sensors.of(request.client_id)
+        self._in_flight.add(request)
+
+    def _respond(self, passage: Passage, request: Request, at: int, end: int) -> int:
+        """Respond to ApiVersions of an unknown version when it is here whole (KIP-511)."""
+        frame_end = at + 4 + request.size_bytes
+        if frame_end > end:
+            self.unread.want(frame_end - end)
+            return _STOP
+        if self._flow.client_blocked or (not self._sasl.unproven and self._sensors.hold_back(request)):
+            return _STOP
+        self.asked.decision = Decision(response=unsupported_version_response(request.correlation_id))
+        return self._carry_out(passage, request, at)
+
+    # -------------------------------------------------------------------- the end
+
+    def abandon(self) -> None:
+        """No more bytes of the client will come: count and charge those that have come of an incomplete request."""
+        request = self.half
+        if request is not None:
+            self._take_half(request)
+            came_bytes = request.size_bytes - self._left
+            self._accounting.count_requests(request, 1, came_bytes + 4)
+            if request.plan.api_key == PRODUCE:
+                self._charges.produce(request, came_bytes)
+        self._accounting.read_unjudged(len(self.unread))
+        self.unread.put_together()
+        self.unread.data = b""
+
+
+def _clamp(request: Request, client_sensors: ClientSensors, buf: bytes) -> Splice | None:
+    """The splice that limits how many bytes a Fetch may have; None if it asks for no more."""
+    ceiling_bytes, plan = client_sensors.fetch_ceiling_bytes, request.plan
+    if plan.api_key == FETCH:
+        return fetch_clamp(buf, request.body_at, plan.api_version, ceiling_bytes)
+    return limits_clamp(buf, request.decided_at - LIMITS_BYTES, ceiling_bytes)
+
+
+def _note_session(request: Request, buf: bytes, at: int, end: int) -> bool:
+    """Note whether a Fetch continues a session: its epoch is above 0. False while the epoch is not here yet."""
+    epoch_at = request.plan.epoch_at
+    if not epoch_at:
+        request.incremental = None if epoch_at is None else False
+        return True
+    epoch_at += request.body_at
+    frame_end = at + 4 + request.size_bytes
+    if epoch_at + 4 > (end if end < frame_end else frame_end):
+        if end >= frame_end:
+            raise TruncatedMessage(epoch_at, 4, frame_end)
+        return False
+    request.incremental = _INT32.unpack_from(buf, epoch_at)[0] > 0
+    return True
+
+
+def _is_asked(request: Request, client_sensors: ClientSensors) -> bool:
+    """Whether a request of ASKED_REQUESTS needs a decision; a shadow quota alone never has one refused for its size."""
+    if request.plan.asked is not DecisionKind.MUTATION or client_sensors.limits_mutations:
+        return True
+    return client_sensors.shadow_mutation is not None and request.size_bytes <= MAX_ASKED_BYTES
