@@ -1,0 +1,114 @@
+"""The two tables of a relay: what is done with a request, and the states of a response.
+
+`python tests/relay/test_states.py` writes the table of states into docs/architecture.md.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+if not __package__:  # started as a script: what is imported below counts from the project's directory
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from protocol.api_key import API_VERSIONS, FETCH, METADATA, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
+from proxy.relay.plans import PLANS, SASL_TOKEN, UNKNOWN_API_VERSIONS, plan_key
+from proxy.relay.request_direction import Disposition, classify
+from proxy.relay.response_direction import FOLLOWS, ResponseState
+from proxy.relay.sasl_state import Login
+from proxy.relay.throttle_state import ASKING, FETCHING, NO_ROOM, THROTTLED, UNCONNECTED
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- response states -->\n", "<!-- end of response states -->"
+
+
+def plan(api_key, version=0):
+    return PLANS[plan_key(api_key, version)]
+
+
+SASL = (plan(SASL_HANDSHAKE), plan(SASL_AUTHENTICATE), SASL_TOKEN)
+ORDINARY = (plan(PRODUCE, 3), plan(FETCH, 4), plan(METADATA))
+VERSIONS = plan(API_VERSIONS)
+ALL = (*SASL, *ORDINARY, VERSIONS, UNKNOWN_API_VERSIONS)
+REASONS = (THROTTLED, ASKING, FETCHING, NO_ROOM, THROTTLED | FETCHING)
+
+ROWS = (
+    # APIs, reasons to wait, whether a decision is here, logins: what is done
+    (ALL, (UNCONNECTED, UNCONNECTED | THROTTLED), (False, True), Login, Disposition.CONNECT),
+    ((*ORDINARY, VERSIONS, UNKNOWN_API_VERSIONS), REASONS, (False, True), Login, Disposition.WAIT),
+    (ALL, (0,), (True,), Login, Disposition.CARRY_OUT),
+    (SASL, REASONS, (True,), Login, Disposition.CARRY_OUT),
+    (SASL, (0, *REASONS), (False,), Login, Disposition.AUTHENTICATE),
+    ((*ORDINARY, VERSIONS, UNKNOWN_API_VERSIONS), (0,), (False,), (Login.MAY_BE_OVER,), Disposition.PROVE),
+    (ORDINARY, (0,), (False,), (Login.UNPROVEN,), Disposition.REFUSE),
+    ((UNKNOWN_API_VERSIONS,), (0,), (False,), (Login.NONE, Login.UNPROVEN), Disposition.RESPOND),
+    ((VERSIONS,), (0,), (False,), (Login.UNPROVEN,), Disposition.UNCHARGED),
+    ((*ORDINARY, VERSIONS), (0,), (False,), (Login.NONE,), Disposition.FORWARD),
+)
+
+
+def cases():
+    for plans, reasons, decided, logins, disposition in ROWS:
+        for one in plans:
+            for reason in reasons:
+                for is_decided in decided:
+                    for login in logins:
+                        yield (one, reason, is_decided, login), disposition
+
+
+def test_what_is_done_with_a_request():
+    wrong = [(case, found) for case, right in cases() if (found := classify(*case)) is not right]
+    assert not wrong
+
+
+def test_every_case_has_one_row():
+    seen = [(one.name, one.api_version, *facts) for (one, *facts), _ in cases()]
+    every = [
+        (one.name, one.api_version, reason, is_decided, login)
+        for one in ALL
+        for reason in (0, *REASONS, UNCONNECTED, UNCONNECTED | THROTTLED)
+        for is_decided in (False, True)
+        for login in Login
+    ]
+    assert len(seen) == len(set(seen))
+    assert set(seen) == set(every)
+
+
+# -------------------------------------------------------------------------- states
+
+
+def described():
+    """What the enumeration says about each state."""
+    assert ResponseState.__doc__ is not None
+    text = " ".join(ResponseState.__doc__.split())
+    return dict(re.findall(r"- (\w+): (.+?)(?= - [A-Z]+: |$)", text))
+
+
+def states_table():
+    lines = ["| state | what happens to the response | next |", "|---|---|---|"]
+    for state in ResponseState:
+        following = ", ".join(f"`{one.name}`" for one in ResponseState if one in FOLLOWS[state])
+        lines.append(f"| `{state.name}` | {described()[state.name]} | {following} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(text):
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + states_table() + END + after
+
+
+def test_the_page_has_the_table_of_the_code():
+    text = PAGE.read_text()
+    assert with_table(text) == text, "python tests/relay/test_states.py"
+
+
+def test_every_state_can_be_reached_and_left():
+    assert set(FOLLOWS) == set(ResponseState)
+    for state in ResponseState:
+        assert FOLLOWS[state]
+        assert any(state in following for following in FOLLOWS.values())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text()))
