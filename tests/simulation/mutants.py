@@ -316,13 +316,13 @@ class AnyCorrelationId(Mutant):
     shows_in = staticmethod(_with_other_ids)
 
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
-        in_flight = self.sound._in_flight
+        in_flight = self.sound._in_flight.queue
         if (
             side is NODE
             and len(data) >= 8
             and in_flight
             and not self.sound.held_bytes
-            and not self.sound._amid_response
+            and not self.sound._responses.amid
         ):
             in_flight[0].correlation_id = int.from_bytes(data[4:8], "big", signed=True)
         return super().on_bytes(side, data, now_us)
