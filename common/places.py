@@ -21,7 +21,7 @@ _STEP = re.compile(r"\.?(\w+)|\[(\d+)\]|\[(['\"].*)\]$", re.ASCII)
 def placed(problems: Sequence[Problem], file: Path) -> list[Problem]:
     """The problems with their lines, as far as they are found. Reads the file again."""
     try:
-        text = text_of(read_bounded(file)) if problems else ""
+        text = text_of(read_bounded(file), str(file)) if problems else ""
     except YamlFileError:
         text = ""
     return placed_in(problems, text)
@@ -29,11 +29,7 @@ def placed(problems: Sequence[Problem], file: Path) -> list[Problem]:
 
 def placed_in(problems: Sequence[Problem], text: str) -> list[Problem]:
     """The problems with their lines in the text of a file, if it is YAML."""
-    try:
-        root = yaml_nodes(text)
-    except YamlFileError:
-        root = None
-    known: _Keys = {}
+    root, known = yaml_nodes(text), _Keys()
     return [each._replace(line=each.line or _line_of(each.path, root, known)) for each in problems]
 
 
@@ -50,11 +46,8 @@ def made_of(file: Path, make: Callable[[Any], Result], content: bytes | None = N
 
     `content` is the content of the file, if it was already read.
     """
-    try:
-        text = text_of(read_bounded(file) if content is None else content)
-        data = parse_yaml(text, str(file))
-    except YamlFileError as errors:
-        raise errors.named(file) from errors
+    text = text_of(read_bounded(file) if content is None else content, str(file))
+    data = parse_yaml(text, str(file))
     try:
         return make(data)
     except Problems as errors:

@@ -30,7 +30,10 @@ class Problems(ValueError):
         """The same problems, each with the name of the file in front."""
         name = str(file)
         return Problems(
-            [each if each.path == name else each._replace(path=f"{name}: {each.path}") for each in self.problems]
+            [
+                each._replace(path=name if each.path in (name, "(file)") else f"{name}: {each.path}")
+                for each in self.problems
+            ]
         )
 
 

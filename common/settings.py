@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import cache
+from itertools import chain, islice
 from types import NoneType
 from typing import Any, Self, TypeVar, get_args, get_origin
 
@@ -22,6 +23,8 @@ _AS_WELL = 0.05
 """Names whose similarity is lower than the highest by at most this are suggested too."""
 _FEW_SECTIONS = 4
 """A setting that more sections have is not used to suggest a section."""
+_MOST_PROBLEMS = 100
+"""How many problems of a file are reported."""
 
 
 class Settings(BaseModel):
@@ -47,15 +50,27 @@ Check = Callable[[Any], Iterable[Problem]]
 def read_settings(
     model: type[Model], data: Any, checks: Iterable[Check] = (), context: Mapping[str, Any] | None = None
 ) -> Model:
-    """The model for the content of a file. Raises Problems, with those of the model and of the checks."""
+    """The model for the content of a file. Raises Problems, with those of the model and of the checks.
+
+    If there are very many, only the first ones, and one that says so.
+    """
     try:
         settings = model.model_validate(data, context=dict(context or {}))
     except ValidationError as error:
-        problems = problems_of(error, model)
-        raise Problems(problems + [problem for check in checks for problem in check(data)]) from error
-    if problems := [problem for check in checks for problem in check(settings)]:
+        raise Problems(_first(chain(problems_of(error, model), _found(checks, data)))) from error
+    if problems := _first(_found(checks, settings)):
         raise Problems(problems)
     return settings
+
+
+def _found(checks: Iterable[Check], data: Any) -> Iterator[Problem]:
+    return (problem for check in checks for problem in check(data))
+
+
+def _first(problems: Iterator[Problem]) -> list[Problem]:
+    """The problems up to _MOST_PROBLEMS, and one that says if there are more; they are not looked for."""
+    found = list(islice(problems, _MOST_PROBLEMS))
+    return found if next(problems, None) is None else [*found, Problem("(file)", "has more problems than these")]
 
 
 def valid(model: type[Model], data: Any, context: Mapping[str, Any] | None = None) -> Model | None:
@@ -127,9 +142,9 @@ def without_none(annotation: Any) -> Any:
 # ------------------------------------------------------------------- problems
 
 
-def problems_of(error: ValidationError, model: type[Settings]) -> list[Problem]:
+def problems_of(error: ValidationError, model: type[Settings]) -> Iterator[Problem]:
     """The problems that pydantic found in the content for a `model`, in the order of the settings."""
-    return [problem for details in error.errors(include_url=False) for problem in _problems(details, model)]
+    return (problem for details in error.errors(include_url=False) for problem in _problems(details, model))
 
 
 def _problems(details: ErrorDetails, model: type[Settings]) -> Iterator[Problem]:

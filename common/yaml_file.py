@@ -1,5 +1,6 @@
 """Reads YAML files of bounded size; errors name the place of the problem."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ MAX_FILE_BYTES = 4_194_304
 MAX_NODES = 500_000
 MAX_DEPTH = 50
 
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair, which YAML can write and which is no text."""
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 class YamlFileError(Problems):
-    """A file that is not valid YAML; `place` is "line 3, column 5", or the file's name if the line is not known."""
+    """A file that is not valid YAML; `place` is the file's name and, if it is known, the line: "a.yaml: line 3"."""
 
     def __init__(self, place: str, problem: str) -> None:
         super().__init__([Problem(place, problem)])
@@ -47,15 +50,16 @@ class _Constructor(SafeConstructor):
 
 def read_yaml_file(path: Path) -> Any:
     """The content of the one document in a file. Raises YamlFileError."""
-    return parse_yaml(text_of(read_bounded(path)), str(path))
+    name = str(path)
+    return parse_yaml(text_of(read_bounded(path), name), name)
 
 
 def yaml_nodes(text: str) -> Node | None:
-    """The nodes of the one document in a text, with their lines. They may have cycles. Raises YamlFileError."""
+    """The nodes of the one document in a text, with their lines. They may have cycles. None if it is not YAML."""
     try:
         node: Node | None = YAML(typ="safe", pure=True).compose(text)
-    except (YAMLError, RecursionError, ValueError) as error:
-        raise YamlFileError("(file)", _first_line(str(error))) from error
+    except (YAMLError, RecursionError, ValueError):
+        return None
     return node
 
 
@@ -71,17 +75,18 @@ def read_bounded(path: Path) -> bytes:
     return data
 
 
-def text_of(data: bytes) -> str:
-    """The bytes of a file as text. Raises YamlFileError if they are not UTF-8."""
+def text_of(data: bytes, name: str) -> str:
+    """The bytes of the file `name` as text. Raises YamlFileError if they are not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise YamlFileError(f"line {line}", f"expected UTF-8, got the byte 0x{data[error.start]:02x}") from error
+        problem = f"expected UTF-8, got the byte 0x{data[error.start]:02x}"
+        raise YamlFileError(f"{name}: line {line}", problem) from error
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """The content of `text`, None if it is empty. `name` is the place of problems without a line."""
+    """The content of `text`, which is that of the file `name`; None if it is empty. Raises YamlFileError."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
     try:
@@ -97,7 +102,7 @@ def parse_yaml(text: str, name: str) -> Any:
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         problem = f"the character U+{ord(text[error.position]):04X} is not allowed"
-        raise YamlFileError(f"line {line}", problem) from error
+        raise YamlFileError(f"{name}: line {line}", problem) from error
     except RecursionError as error:
         raise YamlFileError(name, f"expected at most {MAX_DEPTH} levels, got more") from error
     except (YAMLError, ValueError, OverflowError) as error:
@@ -135,14 +140,14 @@ def _children(node: Node, name: str) -> list[Node]:
     if not isinstance(node, MappingNode):
         return []
     for key, _ in node.value:
-        if not isinstance(key, ScalarNode) or key.tag not in (_TEXT_TAG, _MERGE_TAG):
-            got = repr(key.value) if isinstance(key, ScalarNode) else "a list or mapping"
+        if not isinstance(key, ScalarNode) or key.tag not in (_TEXT_TAG, _MERGE_TAG) or _HALF_PAIR.search(key.value):
+            got = show(key.value) if isinstance(key, ScalarNode) else "a list or mapping"
             raise YamlFileError(_place(key.start_mark, name), f"expected a key that is text, got {got}")
     return [value for _, value in node.value]
 
 
 def _place(mark: Any, name: str) -> str:
-    return name if mark is None else f"line {mark.line + 1}, column {mark.column + 1}"
+    return name if mark is None else f"{name}: line {mark.line + 1}, column {mark.column + 1}"
 
 
 def _first_line(problem: str | None) -> str:

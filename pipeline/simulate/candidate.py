@@ -21,7 +21,7 @@ from common.kinds import Many, Some, Text
 from common.places import made_of
 from common.problems import Problem, Problems, show
 from common.settings import Settings, found_at, items, read_settings, repeated_names
-from common.yaml_file import parse_yaml, read_bounded
+from common.yaml_file import read_bounded
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sources.entries import QuotaEntry, ThrottleConfig, WindowsConfig, repeated_entities
@@ -127,11 +127,6 @@ def load_with_checksum(path: Path) -> tuple[Candidate, str]:
     return made_of(path, made, content), f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def parse_candidate(text: str) -> Candidate:
-    """The candidate in a YAML text. Problems with every one and its place."""
-    return candidate_of(parse_yaml(text, "(file)"))
-
-
 def _of_state_file(content: bytes, path: Path) -> Candidate:
     try:
         overlay = parse_overlay(content)
@@ -147,7 +142,7 @@ def _of_state_file(content: bytes, path: Path) -> Candidate:
 def candidate_of(data: Any) -> Candidate:
     """The candidate that lists, dicts and scalars describe. Problems with every one and its place."""
     if isinstance(data, list):
-        return candidate_of({"entries": data})
+        return _of_entries(data)
     if not isinstance(data, Mapping):
         raise Problems([Problem("(file)", f"expected virtual_clusters, quotas or entries, got {show(data)}")])
     if "virtual_clusters" in data:
@@ -158,6 +153,15 @@ def candidate_of(data: Any) -> Candidate:
         return Candidate(all_others=_rules(section.quotas, section.throttle))
     quotas = read_settings(_QuotasWithThrottle, data, [_repeated])
     return Candidate(all_others=_rules(quotas, quotas.throttle))
+
+
+def _of_entries(data: list[Any]) -> Candidate:
+    """The candidate that is a list of entries. Paths of problems begin with the number of the entry."""
+    try:
+        return candidate_of({"entries": data})
+    except Problems as errors:
+        places = [each._replace(path=each.path.removeprefix("entries")) for each in errors.problems]
+        raise Problems(places) from errors
 
 
 def _repeated(data: Any) -> list[Problem]:

@@ -6,7 +6,7 @@ from typing import Any
 from common.places import with_places
 from common.problems import Problems
 from common.settings import read_settings
-from common.yaml_file import YamlFileError, YamlFileUnreadable, parse_yaml, read_yaml_file
+from common.yaml_file import YamlFileError, YamlFileUnreadable, read_yaml_file
 from proxy.config.checks import CHECKS
 from proxy.config.problems import ConfigErrors, ConfigUnreadable
 from proxy.config.settings import Config
@@ -21,15 +21,6 @@ def load_config(path: Path) -> Config:
     except YamlFileError as error:
         raise ConfigErrors(error.problems) from error
     return with_places(path, lambda: config_of(data, path.absolute().parent))
-
-
-def parse_config(text: str) -> Config:
-    """The configuration in a YAML text. ConfigErrors with every problem."""
-    try:
-        data = parse_yaml(text, "(file)")
-    except YamlFileError as error:
-        raise ConfigErrors(error.problems) from error
-    return config_of(data)
 
 
 def config_of(data: Any, folder: Path | None = None) -> Config:

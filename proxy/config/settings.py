@@ -39,6 +39,7 @@ from proxy.config.kinds import (
     is_sasl_mechanism,
     is_znode_path,
 )
+from proxy.relay.costs import cost_kind
 from quotas.entities import Entity, QuotaKey, plain_ip
 from quotas.request_costs import Cost
 from quotas.sources.entries import (
@@ -363,13 +364,23 @@ class RequestCost(Settings):
     """What one kind of request costs a node, for `request_percentage`."""
 
     api: Annotated[str, Text("the name of a Kafka API, like Produce", lambda name: name in API_KEYS)]
-    """The API, by the name that Kafka's message schemas give it."""
+    """The API, by the name that Kafka's message schemas give it. JoinGroup, LeaveGroup, SyncGroup and the heartbeats of
+    newer kinds of groups cost what Heartbeat costs, ShareFetch what Fetch costs: they cannot be pinned apart."""
 
     base_us: Microseconds
     """Thread time of each request in microseconds."""
 
     per_kib_us: Microseconds = 0.0
     """Thread time of each KiB of the request and its response, in microseconds."""
+
+    @field_validator("api")
+    @classmethod
+    def _has_its_own_cost(cls, name: str) -> str:
+        kind = cost_kind(API_KEYS[name])
+        if kind != API_KEYS[name]:
+            problem = f"expected {APIS[kind].name}, whose cost is also that of {name}, got {name!r}"
+            raise Problems([Problem("", problem)])
+        return name
 
 
 class ZooKeeperConfig(Settings):

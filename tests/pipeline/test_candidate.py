@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.problems import Problems
-from pipeline.simulate.candidate import candidate_of, load_candidate, parse_candidate
+from common.yaml_file import parse_yaml
+from pipeline.simulate.candidate import candidate_of, load_candidate
 from proxy.config.load import config_of
 from proxy.config.settings import quota_entries
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
@@ -24,6 +25,10 @@ entries:
 windows: {quota_window_num: 5}
 throttle: {max_throttle_ms: 7000}
 """
+
+
+def parse_candidate(text):
+    return candidate_of(parse_yaml(text, "a.yaml"))
 
 
 def problems_of(text: str) -> dict[str, str]:
@@ -105,6 +110,17 @@ def test_a_mistake_in_a_file_is_told_with_the_file_and_the_line(tmp_path):
         load_candidate(path)
     problem = "expected one entry for each entity, got the entity of entries[0]"
     assert str(raised.value) == f"{path}: entries[1]: {problem} (line 3)"
+
+
+def test_a_mistake_in_a_list_of_entries_is_told_with_its_line(tmp_path):
+    path = tmp_path / "quotas.yaml"
+    path.write_text("- {user: a, producer_byte_rate: 1}\n- user: b\n  producer_byte_rate: no\n- {user: c}\n")
+    with pytest.raises(Problems) as raised:
+        load_candidate(path)
+    assert [(each.path.removeprefix(f"{path}: "), each.line) for each in raised.value.problems] == [
+        ("[1].producer_byte_rate", 3),
+        ("[2]", 4),
+    ]
 
 
 @pytest.mark.parametrize("name", ["ä" * 16_384, "\\ud800"], ids=["long", "half a character"])

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.problems import Problems
+from common.yaml_file import parse_yaml
 from pipeline.jobs.recommend import write
 from pipeline.recommend.advice import Settings, advise, judged
 from pipeline.recommend.capacity import Capacity, capacity_of
@@ -22,7 +23,7 @@ from pipeline.recommend.quota_file import document, yaml_of
 from pipeline.recommend.rows import csv_table, plain
 from pipeline.recommend.subject import Subject
 from pipeline.report.tables import csv_of
-from pipeline.simulate.candidate import candidate_of, load_candidate, parse_candidate
+from pipeline.simulate.candidate import candidate_of, load_candidate
 from quotas.entities import Entity, QuotaType
 
 MB = 1_000_000
@@ -345,7 +346,7 @@ HOSTILE = [
 def test_quota_files_are_read_back_as_they_were_meant():
     given_limits = [("main", Entity(user=name), PRODUCE, 1000.0 + i) for i, name in enumerate(HOSTILE)]
     given_limits += [("main", Entity("a", "b"), REQUEST, 1.5), ("other", Entity(ip="10.0.0.1"), CONNECTION, 7.0)]
-    candidate = parse_candidate(yaml_of(document(given_limits), ["a comment"]))
+    candidate = candidate_of(parse_yaml(yaml_of(document(given_limits), ["a comment"]), "a.yaml"))
     for cluster, entity, quota_type, limit in given_limits:
         assert candidate.clusters[cluster].table[entity][quota_type] == limit
     assert sum(len(rules.table) for rules in candidate.clusters.values()) == len(given_limits)

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.problems import Problems
 from common.settings import sections
+from common.yaml_file import parse_yaml
 from protocol.identity.sasl_names import Claim
 from proxy.config.kinds import HostPort
-from proxy.config.load import config_of, load_config, parse_config
+from proxy.config.load import config_of, load_config
 from proxy.config.page import configuration_page
 from proxy.config.problems import ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
@@ -22,6 +24,7 @@ from proxy.config.settings import (
     CredentialsConfig,
     ListenerConfig,
     ListenerTlsConfig,
+    RequestCost,
     SaslConfig,
     UpstreamTlsConfig,
     UsageConfig,
@@ -85,6 +88,11 @@ def changed(path, value):
     else:
         place[path[-1]] = value
     return data
+
+
+def config_in(text):
+    """The configuration in the text of a file `a.yaml`."""
+    return config_of(parse_yaml(text, "a.yaml"))
 
 
 def problems(data):
@@ -529,32 +537,33 @@ def test_all_problems_are_told_in_one_run_even_where_one_could_hide_another():
         ("- a\n", "(file): expected a mapping, got a list"),
         (
             "log:\n  level: info\n  level: debug\n",
-            'line 3, column 3: found duplicate key "level" with value "debug" (original value: "info")',
+            'a.yaml: line 3, column 3: found duplicate key "level" with value "debug" (original value: "info")',
         ),
-        ("log: [1\nx: 2\n", "line 2, column 2: expected ',' or ']', but got ':'"),
-        ("a: *unknown\n", "line 1, column 4: found undefined alias 'unknown'"),
-        ("a: 1\n---\nb: 2\n", "line 2, column 1: but found another document"),
-        ("a: &x [*x]\n", "line 1, column 4: an alias inside the value that it refers to"),
-        ("log: {1: x}\n", "line 1, column 7: expected a key that is text, got '1'"),
-        ("log: {? [a] : x}\n", "line 1, column 9: expected a key that is text, got a list or mapping"),
+        ("log: [1\nx: 2\n", "a.yaml: line 2, column 2: expected ',' or ']', but got ':'"),
+        ("a: *unknown\n", "a.yaml: line 1, column 4: found undefined alias 'unknown'"),
+        ("a: 1\n---\nb: 2\n", "a.yaml: line 2, column 1: but found another document"),
+        ("a: &x [*x]\n", "a.yaml: line 1, column 4: an alias inside the value that it refers to"),
+        ("log: {1: x}\n", "a.yaml: line 1, column 7: expected a key that is text, got '1'"),
+        ('log: {level: x, "\\ud800": y}\n', "a.yaml: line 1, column 17: expected a key that is text, got '\\ud800'"),
+        ("log: {? [a] : x}\n", "a.yaml: line 1, column 9: expected a key that is text, got a list or mapping"),
         (
             "a: !!python/object:os.system x\n",
-            "line 1, column 4: could not determine a constructor for the tag"
+            "a.yaml: line 1, column 4: could not determine a constructor for the tag"
             " 'tag:yaml.org,2002:python/object:os.system'",
         ),
-        ("ok: 1\na: \x00\n", "line 2: the character U+0000 is not allowed"),
-        ("a: 2001-99-99\n", f"line 1, column 4: {NO_MONTH}"),
-        ("ok: 1\na: !!int x\n", "line 2, column 4: invalid literal for int() with base 10: 'x'"),
-        ('a: !!int ""\n', "line 1, column 4: expected a value of type int, got ''"),
-        ('a: !!float ""\n', "line 1, column 4: expected a value of type float, got ''"),
-        ("a: !!bool x\n", "line 1, column 4: expected a value of type bool, got 'x'"),
-        ("[" * 60 + "]" * 60, "line 1, column 51: expected at most 50 levels, got more"),
-        ("[" * 5000, "(file): expected at most 50 levels, got more"),
+        ("ok: 1\na: \x00\n", "a.yaml: line 2: the character U+0000 is not allowed"),
+        ("a: 2001-99-99\n", f"a.yaml: line 1, column 4: {NO_MONTH}"),
+        ("ok: 1\na: !!int x\n", "a.yaml: line 2, column 4: invalid literal for int() with base 10: 'x'"),
+        ('a: !!int ""\n', "a.yaml: line 1, column 4: expected a value of type int, got ''"),
+        ('a: !!float ""\n', "a.yaml: line 1, column 4: expected a value of type float, got ''"),
+        ("a: !!bool x\n", "a.yaml: line 1, column 4: expected a value of type bool, got 'x'"),
+        ("[" * 60 + "]" * 60, "a.yaml: line 1, column 51: expected at most 50 levels, got more"),
+        ("[" * 5000, "a.yaml: expected at most 50 levels, got more"),
     ],
 )
 def test_what_is_not_good_yaml_is_told_with_its_line(text, problem):
-    with pytest.raises(ConfigErrors) as caught:
-        parse_config(text)
+    with pytest.raises(Problems) as caught:
+        config_in(text)
     assert str(caught.value) == problem
 
 
@@ -562,9 +571,9 @@ def test_aliases_that_stand_for_millions_of_values_are_refused():
     bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n"
     for i in range(1, 10):
         bomb += f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n"
-    with pytest.raises(ConfigErrors) as caught:
-        parse_config(bomb)
-    assert str(caught.value) == "line 6, column 5: expected at most 500000 values, got more"
+    with pytest.raises(Problems) as caught:
+        config_in(bomb)
+    assert str(caught.value) == "a.yaml: line 6, column 5: expected at most 500000 values, got more"
 
 
 @pytest.mark.parametrize(
@@ -660,7 +669,7 @@ def test_a_modest_alias_is_welcome():
           - {name: one, bind: 127.0.0.1, port: 1000, node_ids: &ids ["0-2"]}
           - {name: two, bind: 127.0.0.1, port: 2000, node_ids: *ids}
     """
-    assert parse_config(text).virtual_clusters[0].listeners[1].ports() == {0: 2001, 1: 2002, 2: 2003}
+    assert config_in(text).virtual_clusters[0].listeners[1].ports() == {0: 2001, 1: 2002, 2: 2003}
 
 
 KEYS = [
@@ -704,8 +713,8 @@ def test_whatever_is_in_the_file_becomes_a_configuration_or_problems_of_one_line
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab:-[]{}&*!|>'\"#% \n\t\x00\x85?<,.0") | st.characters(), max_size=40))
 def test_any_text_becomes_problems_of_one_line(text):
-    with pytest.raises(ConfigErrors) as caught:
-        parse_config(text)
+    with pytest.raises(Problems) as caught:
+        config_in(text)
     assert str(caught.value).isprintable() or len(caught.value.problems) > 1
 
 
@@ -723,7 +732,21 @@ def test_files_that_cannot_be_read_are_told(tmp_path):
     assert reported(huge) == f"{huge}: expected at most 4194304 bytes, got more"
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("a: 1\nb: é\n".encode("latin-1"))
-    assert reported(latin) == "line 2: expected UTF-8, got the byte 0xe9"
+    assert reported(latin) == f"{latin}: line 2: expected UTF-8, got the byte 0xe9"
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("log: [1\nx: 2\n")
+    assert reported(broken) == f"{broken}: line 2, column 2: expected ',' or ']', but got ':'"
+
+
+def test_of_very_many_problems_the_first_hundred_are_told():
+    entries = [{"user": f"u{i}", "producer_byte_rat": 1} for i in range(5_000)]
+    *first, last = problems(changed(cluster("quotas", "entries"), entries))
+    assert [line.partition(":")[0] for line in first] == [f"{ENTRIES}[{i}].producer_byte_rat" for i in range(100)]
+    assert last == "(file): has more problems than these"
+    entries = [{"user": "u", "producer_byte_rate": 1}] * 102
+    *first, last = problems(changed(cluster("quotas", "entries"), entries))
+    assert (len(first), last) == (100, "(file): has more problems than these")
+    assert len(problems(changed(cluster("quotas", "entries"), entries[:101]))) == 100
 
 
 def test_ports_in_the_ephemeral_range_and_missing_quotas_are_warned_about():
@@ -756,7 +779,7 @@ def beaten(*entries):
 
 def test_an_entry_that_another_one_always_beats_is_warned_about():
     everybody = {"default_user": True, "producer_byte_rate": 5}
-    nobody = "expected a quota that binds somebody, got one that entries[1], user=<default>, always comes before"
+    nobody = "binds nobody, as entries[1] of user=<default> always comes before"
     assert beaten({"client_id": "etl", "producer_byte_rate": 1}, everybody) == [f"[0].producer_byte_rate: {nobody}"]
     assert beaten({"default_client_id": True, "producer_byte_rate": 1}, everybody) == [
         f"[0].producer_byte_rate: {nobody}"
@@ -773,8 +796,8 @@ def test_an_entry_that_another_one_always_beats_is_warned_about():
 def test_an_entry_that_binds_only_clients_without_a_client_id_is_warned_about():
     alice = {"user": "alice", "producer_byte_rate": 5}
     assert beaten(alice, {"user": "alice", "default_client_id": True, "producer_byte_rate": 1}) == [
-        "[0].producer_byte_rate: expected a quota that binds more than clients without a client-id, got one that"
-        " entries[1], user=alice, client-id=<default>, always comes before"
+        "[0].producer_byte_rate: binds only clients without a client-id, as entries[1] of user=alice,"
+        " client-id=<default> always comes before"
     ]
 
 
@@ -873,6 +896,11 @@ COSTS = "virtual_clusters[0].quotas.request_costs"
     ("cost", "problem"),
     [
         ({"api": "Produces", "base_us": 1}, f"{COSTS}[0].api: expected the name of a Kafka API, like Produce"),
+        (
+            {"api": "JoinGroup", "base_us": 1},
+            f"{COSTS}[0].api: expected Heartbeat, whose cost is also that of JoinGroup",
+        ),
+        ({"api": "ShareFetch", "base_us": 1}, f"{COSTS}[0].api: expected Fetch, whose cost is also that of ShareFetch"),
         ({"api": "Produce"}, f"{COSTS}[0].base_us: expected a number of microseconds from 0 to 10000000, got nothing"),
         ({"api": "Produce", "base_us": -1}, f"{COSTS}[0].base_us: expected a number of microseconds from 0"),
         ({"api": "Produce", "base_us": 1, "per_kib_us": True}, f"{COSTS}[0].per_kib_us: expected a number of micro"),
@@ -908,7 +936,7 @@ def test_a_listener_may_believe_load_balancers():
     listeners = new.virtual_clusters[0].listeners
     assert [str(network) for network in listeners[0].trusted_networks] == ["10.0.0.0/8", "::1/128", "192.0.2.0/24"]
     assert warnings_of(new, range(0)) == []
-    assert parse_config(
+    assert config_in(
         "virtual_clusters: [{name: a, upstream: {bootstrap_servers: ['b:1']}, listeners: [{name: c, "
         "bind: 127.0.0.1, port: 1, node_ids: [1], proxy_protocol: off}]}]"
     )
@@ -1053,6 +1081,7 @@ WRONG_TOGETHER = {
     ),
     SaslConfig: ({"subject_claim": "a", "oauth_claims": ["b"]}, "", "expected oauth_claims without subject_claim"),
     AdminConfig: ({"bind": "0.0.0.0"}, "", "expected token_file"),
+    RequestCost: ({"api": "JoinGroup", "base_us": 1}, ".api", "expected Heartbeat, whose cost is also that of"),
     UsageConfig: ({"kafka": TOPIC}, "", "expected directory, as a topic gets what is in files"),
 }
 
