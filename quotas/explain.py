@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from quotas.changes import Limit, Quotas, Tables
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, SensorTags, plain_ip
-from quotas.precedence import covering, level_of
+from quotas.precedence import always_before, covering, level_of
 from quotas.quota_table import QuotaTable
 
 UNIT: Final[Mapping[QuotaType, str]] = {
@@ -166,18 +166,13 @@ class Precedence(NamedTuple):
     entity: Entity
     but_for_empty: bool
 
+    def warning(self, place: str = "") -> str:
+        """What is to be said of a quota that has lower precedence; `place` is where the other quota stands."""
+        subject = "only clients without a client-id" if self.but_for_empty else "nobody"
+        return f"binds {subject}, as {place}{self.entity} always comes before"
+
 
 def always_beaten_by(entity: Entity, others: Container[Entity]) -> Precedence | None:
     """Which of `others`, entities with a quota of one type, binds all clients of `entity`; None if none does."""
-    if entity.ip is not None:
-        return None
-    if entity.user is None:
-        stronger = [Entity(DEFAULT, DEFAULT), Entity(DEFAULT)]
-        if entity.client_id is not DEFAULT:
-            stronger.insert(0, Entity(DEFAULT, entity.client_id))
-    elif entity.client_id is None:
-        stronger = [Entity(entity.user, DEFAULT)]
-    else:
-        return None
-    found = next((other for other in stronger if other in others), None)
+    found = next((other for other in always_before(entity) if other in others), None)
     return None if found is None else Precedence(found, but_for_empty=entity.client_id is None)

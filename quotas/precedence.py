@@ -58,6 +58,21 @@ def covering(user: str, client_id: str) -> Iterator[Names]:
     return _names(LEVELS if client_id else _LEVELS_WITHOUT_CLIENT_ID, user, client_id)
 
 
+def always_before(entity: Entity) -> Iterator[Entity]:
+    """The entities that precede `entity` for each of its clients that has a client-id, the highest precedence first.
+
+    There are none for addresses.
+    """
+    if entity.ip is not None:
+        return
+    user, client_id = (name if isinstance(name, str) else "" for name in (entity.user, entity.client_id))
+    for names in covering(user, client_id):
+        if names == (entity.user, entity.client_id):
+            return
+        if "" not in names:
+            yield Entity(*names)
+
+
 def able_to_bind(tags: SensorTags) -> Iterator[Names]:
     """The names of entities whose quotas can bind use measured under `tags`, the highest precedence first.
 

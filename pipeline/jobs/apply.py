@@ -15,12 +15,12 @@ from pipeline.rollout.apply import (
     Audited,
     ChangeStatus,
     Outcome,
+    PlanProgress,
     Said,
-    Standing,
     alterations_of,
     carry_out,
     outcomes_of,
-    standing,
+    progress_of,
 )
 from pipeline.rollout.audit import AuditLog, is_audit
 from pipeline.rollout.author import now, who
@@ -51,16 +51,16 @@ def main(
         _say(f"warning: the plan was made at {found.made.place}, and is applied at {place.name}")
     try:
         with place.opened() as source:
-            now_standing = standing(found.changes, source.quotas)
-            if now_standing.drifted:
-                return _refused(now_standing, place, found, None if dry_run else audit)
-            if not now_standing.to_do:
-                print(f"nothing to do: {counted(len(now_standing.done), 'change')} in force already at {place.name}")
+            progress = progress_of(found.changes, source.quotas)
+            if progress.drifted:
+                return _refused(progress, place, found, None if dry_run else audit)
+            if not progress.to_do:
+                print(f"nothing to do: {counted(len(progress.done), 'change')} in force already at {place.name}")
                 return 0
             if dry_run:
-                return _reported_only(now_standing.to_do, place, source)
+                return _reported_only(progress.to_do, place, source)
             run = _Run(place, found, plan, audit, rollback)
-            return run.carry_out(now_standing, source)
+            return run.carry_out(progress, source)
     except SourceUnavailable as error:
         _say(f"nothing is changed: {error}")
         return 1
@@ -98,7 +98,7 @@ def _about(plan: PlanFile, place: Place) -> dict[str, str]:
     return {"by": who(), "where": place.name, "plan": plan.checksum, "run": uuid4().hex}
 
 
-def _refused(found: Standing, place: Place, plan: PlanFile, audit: Path | None) -> int:
+def _refused(found: PlanProgress, place: Place, plan: PlanFile, audit: Path | None) -> int:
     for line in drift_page(found, place.name):
         _say(line)
     if audit is not None:
@@ -141,7 +141,7 @@ class _Run:
         self._audit = audit
         self._rollback = rollback
 
-    def carry_out(self, found: Standing, source: Source) -> int:
+    def carry_out(self, found: PlanProgress, source: Source) -> int:
         with ExitStack() as stack:
             log = stack.enter_context(_opened(self._audit))
             self._write_rollback()
@@ -187,7 +187,7 @@ class _Run:
                     quotas = source.quotas
             except SourceUnavailable as error:
                 return error
-            if len(standing(taken, quotas).done) == len(taken) or time.monotonic() > deadline_s:
+            if len(progress_of(taken, quotas).done) == len(taken) or time.monotonic() > deadline_s:
                 return quotas
             time.sleep(_LOOKS_EVERY_S)
 

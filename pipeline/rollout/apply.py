@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
     problem: str = ""
 
 
-class Standing(NamedTuple):
+class PlanProgress(NamedTuple):
     """The changes of a plan, compared with what is in force now."""
 
     to_do: tuple[Change, ...]
@@ -46,7 +46,7 @@ class Standing(NamedTuple):
     """Neither as the plan found it nor as it sets it, with the limit in force."""
 
 
-def standing(changes: Sequence[Change], in_force: Quotas) -> Standing:
+def progress_of(changes: Sequence[Change], in_force: Quotas) -> PlanProgress:
     """Which changes are still to be made, and which cannot be made because the limit has been changed meanwhile."""
     to_do, done, drifted = [], [], []
     for change in changes:
@@ -57,7 +57,7 @@ def standing(changes: Sequence[Change], in_force: Quotas) -> Standing:
             to_do.append(change)
         else:
             drifted.append((change, found))
-    return Standing(tuple(to_do), tuple(done), tuple(drifted))
+    return PlanProgress(tuple(to_do), tuple(done), tuple(drifted))
 
 
 def limit_in(quotas: Quotas, change: Change) -> float | None:

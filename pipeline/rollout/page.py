@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from pipeline.rollout.apply import ChangeStatus, Outcome, Standing
+from pipeline.rollout.apply import ChangeStatus, Outcome, PlanProgress
 from pipeline.rollout.plan import Change, Planned
 from quotas.entities import Entity, QuotaType
 from quotas.explain import always_beaten_by
@@ -49,9 +49,7 @@ def warnings_of(planned: Planned, in_force: QuotaTable) -> Iterator[str]:
             having[quota_type].add(entity)
     for change in planned.changes:
         if change.after is not None and (first := always_beaten_by(change.entity, having[change.quota_type])):
-            subject = "only clients without a client-id" if first.but_for_empty else "nobody"
-            reported = f"{change.quota_type.value} of {change.entity}"
-            yield f"{reported}: binds {subject}, as {first.entity} always comes before"
+            yield f"{change.quota_type.value} of {change.entity}: {first.warning()}"
 
 
 def _after(changes: Sequence[Change], in_force: QuotaTable) -> QuotaTable:
@@ -63,10 +61,10 @@ def _after(changes: Sequence[Change], in_force: QuotaTable) -> QuotaTable:
     return in_force.changed(limits)
 
 
-def drift_page(standing: Standing, place: str) -> Iterator[str]:
+def drift_page(progress: PlanProgress, place: str) -> Iterator[str]:
     """The lines that say why nothing is done."""
     yield f"nothing is changed at {place}: other quotas are in force than when the plan was made; plan again"
-    for change, found in standing.drifted:
+    for change, found in progress.drifted:
         reported = f"the plan found {shown(change.before)} and sets {shown(change.after)}"
         yield f"  {change.quota_type.value} of {change.entity}: {reported}, in force is {shown(found)}"
 

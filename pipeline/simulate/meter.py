@@ -29,7 +29,7 @@ class Place(NamedTuple):
     ip: str
 
 
-class Standing(NamedTuple):
+class MeasuredQuota(NamedTuple):
     """Where a client is measured, its limit as the quota has it, and the entity whose quota that is."""
 
     place: Place
@@ -42,7 +42,7 @@ def type_of(word: str) -> QuotaType:
     return QuotaType[word.upper()]
 
 
-def standing_of(rules: Rules, quota_type: str, user: str, client_id: str, ip: str) -> Standing | None:
+def measured_quota(rules: Rules, quota_type: str, user: str, client_id: str, ip: str) -> MeasuredQuota | None:
     """Under which tags a client is measured, and its limit; None where nothing can throttle it.
 
     Precedence is Kafka's. ValueError for a quota type that does not exist.
@@ -53,13 +53,13 @@ def standing_of(rules: Rules, quota_type: str, user: str, client_id: str, ip: st
         raise ValueError(f"unknown quota type {quota_type!r}") from None
     if kind is QuotaType.CONNECTION:
         limit, entity = rules.table.ip_limit(ip)
-        return Standing(Place(quota_type, "", "", ip), limit, str(entity)) if entity is not None else None
+        return MeasuredQuota(Place(quota_type, "", "", ip), limit, str(entity)) if entity is not None else None
     if not rules.table.is_on(kind):
         return None
     tags, limit, entity = rules.table.tags_and_limit(kind, user, client_id)
     if entity is None or limit >= UNLIMITED:
         return None
-    return Standing(Place(quota_type, tags.user, tags.client_id, ""), limit, str(entity))
+    return MeasuredQuota(Place(quota_type, tags.user, tags.client_id, ""), limit, str(entity))
 
 
 def value_of(quota_type: str, used: float) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pipeline.simulate.candidate import Candidate
-from pipeline.simulate.meter import Meter, Place, Standing, standing_of
+from pipeline.simulate.meter import MeasuredQuota, Meter, Place, measured_quota
 from pipeline.simulate.replay import SensorReplay, Throttling
 from pipeline.simulate.traced import Client, TracedClient, in_order
 from quotas.records.trace import OF_EARLIER_VERSIONS, SETTINGS, Operation
@@ -50,17 +50,17 @@ def simulate_trace(events: Iterable[TraceEvent], candidate: Candidate) -> Iterat
         processes[event.instance, event.epoch].append(event)
     for own_events in processes.values():
         by_sensor: dict[SensorKey, list[TraceEvent]] = defaultdict(list)
-        standings: dict[SensorKey, Standing] = {}
+        quotas: dict[SensorKey, MeasuredQuota] = {}
         for event in in_order(own_events):
-            key, standing = _sensor_of(event, candidate)
-            if key is not None and standing is not None:
+            key, quota = _sensor_of(event, candidate)
+            if key is not None and quota is not None:
                 by_sensor[key].append(event)
-                standings[key] = standing
+                quotas[key] = quota
         for key, its_events in by_sensor.items():
-            yield _replayed(key, standings[key], its_events, candidate)
+            yield _replayed(key, quotas[key], its_events, candidate)
 
 
-def _sensor_of(event: TraceEvent, candidate: Candidate) -> tuple[SensorKey | None, Standing | None]:
+def _sensor_of(event: TraceEvent, candidate: Candidate) -> tuple[SensorKey | None, MeasuredQuota | None]:
     rules = candidate.rules(event.virtual_cluster)
     about_sensor = event.operation in SETTINGS or event.operation in (
         Operation.OPEN,
@@ -69,19 +69,19 @@ def _sensor_of(event: TraceEvent, candidate: Candidate) -> tuple[SensorKey | Non
     )
     if rules is None or about_sensor or event.shadow:
         return None, None
-    standing = standing_of(rules, event.quota_type, event.user, event.client_id, event.ip)
-    if standing is None:
+    quota = measured_quota(rules, event.quota_type, event.user, event.client_id, event.ip)
+    if quota is None:
         return None, None
-    key = SensorKey(event.instance, event.epoch, event.virtual_cluster, event.node_id, standing.place)
-    return key, standing
+    key = SensorKey(event.instance, event.epoch, event.virtual_cluster, event.node_id, quota.place)
+    return key, quota
 
 
-def _replayed(key: SensorKey, standing: Standing, events: list[TraceEvent], candidate: Candidate) -> TracedSensor:
+def _replayed(key: SensorKey, quota: MeasuredQuota, events: list[TraceEvent], candidate: Candidate) -> TracedSensor:
     rules = candidate.rules(key.virtual_cluster)
     assert rules is not None
-    sensor = TracedSensor(key, standing.limit, standing.rule, _live(events))
+    sensor = TracedSensor(key, quota.limit, quota.rule, _live(events))
     for kind in Client:
-        meter = Meter(rules, key.place.quota_type, standing.limit, events[0].at_ms)
+        meter = Meter(rules, key.place.quota_type, quota.limit, events[0].at_ms)
         replay = SensorReplay(meter, sensor.reported if kind is Client.PACED else None)
         clients: dict[ClientKey, TracedClient] = {}
         for event in events:

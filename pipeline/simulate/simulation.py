@@ -28,7 +28,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipeline.simulate.candidate import Candidate
 from pipeline.simulate.loud_runs import COLUMNS, runs_in
-from pipeline.simulate.meter import PERCENT_SECONDS_PER_MS, Standing, standing_of
+from pipeline.simulate.meter import PERCENT_SECONDS_PER_MS, MeasuredQuota, measured_quota
 from pipeline.simulate.quiet import Most, allowed, memory_of, runs
 from pipeline.simulate.recorded import COARSE_GRAIN_S, GRAIN_S, MAX_REQUESTS, MOST_FOLD, Window
 
@@ -159,18 +159,18 @@ def _placed_batch(batch: pd.DataFrame, candidate: Candidate, known: dict[tuple[A
 def _place_of(client: tuple[Any, ...], candidate: Candidate) -> tuple[Any, ...]:
     virtual_cluster, quota_type, user, client_id, ip = client
     rules = candidate.rules(virtual_cluster)
-    standing: Standing | None = None
+    quota: MeasuredQuota | None = None
     if rules is not None:
-        standing = standing_of(rules, quota_type, user, client_id, ip)
-    if rules is None or standing is None:
+        quota = measured_quota(rules, quota_type, user, client_id, ip)
+    if rules is None or quota is None:
         return (None,) * len(_PLACED.names)
     memory = memory_of(rules, quota_type)
-    place = standing.place
-    within = allowed(standing.limit, memory)
+    place = quota.place
+    within = allowed(quota.limit, memory)
     remembered_s = memory.span_s + memory.debt_s
     (touched, divided_s), (touched_late, divided_late_s) = memory.spans
     spans = (float(touched), float(touched_late), divided_s / divided_late_s)
-    known = (standing.limit, standing.rule, memory.span_s, within, remembered_s)
+    known = (quota.limit, quota.rule, memory.span_s, within, remembered_s)
     return (place.user, place.client_id, place.ip, *known, *spans)
 
 

@@ -181,6 +181,5 @@ def _beaten_entries(path: str, entries: Sequence[QuotaEntry]) -> Iterator[Proble
     for i, entry in enumerate(entries):
         for key in entry.limits():
             if first := always_beaten_by(entry.entity(), places[key]):
-                subject = "more than clients without a client-id" if first.but_for_empty else "somebody"
-                other = f"entries[{places[key][first.entity]}], {first.entity}, always comes before"
-                yield Problem(f"{path}[{i}].{key.text}", f"expected a quota that binds {subject}, got one that {other}")
+                warning = first.warning(f"entries[{places[key][first.entity]}] of ")
+                yield Problem(f"{path}[{i}].{key.text}", warning)

@@ -28,7 +28,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from demo.kafka_cluster import KafkaCluster
 from pipeline.simulate.candidate import Candidate, Rules
-from pipeline.simulate.meter import standing_of, value_of
+from pipeline.simulate.meter import measured_quota, value_of
 from pipeline.simulate.record_replay import Replayed, explained, replay_run
 from pipeline.simulate.recorded import Window
 from pipeline.simulate.simulated_trace import TracedSensor, simulate_trace
@@ -269,8 +269,8 @@ def of_records(run: Run, key: Key, in_force: Candidate, with_quotas: Candidate) 
     rules, was = with_quotas.rules("main"), in_force.rules("main")
     assert rules is not None
     assert was is not None
-    standings = [standing_of(one, key[1], "ANONYMOUS", key[0], key[0]) for one in (was, rules)]
-    live_limit, limit = (standing.limit for standing in standings if standing is not None)
+    quotas = [measured_quota(one, key[1], "ANONYMOUS", key[0], key[0]) for one in (was, rules)]
+    live_limit, limit = (quota.limit for quota in quotas if quota is not None)
     nodes: dict[int, list[Window]] = defaultdict(list)
     for record in sorted(run.records_of(key), key=lambda record: record.begin_ms):
         nodes[record.node_id].append(Window.of(record))
