@@ -16,6 +16,13 @@ WHOLE_WITHIN = 1e-6
 """How much a limit that must be whole may exceed a whole number; it is then kept unchanged, as in KRaft."""
 
 
+def limit_text(limit: float) -> str:
+    """A limit as people read it: a whole number without decimals, any other number by its shortest text."""
+    if limit >= UNLIMITED:
+        return "no limit"
+    return str(int(limit) if float(limit).is_integer() else limit)
+
+
 def valid_limit(entity: Entity, quota_type: QuotaType, limit: float) -> float:
     """`limit` as a double. Raises InvalidQuota if it is invalid, or if this kind of entity cannot have the quota type.
 

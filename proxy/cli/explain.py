@@ -142,8 +142,9 @@ def _entity(parts: dict[str, str | None]) -> str:
     return printable(str(Entity(**names)), 1_000)
 
 
-def _amount(value: float, unit: str) -> str:
-    return f"{value:.17g} {unit}"
+def _amount(limit: float | None, unit: str) -> str:
+    """A limit in words; None means no limit."""
+    return "no limit" if limit is None else f"{limit} {unit}"
 
 
 def _use(use: Form, unit: str) -> str:

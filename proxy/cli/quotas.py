@@ -23,10 +23,11 @@ from proxy.cli.config_file import (
 from proxy.cli.entity_options import entity_of, entity_options, parts_of
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import VirtualClusterConfig
-from proxy.observe.explained import Origin, number, quotas_form
+from proxy.observe.explained import Origin, quotas_form
 from quotas.changes import Alteration, AlterationRefused, Quotas, SourceUnavailable
 from quotas.entities import Entity, InvalidQuota, Name, QuotaKey, QuotaType
 from quotas.explain import always_beaten_by
+from quotas.limits import limit_text
 from quotas.sources.source import Source
 
 _KEYS = [QuotaKey(quota_type, shadow).text for shadow in (False, True) for quota_type in QuotaType]
@@ -197,7 +198,7 @@ def _in_force(entity: Entity, quotas: Quotas) -> str:
     if not limits:
         return f"{entity}\n  no quotas"
     rows = [
-        (key.text, str(number(limit.value)), printable(limit.layer, 1_000))
+        (key.text, limit_text(limit.value), printable(limit.layer, 1_000))
         for key, limit in sorted(limits.items(), key=_by_text)
     ]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
@@ -213,5 +214,4 @@ def _warn_if_beaten(entity: Entity, keys: Iterable[QuotaKey], quotas: Quotas) ->
     """Warn if the quotas that were set can bind no client, or only clients without a client-id."""
     for key in keys:
         if first := always_beaten_by(entity, {other for other, limits in quotas.items() if key in limits}):
-            subject = "only clients without a client-id" if first.but_for_empty else "nobody"
-            click.echo(f"warning: {key.text}: binds {subject}, as {first.entity} always comes before", err=True)
+            click.echo(f"warning: {key.text}: {first.warning()}", err=True)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from quotas.changes import Alteration, Limit, Quotas
 from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, QuotaKey
-from quotas.limits import valid_limit
+from quotas.limits import limit_text, valid_limit
 
 Entries = Mapping[Entity, Mapping[QuotaKey, float]]
 """What the operator's file says."""
@@ -120,7 +120,7 @@ class Layers(NamedTuple):
 
 
 def _said(limit: float | None) -> str:
-    return "not set" if limit is None else f"{limit:.17g}"
+    return "not set" if limit is None else limit_text(limit)
 
 
 # ----------------------------------------------------------- the file's content

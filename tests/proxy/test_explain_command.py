@@ -86,6 +86,19 @@ def test_without_a_proxy_the_source_is_explained_and_that_is_said(path, free_por
     )
 
 
+def test_limits_are_shown_as_they_are_written(path):
+    config = json.loads(path.read_text())
+    config["virtual_clusters"][0]["quotas"]["entries"] = [
+        {"user": "alice", "request_percentage": 0.2, "producer_byte_rate": 2**63 - 1},
+        {"client_id": "etl", "request_percentage": 0.1},
+    ]
+    path.write_text(json.dumps(config))
+    out = explain(path, "--user", "alice", "--client-id", "etl")[1]
+    assert "request_percentage: 0.2 percent of a thread\n" in out
+    assert "(0.1 percent of a thread)" in out
+    assert "producer_byte_rate: no limit\n  by user=alice" in out
+
+
 def test_json_says_that_it_is_not_from_a_proxy(path):
     form = json.loads(explain(path, "--json")[1])
     assert form["live"] is False

@@ -47,6 +47,14 @@ def test_quotas_are_shown_with_their_layers(path):
     )
 
 
+def test_limits_are_shown_as_they_are_written(path):
+    out = quotas(path, "set", "--user", "bob", "request_percentage=0.2", f"producer_byte_rate={2**63 - 1}")[1]
+    assert [line.split()[:-1] for line in out.splitlines()[1:]] == [
+        ["producer_byte_rate", "no", "limit"],
+        ["request_percentage", "0.2"],
+    ]
+
+
 def test_a_quota_that_is_set_stands_over_the_file_until_it_is_unset(path):
     status, out, err = quotas(path, "set", "--user", "alice", "producer_byte_rate=5", "request_percentage=12.5")
     assert (status, err) == (0, "")
