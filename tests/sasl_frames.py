@@ -10,6 +10,12 @@ from tests.relay.frames import frame, request
 
 SIGNED = base64.urlsafe_b64encode(b"signature").decode()
 
+NONCE = "rOprNGfwEbeRWgbNEkqO"
+FIRST = f"r={NONCE}%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
+PROOF = "p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
+VERIFIER = "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+"""The exchange of RFC 7677, for the user `user` with the password `pencil`."""
+
 
 def handshake(mechanism: str = "PLAIN", version: int = 1, corr: int = 1) -> bytes:
     """A SaslHandshake request."""

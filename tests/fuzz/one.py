@@ -4,7 +4,9 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["protocol", "proxy.relay", "proxy.decisions.sasl", "tests.fuzz"]):
+with atheris.instrument_imports(
+    include=["protocol", "proxy.relay", "proxy.decisions.sasl", "quotas.sources", "tests.fuzz"]
+):
     from tests.fuzz.targets import TARGETS
 
 

@@ -3,9 +3,7 @@
 Kept small: a seed is here because it leads somewhere that others do not.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from kafka.record.util import calc_crc32c
 
@@ -36,20 +34,15 @@ from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
+from tests.fuzz import messages
+from tests.fuzz.messages import TURN
+from tests.fuzz.target import Target
 from tests.relay.frames import frame, produce, produced
 from tests.relay.script import NOW_MS, Script
 from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
 
 _SHORT_SUBJECT = 24
 """Of patterns that fuzzing makes up, time may grow with more than the length."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A function to give any bytes, and what to begin with."""
-
-    try_out: Callable[[bytes], None]
-    seeds: tuple[bytes, ...]
 
 
 # ---------------------------------------------------------------- PROXY header
@@ -126,17 +119,13 @@ _SASL = (
 )
 
 
-_TURN = b"\n\n"
-"""What comes of the client and what comes of the node take turns, with this between them."""
-
-
 def _sasl_connection(data: bytes) -> None:
     """Whatever both sides say, somebody is named only by a success, and before one nobody's quota is spent."""
     quota_manager = ClientQuotaManager(Sensors(16), QuotaTable({Entity(user=DEFAULT): {QuotaType.PRODUCE: 100.0}}))
     script = Script(Relay, quota_manager, RelayLimits(authenticates=True)).connected()
     met: list[Identity] = []
     script.facts.user, script.facts.note_identity = "", met.append
-    for turn, part in enumerate(data.split(_TURN)):
+    for turn, part in enumerate(data.split(TURN)):
         if script.closed is None:
             (script.node if turn % 2 else script.client)(part)
     assert (script.facts.user == "") == (not met)
@@ -202,7 +191,8 @@ _RULES = (
 TARGETS = {
     "proxy-header": Target(_proxy_header, _PROXY_HEADERS),
     "sasl": Target(_sasl, _SASL),
-    "sasl-connection": Target(_sasl_connection, tuple(map(_TURN.join, _LOGINS))),
+    "sasl-connection": Target(_sasl_connection, tuple(map(TURN.join, _LOGINS))),
     "certificate": Target(_certificate, _CERTIFICATES),
     "principal-rules": Target(_rules, _RULES),
+    **messages.TARGETS,
 }

@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.identity.scram import HASHES, MAX_ITERATIONS, ScramClient, ScramFailed
-
-NONCE = "rOprNGfwEbeRWgbNEkqO"
-FIRST = f"r={NONCE}%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
-PROOF = "p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
-VERIFIER = "v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
+from tests.sasl_frames import FIRST, NONCE, PROOF, VERIFIER
 
 
 def client(mechanism="SCRAM-SHA-256", username="user", password="pencil", nonce=NONCE):

@@ -9,7 +9,7 @@ from protocol.messages.client_quotas import all_quotas_request
 from protocol.messages.metadata import nodes_request
 from quotas.sources.cluster_conversation import Conversation, SaslLogin
 from quotas.sources.cluster_faults import NodeRefuses
-from tests.protocol.test_scram import FIRST, NONCE, PROOF, VERIFIER
+from tests.sasl_frames import FIRST, NONCE, PROOF, VERIFIER
 
 OFFERS = {3: (0, 12), 17: (0, 1), 18: (0, 4), 36: (0, 1)}
 TAKEN = pack(">hi", 0, 0)
