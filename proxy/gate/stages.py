@@ -1,7 +1,7 @@
 """An incoming connection, and the stages of its admission that have to wait for the client.
 
 The stages: *arrive* (limits of instance and listener), *origin* (which address counts), *admit* (limits of that
-address), *secure* (TLS), *open* (a relay is made). `proxy.server.listener` takes each connection through them.
+address), *secure* (TLS), *open* (a relay is made). `proxy.server.acceptor` takes each connection through them.
 """
 
 import asyncio
@@ -53,6 +53,12 @@ class IncomingConnection:
     tls: TlsSocket | None = None
     of_balancer: bool = False
 
+    @property
+    def slot(self) -> ConnectionSlot:
+        """The slot of a connection that is admitted."""
+        assert self.place is not None
+        return self.place
+
     def came_from(self, host: str, port: int, destination: Endpoint | None = None) -> None:
         """Note the client that the peer forwards: its address and port, and the `destination` that it connected to."""
         self.address = plain_ip(host)
@@ -68,6 +74,8 @@ TurnAway = Callable[[IncomingConnection, CloseReason, str], None]
 class SlowStage:
     """A stage that waits for bytes of the client: one task for each connection, at most `most` at a time.
 
+    Connections go through it only while it is `needed`.
+
     `work` sets what it learns in the IncomingConnection, or raises Refused. Connections beyond `most` are refused with
     the reason `crowded`, those that take longer than `timeout_ms` with `overdue`, and those that are left when the
     stage stops with SHUTDOWN. When the stage is full, an address with many connections displaces only its own (see
@@ -82,6 +90,7 @@ class SlowStage:
         overdue: CloseReason,
         crowded: CloseReason,
     ) -> None:
+        self.needed = False
         self.timeout_ms = timeout_ms
         self.most = most
         self._work = work

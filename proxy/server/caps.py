@@ -1,11 +1,16 @@
-"""The byte caps of one listener, or of one virtual cluster, on the event loop."""
+"""The byte caps of one listener, or of one virtual cluster, on the event loop, and the streams that they apply to."""
 
 import asyncio
 from collections.abc import Callable
 
 from proxy.clock import Clock
-from proxy.config.settings import CapsConfig
-from quotas.byte_caps import ByteCap
+from proxy.config.settings import CapsConfig, LimitsConfig
+from proxy.net.poller import Poller
+from proxy.net.stream import Stream, StreamListener, StreamSettings
+from proxy.net.tls_socket import AnySocket, TlsSocket
+from proxy.net.tls_stream import TlsStream
+from proxy.side import Side
+from quotas.byte_caps import ByteCap, Turnstile
 
 
 class Caps:
@@ -28,3 +33,36 @@ class Caps:
 
     def _wake_in(self, cap: ByteCap, ms: int) -> Callable[[], object]:
         return asyncio.get_running_loop().call_later(ms / 1000, lambda: cap.pump(self._clock.now_ms())).cancel
+
+
+class CappedStreams:
+    """Opens the streams of a listener's connections, subject to its byte caps and those of its virtual cluster."""
+
+    def __init__(self, caps_of_cluster: Caps, poller: Poller, clock: Clock) -> None:
+        self.caps = Caps(clock)
+        self._turnstiles = {
+            Side.CLIENT: Turnstile((self.caps.ingress, caps_of_cluster.ingress)),
+            Side.NODE: Turnstile((self.caps.egress, caps_of_cluster.egress)),
+        }
+        self._poller = poller
+        self._now_ms = clock.now_ms
+        self._settings: dict[Side, StreamSettings] = {}
+        self.set_limits(LimitsConfig())
+
+    def set_limits(self, limits: LimitsConfig) -> None:
+        """Apply these limits to streams from now on."""
+        self._settings = {
+            side: StreamSettings(self._poller, side, limits.write_buffer_bytes, turnstile, self._now_ms)
+            for side, turnstile in self._turnstiles.items()
+        }
+
+    def set_caps(self, caps: CapsConfig) -> None:
+        """Set the byte caps of the listener. Call it after those of the virtual cluster have been set."""
+        self.caps.set(caps)
+        for turnstile in self._turnstiles.values():
+            turnstile.take_up()
+
+    def open(self, sock: AnySocket, side: Side, owner: StreamListener) -> Stream:
+        """A new stream over a socket of one side."""
+        settings = self._settings[side]
+        return TlsStream(settings, sock, owner) if isinstance(sock, TlsSocket) else Stream(settings, sock, owner)

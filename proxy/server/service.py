@@ -185,10 +185,7 @@ class VirtualCluster:
         self.address_quotas.set_rules(config.connections)
         settings = {listener.name: listener for listener in config.listeners}
         for listener in self.listeners:
-            listener.set_rules(config.quotas, config.throttle, config.sasl)
-            listener.set_caps(settings[listener.name].caps)
-            listener.set_origin(settings[listener.name])
-            listener.set_connection_limits(settings[listener.name].connections)
+            listener.set_rules(config, settings[listener.name])
 
     def set_certified(self, name: str, certified: TlsMaterial | None) -> None:
         """Use this TLS material for the listener `name`, or with "" for the nodes; None: plain TCP."""
@@ -196,7 +193,7 @@ class VirtualCluster:
             self.upstream.set_tls(None if certified is None else certified.context)
         for listener in self.listeners:
             if listener.name == name:
-                listener.set_certified(certified)
+                listener.acceptor.set_certified(certified)
 
     @property
     def quotas(self) -> Quotas:
@@ -215,7 +212,7 @@ class VirtualCluster:
 
     def node_ids(self) -> set[int]:
         """The nodes at which clients may have been measured."""
-        return set(self.upstream.directory.node_ids).union(*(listener.tallies for listener in self.listeners))
+        return set(self.upstream.directory.node_ids).union(*(listener.relays.counters for listener in self.listeners))
 
     @property
     def connections(self) -> Iterator[Connection]:
@@ -224,7 +221,10 @@ class VirtualCluster:
 
     def cap_totals(self) -> Iterator[CapTotals]:
         """The totals of each byte cap. The listener is "" for the caps of the whole virtual cluster."""
-        for listener, caps in (("", self.caps), *((listener.name, listener.caps) for listener in self.listeners)):
+        for listener, caps in (
+            ("", self.caps),
+            *((listener.name, listener.streams.caps) for listener in self.listeners),
+        ):
             for direction, cap in caps.by_direction().items():
                 if cap.limit is not None or cap.waits:
                     counts = (cap.limit, cap.read_bytes, cap.waits, cap.waited_ms, cap.waiting)
@@ -384,10 +384,12 @@ class Service:
     # ----------------------------------------------------------------- queries
 
     def may_open(self) -> bool:
-        """Whether the process may have one more client socket. Each call may be followed by one."""
+        """Whether the process may have one more client socket. Each call may be followed by one; a refusal is noted."""
         if self._room <= 0:
             self._room = self._max_sockets - self._open_sockets()
         self._room -= 1
+        if self._room < 0:
+            self.gate.note_full(self.config.limits.max_connections)
         return self._room >= 0
 
     def _open_sockets(self) -> int:
@@ -432,7 +434,7 @@ class Service:
             listener.serve(sockets)
             log.info(
                 "listening",
-                virtual_cluster=listener.virtual_cluster,
+                virtual_cluster=listener.key.virtual_cluster,
                 listener=listener.name,
                 ports=sorted(sockets),
             )
@@ -523,10 +525,9 @@ class Service:
 
     def _relay_totals(self) -> Iterator[RelayTotals]:
         for listener in self._listeners():
-            for node_id, counters in listener.tallies.items():
+            for node_id, counters in listener.relays.counters.items():
                 yield RelayTotals(
-                    listener.virtual_cluster,
-                    listener.name,
+                    *listener.key,
                     node_id,
                     counters.connections_open,
                     counters.connections_opened,

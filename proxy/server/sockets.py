@@ -1,16 +1,25 @@
 """Binds the ports of a listener and accepts connections at them."""
 
+import asyncio
 import contextlib
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from ipaddress import ip_address
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxy.config.kinds import HostPort
+from proxy.net.poller import READABLE, Poller
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 BACKLOG = 4096
+_ACCEPTS_AT_ONCE = 64
+_REST_S = 1.0
+"""The pause in accepting after descriptors or memory have run out."""
 
 _INET, _INET6, _STREAM = int(socket.AF_INET), int(socket.AF_INET6), int(socket.SOCK_STREAM)
 
@@ -64,3 +73,91 @@ def _listening(bind: str, port: int) -> socket.socket:
         sock.listen(BACKLOG)
         stack.pop_all()
     return sock
+
+
+class ListeningSockets:
+    """Accepts connections at the bound ports of a listener.
+
+    `room` is asked before each round how many connections may come. `accepted` gets each with the port that it came to
+    and the address of its peer.
+    """
+
+    def __init__(
+        self,
+        poller: Poller,
+        room: Callable[[], int],
+        accepted: Callable[[int, socket.SocketType, Sequence[Any]], None],
+        log: "FilteringBoundLogger",
+    ) -> None:
+        self._poller = poller
+        self._room = room
+        self._accepted = accepted
+        self._log = log
+        self._sockets: list[socket.socket] = []
+        self._resting: set[socket.socket] = set()
+        self._paused = False
+        self._left_alone: list[tuple[int, socket.socket]] = []
+        """Sockets, with their ports, at which connections arrived during the pause."""
+
+    def serve(self, sockets: dict[int, socket.socket]) -> None:
+        """Start to accept connections on these bound sockets, given by port."""
+        for port, sock in sockets.items():
+            self._sockets.append(sock)
+            self._watch(port, sock)
+
+    def pause(self) -> None:
+        """Accept nothing until `accept_more` is called."""
+        self._paused = True
+
+    def accept_more(self) -> None:
+        """End the pause."""
+        self._paused = False
+        for port, sock in self._left_alone:
+            self._watch(port, sock)
+        self._left_alone.clear()
+
+    def stop(self) -> None:
+        """Close all sockets."""
+        idle = self._resting.union(sock for _, sock in self._left_alone)
+        for sock in self._sockets:
+            if sock not in idle:
+                self._poller.remove(sock.fileno())
+            sock.close()
+        self._sockets.clear()
+        self._resting.clear()
+        self._left_alone.clear()
+
+    def _watch(self, port: int, sock: socket.socket) -> None:
+        self._poller.add(sock.fileno(), READABLE, partial(self.accept_all, port, sock))
+
+    def accept_all(self, port: int, sock: socket.socket, _events: int = READABLE) -> None:
+        """Accept the connections that have arrived, up to a limit: a storm must not block the event loop."""
+        for _ in range(min(_ACCEPTS_AT_ONCE, self._room())):
+            if self._paused:
+                self._poller.remove(sock.fileno())
+                self._left_alone.append((port, sock))
+                return
+            try:
+                client, peer = accept(sock)
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._rest(port, sock, error)
+                return
+            try:
+                self._accepted(port, client, peer)
+            except Exception:
+                self._log.exception("internal_error")
+                client.close()
+
+    def _rest(self, port: int, sock: socket.socket, error: OSError) -> None:
+        """Stop accepting at a port for a while: descriptors or memory have run out, and a retry at once would spin."""
+        self._log.error("accept_failed", port=port, error=error.strerror)
+        self._poller.remove(sock.fileno())
+        self._resting.add(sock)
+        asyncio.get_running_loop().call_later(_REST_S, self._accept_again, port, sock)
+
+    def _accept_again(self, port: int, sock: socket.socket) -> None:
+        if sock in self._resting:
+            self._resting.discard(sock)
+            self._watch(port, sock)

@@ -49,6 +49,7 @@ class House:
         config = ListenerConfig.model_validate(
             {"name": "plain", "bind": bind, "advertised_host": "127.0.0.1", "port": self.port, "node_ids": [0]}
         )
+        self.poller = Poller()
         book = SimpleNamespace(quotas={}, entities_of=None, alter_quotas=print)
         last_throttles = SimpleNamespace(note=print)
         self.listener = Listener(
@@ -58,21 +59,21 @@ class House:
             quota_manager_with(),
             book,
             last_throttles,
-            Poller(),
+            self.poller,
             clock,
             lambda: True,
             self.closed,
             Caps(clock),
             self.gate,
         )
-        opens = self.listener._open
+        opens = self.listener.acceptor._open
 
         def note(incoming):
             self.opened.append(incoming.address)
             self.logged.append(structlog.get_context(incoming.log)["client"])
-            opens(incoming)
+            return opens(incoming)
 
-        self.listener._open = note
+        self.listener.acceptor._open = note
         [self.socket] = bind_all(bind, [self.port]).values()
         stack.callback(self.socket.close)
 
@@ -82,6 +83,10 @@ class House:
             self.stack.enter_context(socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S, (address, 0)))
             for address in addresses
         ]
+
+    def accept_all(self):
+        """Accept all that wait, up to the limit of one turn."""
+        self.listener.acceptor.sockets.accept_all(self.port, self.socket)
 
     async def until_opened(self, count):
         async with asyncio.timeout(TIMEOUT_S):
@@ -105,7 +110,7 @@ async def test_behind_a_crowd_addresses_take_turns(house):
 
 async def test_when_a_port_is_given_to_another_node_nobody_goes_on_with_the_one_that_is_gone(house):
     house.come(GOOD, GOOD)
-    house.listener._accept_all(house.port, house.socket, 0)
+    house.accept_all()
     house.listener._let_go_of_port(house.port + 1)
     assert house.closed == {}
     house.listener._let_go_of_port(house.port)
@@ -118,7 +123,7 @@ async def test_the_log_spells_addresses_as_everybody_does():
         house = House(stack, "::")
         house.come("127.0.0.1")
         sixth = stack.enter_context(socket.create_connection(("::1", house.port), TIMEOUT_S))
-        house.listener._accept_all(house.port, house.socket, 0)
+        house.accept_all()
         assert house.opened == ["127.0.0.1", "::1"]
         assert house.logged[0].startswith("127.0.0.1:")
         assert house.logged[1] == f"[::1]:{sixth.getsockname()[1]}"
@@ -133,27 +138,27 @@ def test_a_port_that_is_taken_is_told_as_everybody_spells_it():
 
 
 async def test_a_bug_behind_admission_ends_one_connection_that_then_counts_no_more(house):
-    house.listener._rights_of = lambda user: 1 / 0
+    house.listener.relays._rights_of = lambda user: 1 / 0
     [client] = house.come(GOOD)
-    house.listener._accept_all(house.port, house.socket, 0)
+    house.accept_all()
     assert client.recv(1) == b""
     assert (house.closed, house.listener.open_sockets) == ({CloseReason.INTERNAL_ERROR: 1}, 0)
     assert house.gate.admission.quotas.connections == 0
 
 
 async def test_a_connection_that_cannot_be_watched_ends_and_then_counts_no_more(house):
-    house.listener._poller.add = lambda *_: 1 / 0
+    house.poller.add = lambda *_: 1 / 0
     [client] = house.come(GOOD)
-    house.listener._accept_all(house.port, house.socket, 0)
+    house.accept_all()
     assert client.recv(1) == b""
     assert (house.closed, house.listener.open_sockets) == ({CloseReason.INTERNAL_ERROR: 1}, 0)
     assert house.gate.admission.quotas.connections == 0
-    assert [counters.connections_open for counters in house.listener.tallies.values()] == [0]
+    assert [counters.connections_open for counters in house.listener.relays.counters.values()] == [0]
 
 
 async def test_who_waits_for_a_turn_is_closed_when_nobody_is_accepted_any_more(house):
     clients = house.come(*[STORM] * 20)
-    house.listener._accept_all(house.port, house.socket, 0)
+    house.accept_all()
     assert (len(house.opened), house.listener.open_sockets) == (8, 20)
     house.listener.stop_accepting()
     assert (house.closed, house.gate.admission.quotas.connections) == ({CloseReason.SHUTDOWN: 12}, 8)
@@ -163,11 +168,11 @@ async def test_who_waits_for_a_turn_is_closed_when_nobody_is_accepted_any_more(h
 
 
 async def test_no_more_are_accepted_while_too_many_wait_for_a_turn(house, monkeypatch):
-    monkeypatch.setattr("proxy.server.listener._MOST_IN_TURN", 10)
+    monkeypatch.setattr("proxy.gate.opening_turns._MOST_IN_TURN", 10)
     house.come(*[STORM] * 40)
     for _ in range(5):
-        house.listener._accept_all(house.port, house.socket, 0)
-    assert (len(house.opened), len(house.listener._pool)) == (8, 10)
+        house.accept_all()
+    assert (len(house.opened), len(house.listener.acceptor._turns._waiting)) == (8, 10)
     house.listener.serve({house.port: house.socket})
     await house.until_opened(40)
     assert house.listener.open_sockets == 40
@@ -226,7 +231,7 @@ async def test_hostile_and_broken_clients_are_summed_up_for_each_address(house, 
 )
 async def test_a_node_that_is_away_is_told_once_of_each_address_and_a_bug_each_time(house, reason, reported):
     house.come(*[GOOD] * 5)
-    house.listener._accept_all(house.port, house.socket, 0)
+    house.accept_all()
     with capture_logs() as logs:
         for connection in list(house.listener.connections):
             connection.give_up(reason, "10.0.0.1:9092: Connection refused")
@@ -236,7 +241,7 @@ async def test_a_node_that_is_away_is_told_once_of_each_address_and_a_bug_each_t
 async def test_a_balancers_own_connections_spend_no_rate_and_its_looks_none_either(house):
     trusts = {"proxy_protocol": "required", "trusted_networks": ["127.0.0.0/8"], "node_ids": [0]}
     config = {"name": "plain", "bind": "127.0.0.1", "port": house.port} | trusts
-    house.listener.set_origin(ListenerConfig.model_validate(config))
+    house.listener.acceptor.set_origin(ListenerConfig.model_validate(config))
     quotas = house.gate.admission.quotas
     quotas.set_address_limits("main", AddressLimits(creation_rate=0))
     house.listener.serve({house.port: house.socket})

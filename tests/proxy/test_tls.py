@@ -382,7 +382,7 @@ async def test_a_client_that_leaves_in_the_handshake_has_just_left(paper):
         await client.writer.drain()
         client.close()
         await until(lambda: proxy.closed("client_closed") == 1)
-        assert proxy.listener.handshakes == 0
+        assert proxy.listener.acceptor._secure_stage.under_way == 0
 
 
 async def test_a_handshake_has_its_time_and_their_number_is_bounded(paper):
@@ -391,7 +391,7 @@ async def test_a_handshake_has_its_time_and_their_number_is_bounded(paper):
         silent = [await proxy.client() for _ in range(3)]
         await until(lambda: proxy.closed("too_many_handshakes") == 1)
         await until(lambda: proxy.closed("tls_handshake_timeout") == 2)
-        assert (proxy.listener.handshakes, proxy.listener.open_sockets) == (0, 0)
+        assert (proxy.listener.acceptor._secure_stage.under_way, proxy.listener.open_sockets) == (0, 0)
         client = await proxy.client(client_context(paper.ours))
         assert await client.ask(heartbeat(1)) == heartbeaten(1)
         for one in (*silent, client):
@@ -517,7 +517,7 @@ async def test_a_server_name_leads_to_its_node_and_none_to_any(paper):
             assert await client.ask(heartbeat(1)) == heartbeaten(1)
             client.close()
         assert (proxy.node.connections, other.connections) == (1, 1)
-        assert {5, BOOTSTRAP_NODE_ID} == set(proxy.listener.tallies)
+        assert {5, BOOTSTRAP_NODE_ID} == set(proxy.listener.relays.counters)
     other.server.close()
 
 
@@ -535,7 +535,7 @@ async def test_who_says_no_name_bootstraps_and_that_is_told_once_of_each_address
                 client = await unnamed(proxy)
                 assert await client.ask(heartbeat(1)) == heartbeaten(1)
                 client.close()
-            assert set(proxy.listener.tallies) == {BOOTSTRAP_NODE_ID}
+            assert set(proxy.listener.relays.counters) == {BOOTSTRAP_NODE_ID}
             clock.advance(61_000)
             proxy.gate.tell_ended_refusals()
     [line] = [line for line in logs if line["event"] == "server_name_missing"]
@@ -562,11 +562,11 @@ async def test_each_whole_name_of_the_certificate_bootstraps(paper):
         proxy.cluster.upstream.directory.learn(5, "127.0.0.1", other.port)
         for name, counters in (("OTHER.test", BOOTSTRAP_NODE_ID), ("b5.kafka.test", 5)):
             before = dict.fromkeys((5, BOOTSTRAP_NODE_ID), 0) | {
-                node_id: counters.connections_opened for node_id, counters in proxy.listener.tallies.items()
+                node_id: counters.connections_opened for node_id, counters in proxy.listener.relays.counters.items()
             }
             client = await proxy.client(client_context(paper.ours), name)
             assert await client.ask(heartbeat(1)) == heartbeaten(1)
-            assert proxy.listener.tallies[counters].connections_opened == before[counters] + 1
+            assert proxy.listener.relays.counters[counters].connections_opened == before[counters] + 1
             client.close()
         with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):
             await proxy.client(client_context(paper.ours), "typo.kafka.test")

@@ -1,4 +1,4 @@
-"""The way in of a simulated proxy: `proxy.server.listener` on fake time, with the real gate, admission and fair pools.
+"""The way in of a simulated proxy: `proxy.server.acceptor` on fake time, with the real gate, admission and fair pools.
 
 A visit is what an IncomingConnection is there. Storms are visits without a relay.
 """

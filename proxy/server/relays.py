@@ -1,0 +1,126 @@
+"""Makes the relays of a listener's connections, by the settings that are in force when each connection is opened."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from protocol.messages.api_versions import carried
+from proxy.clock import Clock
+from proxy.config.settings import LimitsConfig, QuotasConfig, SaslConfig
+from proxy.decisions.client_ids import measured_client_id
+from proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from proxy.decisions.sasl import SaslRules
+from proxy.relay.actions import RelayLimits
+from proxy.relay.relay import Relay
+from proxy.relay.relay_counters import RelayCounters
+from proxy.relay.use import MUTATION, Client, Meter
+from proxy.server.quota_store import QuotaStore
+from proxy.upstream.connector import Upstream
+from proxy.upstream.topology import ListenerNames, ListenerPorts
+from quotas.changes import Quotas
+from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
+from quotas.connection_quotas import ListenerKey
+from quotas.sources.entries import ThrottleConfig
+
+NOBODY = ""
+"""In place of the user until a required SASL login has succeeded."""
+
+
+class Relays:
+    """Makes relays. Settings apply to those that are made from then on."""
+
+    def __init__(
+        self,
+        key: ListenerKey,
+        ports: ListenerPorts | ListenerNames,
+        upstream: Upstream,
+        quota_manager: ClientQuotaManager,
+        store: QuotaStore,
+        meter: Meter | None,
+        clock: Clock,
+    ) -> None:
+        self.counters: dict[int, RelayCounters] = {}
+        """What the relays of each node count."""
+        self._listener = key.listener
+        self._quota_manager = quota_manager
+        self._store = store
+        self._meter = meter
+        self._clock = clock
+        self._rights = QuotasConfig()
+        self._limits = RelayLimits()
+        self._facts = ListenerFacts(
+            key.virtual_cluster,
+            ports,
+            quota_manager,
+            carried,
+            self._quotas_in_force,
+            store.entities_of,
+            recent_topics=upstream.recent_topics,
+            default_partitions=upstream.default_partitions,
+            note_mutations=self._note_mutations,
+            rights_of=self._rights_of,
+        )
+
+    def set_limits(self, limits: LimitsConfig) -> None:
+        """Apply these limits."""
+        self._limits = replace(
+            self._limits,
+            max_frame_bytes=limits.max_frame_bytes,
+            max_response_bytes=limits.max_response_bytes,
+            max_in_flight=limits.max_in_flight,
+            max_kept_bytes=limits.write_buffer_bytes,
+        )
+
+    def set_rules(self, quotas: QuotasConfig, throttle: ThrottleConfig, sasl: SaslConfig) -> None:
+        """Apply the settings of quotas, throttling and SASL."""
+        self._rights = quotas
+        self._limits = replace(
+            self._limits,
+            withholds=throttle.fetch == "empty",
+            delays=throttle.mode == "delay",
+            authenticates=sasl.required,
+        )
+        self._facts = replace(
+            self._facts,
+            charge_validate_only=throttle.charge_validate_only,
+            sasl=SaslRules({known.mechanism: known.user for known in sasl.principals}, sasl.claims()),
+        )
+
+    @property
+    def demand_sasl(self) -> bool:
+        """Whether a client has to log in before it is anybody."""
+        return self._limits.authenticates
+
+    def new(self, node_id: int, user: str) -> tuple[Relay, ConnectionFacts]:
+        """A relay for a client of a node, and the facts about its connection."""
+        counters = self.counters.get(node_id)
+        if counters is None:
+            counters = self.counters[node_id] = RelayCounters()
+        if self._limits.authenticates:
+            user = NOBODY
+        facts = ConnectionFacts(self._facts, node_id, user, *self._rights_of(user))
+        usage_of = None if self._meter is None else partial(self._usage_of, facts)
+        return Relay(self._quota_manager, counters, self._limits, facts.bind, usage_of), facts
+
+    def _usage_of(self, facts: ConnectionFacts, raw_client_id: bytes) -> Client:
+        """The usage counters of a client-id of a connection."""
+        assert self._meter is not None
+        client_id = measured_client_id(raw_client_id, self._quota_manager.table)
+        return self._meter.hold(facts.node_id, facts.user, client_id)
+
+    def _quotas_in_force(self) -> Quotas:
+        return self._store.quotas
+
+    def _note_mutations(self, user: str, client_id: str, partitions: float, shadow_ms: Sequence[int]) -> None:
+        if self._meter is not None:
+            now_us = self._clock.now_us()
+            use = self._meter.client(WHOLE_CLUSTER, user, client_id).of(MUTATION)
+            use.add(partitions, now_us)
+            for throttle_ms in shadow_ms:
+                use.note_shadow(throttle_ms, now_us)
+
+    def _rights_of(self, user: str) -> tuple[bool, bool]:
+        """Whether a user may alter, and whether it may describe, the quotas of others."""
+        quotas = self._rights
+        may_alter = self._listener in quotas.admin_listeners or user in quotas.admin_users
+        return may_alter, may_alter or user in quotas.describe_users
