@@ -26,8 +26,6 @@ _LONGEST_WAIT_S = 1.0
 """How long the next response is waited for if there is an older one."""
 _MOST_AT_ONCE = 128
 _MOST_KEPT = 10_000
-MOST_TRIED = 8
-"""How many addresses of one name are tried."""
 
 
 async def in_daemon_thread(work: Callable[[], Result]) -> Result:

@@ -2,10 +2,14 @@
 
 import os
 import re
+import ssl
 from typing import Final
 
 _CLASS_NAME: Final = re.compile(r"(?:\[Error \d+\] )?\b(?:[A-Z]\w*)?(?:Error|Exception)\b(?:: )?")
 _ERRNO: Final = re.compile(r"\b(\d{1,3}) E[A-Z]{2,}\b")
+_PLACE_IN_SOURCE: Final = re.compile(r" \(_ssl\.c:\d+\)")
+_PEM_LIB: Final = 524297
+"""The only information that OpenSSL gives about a key that it cannot decrypt."""
 
 
 def plain_words(error: BaseException) -> str:
@@ -15,3 +19,14 @@ def plain_words(error: BaseException) -> str:
         return text
     name = type(error).__name__.removesuffix("Error")
     return f"failed ({re.sub('(?<=[a-z])(?=[A-Z])', ' ', name).lower()} error)"
+
+
+def why_tls_failed(error: ssl.SSLError) -> str:
+    """OpenSSL's message, without the place in its source."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    reason: str | None = getattr(error, "reason", None)
+    if reason is None and error.args == (_PEM_LIB, *error.args[1:]):
+        return "a key that cannot be read, or a wrong password for it"
+    text = reason or error.strerror or str(error)
+    return _PLACE_IN_SOURCE.sub("", text).lower().replace("_", " ")

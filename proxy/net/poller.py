@@ -95,10 +95,6 @@ class Poller:
         else:
             call()
 
-    async def writable(self, fd: int) -> None:
-        """Wait until a descriptor that nothing else watches takes bytes, or has failed."""
-        await self.ready(fd, WRITABLE)
-
     async def ready(self, fd: int, events: int) -> None:
         """Wait for one of these events on a descriptor that nothing else watches, or until it has failed."""
         came: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -200,17 +200,3 @@ def _joined(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview
 
 
 AnySocket = socket.SocketType | TlsSocket
-
-
-_PEM_LIB = 524297
-"""The only information that OpenSSL gives about a key that it cannot decrypt."""
-
-
-def why_tls_failed(error: ssl.SSLError) -> str:
-    """OpenSSL's message, without the place in its source."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return error.verify_message
-    reason: str | None = getattr(error, "reason", None)
-    if reason is None and error.args == (_PEM_LIB, *error.args[1:]):
-        return "a key that cannot be read, or a wrong password for it"
-    return (reason or str(error.args[0] if error.args else error)).lower().replace("_", " ")

@@ -10,13 +10,13 @@ from itertools import islice
 from pathlib import Path
 
 from common.file_signature import Signature, signature
+from common.plain_words import why_tls_failed
 from common.problems import Problem
 from protocol.errors import ProtocolError
 from protocol.identity.distinguished_names import host_names_of, not_after
 from protocol.identity.principal_rules import PrincipalRules, principal_rules
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config, ListenerTlsConfig, UpstreamTlsConfig
-from proxy.net.tls_socket import why_tls_failed
 from proxy.upstream.credentials import secret
 from proxy.upstream.topology import plain_host
 

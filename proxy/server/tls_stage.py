@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+from common.plain_words import why_tls_failed
 from protocol.errors import ProtocolError
 from protocol.identity.distinguished_names import not_after, subject_of
 from protocol.identity.principal_rules import NoPrincipalRule, PrincipalRules
@@ -13,7 +14,7 @@ from proxy.clock import Clock
 from proxy.gate.stages import IncomingConnection, Refused, SlowStage
 from proxy.net.handshake import beside_the_loop, shake_hands
 from proxy.net.poller import Poller
-from proxy.net.tls_socket import TlsSocket, why_tls_failed
+from proxy.net.tls_socket import TlsSocket
 from proxy.relay.actions import CloseReason
 from proxy.relay.recognise import looks_like
 from proxy.server.tls_material import TlsMaterial

@@ -1,20 +1,18 @@
 """Connecting to nodes, and learning where they are."""
 
 import asyncio
-import errno
-import os
 import socket
 import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from struct import unpack_from
-from typing import Any
 
 import structlog
 
 from common.backoff import Backoff
-from common.look_ups import MOST_TRIED, Found, LookUps, at_port, in_daemon_thread
-from common.plain_words import plain_words
+from common.connecting import MOST_TRIED, connected_to_first
+from common.look_ups import LookUps, at_port, in_daemon_thread
+from common.plain_words import plain_words, why_tls_failed
 from common.race import AllFailed, Slow, race
 from protocol.messages.metadata import MetadataNode, nodes_request
 from proxy.config.kinds import HostPort
@@ -23,7 +21,7 @@ from proxy.decisions.recent_topics import RecentTopics
 from proxy.net.deadlines import Deadlines
 from proxy.net.handshake import shake_hands
 from proxy.net.poller import Poller
-from proxy.net.tls_socket import TlsSocket, why_tls_failed
+from proxy.net.tls_socket import TlsSocket
 from proxy.relay.actions import CloseReason
 from proxy.upstream.credentials import credentials_of
 from proxy.upstream.dial import Dial, family_of
@@ -36,8 +34,6 @@ from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by, 
 
 _FIRST_RETRY_S = 0.5
 _LONGEST_RETRY_S = 15.0
-_IP_BIND_ADDRESS_NO_PORT = 24
-"""Of <linux/in.h>: the port is chosen with the destination, so that each may be used towards many."""
 _MAX_PACES = 10_000
 _SERVERS_LOOKED_AT = 3
 _LONGEST_LOOK_S = 5.0
@@ -45,10 +41,8 @@ _ROUND_TRIP_EVERY_US = 10_000
 """The kernel is asked for the round trip to a node no more often."""
 _MIN_RTT_AT = 148
 """In struct tcp_info of <linux/tcp.h>."""
-_NEXT_ADDRESS_S = 0.25
-"""An address that has not answered by then is raced by the next one of the same name (RFC 8305, section 5)."""
 _NEXT_SERVER_S = 1.0
-"""The same for bootstrap servers, where TLS is part of it."""
+"""A bootstrap server that has not answered by then is raced by the next one. TLS is part of the answer."""
 _NEXT_LOOK_S = 3.0
 """The same for looks at the cluster."""
 _LONGEST_EXTRA_LOOK_S = 2.0
@@ -184,7 +178,7 @@ class Upstream:
         reason = CloseReason.NODE_UNREACHABLE
         try:
             async with asyncio.timeout(self.config.connect_timeout_ms / 1000):
-                sock = await self._connected(address, self._sources_in_turn(), first)
+                sock = await self._connected(address, first)
                 round_trip = self._round_trip_us(sock, node_id)
                 secured = sock if self._tls is None else await self._secured(self._tls, sock, address)
                 return NodeSocket(secured, node_id, round_trip)
@@ -198,26 +192,18 @@ class Upstream:
             problem = error.strerror or str(error)
         raise self._unreachable(node_id, address, problem, reason)
 
-    async def _connected(self, address: HostPort, sources: Sequence[str], first: bytes) -> socket.socket:
+    async def _connected(self, address: HostPort, first: bytes) -> socket.socket:
         """A non-blocking socket to the address of a host that is the first to take a connection. Raises OSError.
 
-        It connects from the first of `sources` that can be had, of those of the same family if there are any.
+        It connects from another one of the source addresses each time.
         """
         places = self._slow.last([at_port(each, address.port) for each in await self._look_ups.of(address.host)])
-        places = places[:MOST_TRIED]
-        attempts = [partial(_connected_at, self._poller, place, sources) for place in places]
         try:
-            number, sock = await race(attempts, _NEXT_ADDRESS_S, socket.socket.close)
-        except AllFailed as lost:
-            self._slow.note(places)
-            raise lost.failures[0] from None
-        self._slow.note(places[:number])
-        try:
-            if first and sock.send(first) != len(first):  # what is sent first finds room
-                raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+            number, sock = await connected_to_first(places, first, self._sources_in_turn())
         except OSError:
-            sock.close()
+            self._slow.note(places[:MOST_TRIED])
             raise
+        self._slow.note(places[:number])
         return sock
 
     def _unreachable(
@@ -398,51 +384,6 @@ def _bootstrap_failure(failures: Sequence[Exception]) -> Exception:
             return error
     reasons = [error.reason for error in failures if isinstance(error, NodeUnreachable)]
     return NodeUnreachable("; ".join(map(str, failures)), reasons[-1])
-
-
-async def _connected_at(poller: Poller, place: Found, sources: Sequence[str]) -> socket.socket:
-    """A non-blocking socket that is connected to a place, from the first source that can be had. Raises OSError."""
-    family, where = place
-    of_family = [source for source in sources if (":" in source) == (family == socket.AF_INET6)]
-    failure: OSError | None = None
-    for source in of_family or [""]:
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if source:
-                _bind(sock, source)
-            await _connect(poller, sock, where)
-        except OSError as error:
-            sock.close()
-            failure = failure or error
-            if error.errno != errno.EADDRNOTAVAIL:
-                break
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
-    assert failure is not None
-    raise failure
-
-
-def _bind(sock: socket.socket, source: str) -> None:
-    """Have a socket connect from an address. The error of one that this machine has not names it."""
-    sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
-    try:
-        sock.bind((source, 0))
-    except OSError as error:
-        raise OSError(error.errno, f"cannot connect from {source}: {error.strerror}") from error
-
-
-async def _connect(poller: Poller, sock: socket.socket, where: Any) -> None:
-    error_number = sock.connect_ex(where)
-    if error_number == errno.EINPROGRESS:
-        await poller.writable(sock.fileno())
-        error_number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    if error_number:
-        raise OSError(error_number, os.strerror(error_number))
 
 
 async def _own_credentials(config: UpstreamConfig) -> Credentials:

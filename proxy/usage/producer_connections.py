@@ -16,8 +16,8 @@ from kafka.errors import KafkaConnectionError
 from kafka.future import Future
 from kafka.net.inet import KafkaNetSocket
 
+from common.connecting import connected
 from quotas.sources.cluster_faults import words_of
-from quotas.sources.cluster_stream import connected
 
 _SCHEME: Final = "kafka-throttle"
 PLAIN: Final = f"{_SCHEME}://plain"

@@ -7,6 +7,7 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
+from common.connecting import connected
 from common.look_ups import in_daemon_thread
 from protocol.errors import ProtocolError
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
@@ -26,7 +27,7 @@ from quotas.sources.cluster_faults import (
     words_of,
 )
 from quotas.sources.cluster_look import spoken_at
-from quotas.sources.cluster_stream import ClusterStream, connected, opened
+from quotas.sources.cluster_stream import ClusterStream, opened
 
 Result = TypeVar("Result")
 
@@ -54,9 +55,8 @@ class Credentials:
         """Whether connections speak TLS."""
         return self.security_protocol.endswith("SSL")
 
-    @property
-    def login(self) -> SaslLogin | None:
-        """A SASL login, each time another; None where there is none."""
+    def new_login(self) -> SaslLogin | None:
+        """A SASL login with a new nonce; None for credentials without one."""
         if self.sasl_mechanism is None or not self.security_protocol.startswith("SASL"):
             return None
         name, password = self.sasl_plain_username or "", self.sasl_plain_password or ""
@@ -88,7 +88,7 @@ class ClusterClient:
         self._address = host.strip("[]"), int(port)
         self._credentials = credentials
         self._timeout_s = timeout_s
-        self._conversation = Conversation(credentials.login)
+        self._conversation = Conversation(credentials.new_login())
         self._stream: ClusterStream | None = None
         self._is_connected = False
         self._free_at_s = 0.0

@@ -1,12 +1,12 @@
 """What the proxy says to a node on a connection of its own, and in which order. Does no I/O.
 
-A step is a generator: it yields whole frames to be sent, is sent the whole response to each, and returns what came of
-it. It raises ProtocolError for a response that is none, and NodeRefuses.
+A step is a generator: it yields what is asked, is sent the whole response to each, and returns what came of it. It
+raises ProtocolError for a response that is none, and NodeRefuses.
 """
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from protocol.identity.scram import ScramClient, ScramFailed
 from protocol.messages.api_versions import offer_request
@@ -21,7 +21,16 @@ from protocol.own_requests import Offer, OwnRequest
 from quotas.sources.cluster_faults import ADDRESSES, LOGIN, MECHANISM, PROTOCOL, Fault, NodeRefuses
 
 Result = TypeVar("Result")
-Step = Generator[bytes, bytes, Result]
+
+
+class Asked(NamedTuple):
+    """The whole frame of a request, and how many bytes its response may have at most."""
+
+    frame: bytes
+    most_bytes: int
+
+
+Step = Generator[Asked, bytes, Result]
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
 _SINCE: Final = dict.fromkeys(("DescribeClientQuotas", "AlterClientQuotas"), ": Kafka 2.6 and later do")
@@ -75,7 +84,7 @@ class Conversation:
     def _exchange(self, request: OwnRequest[Result], version: int) -> Step[Result]:
         self._requests += 1
         number, self.asked = self._requests, request.name
-        frame = yield request.frame(version, number)
+        frame = yield Asked(request.frame(version, number), request.most_bytes)
         result, self.throttle_ms = request.response(frame, version, number)
         return result
 

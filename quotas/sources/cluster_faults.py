@@ -1,10 +1,10 @@
 """Why a connection of the proxy's own to a node came to nothing, and which setting to look at."""
 
-import os
 import ssl
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+from common.plain_words import why_tls_failed
 from quotas.changes import SourceUnavailable
 
 _HOST_MISMATCH: Final = (62, 64)
@@ -70,11 +70,7 @@ def words_of(error: Exception) -> str:
     if isinstance(error, EOFError) or (isinstance(error, ConnectionError) and error.errno is None):
         return "the connection was closed"
     if isinstance(error, ssl.SSLError):
-        return (error.reason or str(error)).lower().replace("_", " ")
-    if (
-        isinstance(error, OSError) and error.errno is not None and error.errno > 0
-    ):  # asyncio says by strerror what was called
-        return os.strerror(error.errno)
+        return why_tls_failed(error)
     return (error.strerror if isinstance(error, OSError) else None) or str(error)  # a name that is not known
 
 

@@ -9,11 +9,12 @@ import contextlib
 import socket
 import ssl
 
+from common.connecting import connected
 from protocol.errors import ProtocolError
 from protocol.messages.sasl import UNSUPPORTED_SASL_MECHANISM, Handshake, handshake_request
 from quotas.sources.cluster_conversation import Conversation
 from quotas.sources.cluster_faults import NodeRefuses, Spoken
-from quotas.sources.cluster_stream import ClusterStream, connected, opened
+from quotas.sources.cluster_stream import ClusterStream, opened
 
 _LOOK_S = 3.0
 _WORD_S = 1.0

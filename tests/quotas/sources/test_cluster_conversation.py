@@ -23,10 +23,10 @@ def played(step, *bodies):
     """Play a step with these bodies of responses; the requests as (key, version, body), and what it returns."""
     sent = []
     try:
-        frame = next(step)
+        frame, _ = next(step)
         for body in bodies:
             sent.append(said_in(frame))
-            frame = step.send(pack(">i", len(body) + 4) + frame[8:12] + body)
+            frame, _ = step.send(pack(">i", len(body) + 4) + frame[8:12] + body)
     except StopIteration as end:
         return sent, end.value
     raise AssertionError(f"one more request: {said_in(frame)}")
@@ -108,7 +108,7 @@ def test_how_long_the_node_wants_no_request_is_known():
 
 def test_a_response_to_another_request_ends_it():
     step = Conversation(None).introduced()
-    frame = next(step)
+    frame, _ = next(step)
     with pytest.raises(ProtocolError):
         step.send(pack(">i", 10) + pack(">i", int.from_bytes(frame[8:12], "big") + 1) + offer({}))
 

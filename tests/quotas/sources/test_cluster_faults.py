@@ -57,8 +57,12 @@ class Listener:
                     body = self._body(frame)
                     if not body:
                         break
-                    file.write(pack(">i", len(body) + 4) + frame[4:8] + body)
+                    file.write(pack(">i", self._size_of(frame, body)) + frame[4:8] + body)
                     file.flush()
+
+    def _size_of(self, frame, body):
+        """The size that a response is announced with."""
+        return len(body) + 4
 
     def _body(self, frame):
         key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
