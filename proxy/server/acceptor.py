@@ -77,7 +77,7 @@ class Acceptor:
         names = ports if isinstance(ports, ListenerNames) else None
         self._origin = Origin(poller)
         self._origin_stage = origin_stage(self._origin)
-        self._tls = TlsStage(poller, clock, names, upstream.find, self._note_unnamed)
+        self._tls = TlsStage(poller, clock, names, upstream.discovery.find, self._note_unnamed)
         self._secure_stage = secure_stage(self._tls)
         self._under_way: set[IncomingConnection] = set()
         """Connections that are accepted, and neither open nor refused yet."""

@@ -56,7 +56,7 @@ class Relays:
             self._quotas_in_force,
             store.entities_of,
             recent_topics=upstream.recent_topics,
-            default_partitions=upstream.default_partitions,
+            default_partitions=upstream.discovery.default_partitions,
             note_mutations=self._note_mutations,
             rights_of=self._rights_of,
         )

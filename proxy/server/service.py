@@ -441,7 +441,7 @@ class Service:
         self._bound = True
         self._warn()
         for cluster in self.clusters:
-            self._spawn(cluster.upstream.keep_learning())
+            self._spawn(cluster.upstream.discovery.keep_learning())
         self._spawn(self._sweep())
         self._spawn(self._watch_config())
         self._spawn(self._certificates.watch())

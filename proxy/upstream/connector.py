@@ -1,4 +1,4 @@
-"""Connecting to nodes, and learning where they are."""
+"""Connecting to nodes."""
 
 import asyncio
 import socket
@@ -7,14 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from struct import unpack_from
 
-import structlog
-
-from common.backoff import Backoff
 from common.connecting import MOST_TRIED, connected_to_first
-from common.look_ups import LookUps, at_port, in_daemon_thread
-from common.plain_words import plain_words, why_tls_failed
+from common.look_ups import LookUps, at_port
+from common.plain_words import why_tls_failed
 from common.race import AllFailed, Slow, race
-from protocol.messages.metadata import MetadataNode, nodes_request
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.decisions.recent_topics import RecentTopics
@@ -23,30 +19,19 @@ from proxy.net.handshake import shake_hands
 from proxy.net.poller import Poller
 from proxy.net.tls_socket import TlsSocket
 from proxy.relay.actions import CloseReason
-from proxy.upstream.credentials import credentials_of
 from proxy.upstream.dial import Dial, family_of
-from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
+from proxy.upstream.discovery import Discovery
+from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnreachable, Reached
 from proxy.upstream.pace import Pace
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
-from quotas.sources.cluster_connection import Credentials
-from quotas.sources.cluster_faults import ConnectionFault, Fault
-from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by, response_of
 
-_FIRST_RETRY_S = 0.5
-_LONGEST_RETRY_S = 15.0
 _MAX_PACES = 10_000
-_SERVERS_LOOKED_AT = 3
-_LONGEST_LOOK_S = 5.0
 _ROUND_TRIP_EVERY_US = 10_000
 """The kernel is asked for the round trip to a node no more often."""
 _MIN_RTT_AT = 148
 """In struct tcp_info of <linux/tcp.h>."""
 _NEXT_SERVER_S = 1.0
 """A bootstrap server that has not answered by then is raced by the next one. TLS is part of the answer."""
-_NEXT_LOOK_S = 3.0
-"""The same for looks at the cluster."""
-_LONGEST_EXTRA_LOOK_S = 2.0
-"""So long nodes that are asked for num.partitions hold up what is known of all nodes."""
 
 
 class Upstream:
@@ -67,7 +52,6 @@ class Upstream:
         self.directory = directory
         self._poller = poller
         self._note_connect_failure = note_connect_failure
-        self._note_refresh_failure = note_refresh_failure
         self._note_paced = note_paced
         self._now_us = now_us
         self._paces: dict[HostPort, Pace] = {}
@@ -75,23 +59,10 @@ class Upstream:
         self._ask_round_trip_us: dict[int, int] = {}
         self._tls: ssl.SSLContext | None = None
         self._next_source = 0
-        self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
-        self._next_bootstrap = 0
-        self._asked = asyncio.Event()
-        directory.look = self._asked.set
-        self._answered = asyncio.Condition()
-        self._failing = False
-        self._reported_reason = ""
-        self._nodes: list[int] = []
         self._look_ups = LookUps(now_us)
         self._slow = Slow(now_us)
+        self.discovery = Discovery(virtual_cluster, config, directory, self._slow, note_refresh_failure)
         self.recent_topics = RecentTopics()
-        self._default_partitions: int | None = None
-        self._asking: asyncio.Task[int | None] | None = None
-        """For it."""
-        self._reported_no_default = False
-
-    # ---------------------------------------------------------------- connecting
 
     def open(self, node_id: int, first: bytes, whose: str, reached: Reached) -> Cancellable:
         """As `connect`, and have told what came of it. What needs no task for it gets none: a task costs more."""
@@ -151,8 +122,8 @@ class Upstream:
         Raises NodeUnknown, NodeUnreachable, or NodePaced.
         """
         if node_id != BOOTSTRAP_NODE_ID:
-            return await self._connect_to(node_id, await self.find(node_id), first, whose)
-        servers = self._bootstrap_in_turn()
+            return await self._connect_to(node_id, await self.discovery.find(node_id), first, whose)
+        servers = self.discovery.servers_in_turn()
         attempts = [partial(self._connect_to, node_id, address, first, whose) for address in servers]
         try:
             number, upstream = await race(attempts, _NEXT_SERVER_S, lambda late: late.socket.close())
@@ -161,16 +132,6 @@ class Upstream:
         self._slow.note(servers[:number])
         upstream.node_id = self.directory.node_at(servers[number])
         return upstream
-
-    async def find(self, node_id: int) -> HostPort:
-        """Where a node is; if nobody has said so yet, the cluster is asked. Raises NodeUnknown."""
-        return self.directory.address(node_id) or await self._ask_for(node_id)
-
-    def _bootstrap_in_turn(self) -> list[HostPort]:
-        """The bootstrap servers, another one first each time, those that were slow to answer last."""
-        servers = self.config.bootstrap_servers
-        self._next_bootstrap = (self._next_bootstrap + 1) % len(servers)
-        return self._slow.last([*servers[self._next_bootstrap :], *servers[: self._next_bootstrap]])
 
     async def _connect_to(self, node_id: int, address: HostPort, first: bytes, whose: str) -> NodeSocket:
         if self.config.connections_per_second is not None:
@@ -213,7 +174,7 @@ class Upstream:
         self._note_connect_failure(node_id)
         self._look_ups.penalty(address.host)
         self._slow.note((address,))
-        self._asked.set()
+        self.discovery.ask()
         return NodeUnreachable(f"{address}: {problem}", reason)
 
     def _round_trip_us(self, sock: socket.SocketType, node_id: int) -> int | None:
@@ -262,119 +223,18 @@ class Upstream:
         self._next_source = (self._next_source + 1) % len(sources)
         return [*sources[self._next_source :], *sources[: self._next_source]]
 
-    async def _ask_for(self, node_id: int) -> HostPort:
-        """The address of a node that nobody has named yet, from a fresh look at the cluster."""
-        self._asked.set()
-        try:
-            async with asyncio.timeout(self.config.connect_timeout_ms / 1000), self._answered:
-                await self._answered.wait_for(lambda: self.directory.address(node_id) is not None)
-        except TimeoutError:
-            raise NodeUnknown(f"the cluster has not named a node {node_id}") from None
-        address = self.directory.address(node_id)
-        assert address is not None
-        return address
-
-    # ------------------------------------------------------------------ learning
-
-    async def keep_learning(self) -> None:
-        """Ask the cluster for its nodes now, at each interval, and when a node is missing; never returns."""
-        backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
-        while True:
-            self._asked.clear()
-            if await self._learn():
-                backoff.succeeded()
-                await self._sleep(self.config.metadata_refresh_s)
-            else:
-                await asyncio.sleep(backoff.failed())
-
-    async def _sleep(self, seconds: float) -> None:
-        """Wait, at most until somebody asks; but never ask the cluster more than twice a second."""
-        await asyncio.sleep(_FIRST_RETRY_S)
-        try:
-            async with asyncio.timeout(seconds):
-                await self._asked.wait()
-        except TimeoutError:
-            pass
-
-    async def _learn(self) -> bool:
-        try:
-            brokers = await self._look()
-        except Exception as error:  # whatever a library raises is a failed look, never the end of looking
-            await self._tell_failure(error)
-            self._failing = True
-            self._note_refresh_failure()
-            return False
-        await self._look_for_default_partitions(brokers)
-        for broker in brokers:
-            self.directory.learn(*broker)
-        nodes = sorted(broker.node_id for broker in brokers)
-        if nodes:
-            self.directory.note_all(nodes)
-        if self._failing or nodes != self._nodes:
-            self._log.info("cluster_reached", nodes=nodes)
-        self._failing, self._nodes = False, nodes
-        async with self._answered:
-            self._answered.notify_all()
-        return True
-
-    async def _look(self) -> Sequence[MetadataNode]:
-        """The nodes that are named by the bootstrap server that is the first to respond."""
-        servers = self._bootstrap_in_turn()
-        attempts = [partial(_brokers, str(server), self.config) for server in servers]
-        try:
-            number, found = await race(attempts, _NEXT_LOOK_S, bool)
-        except AllFailed as lost:
-            raise lost.failures[0] from None
-        self._slow.note(servers[:number])
-        return found
-
-    async def _look_for_default_partitions(self, brokers: Sequence[MetadataNode]) -> None:
-        """Ask the nodes for their num.partitions, if it is not set. Dead ones hold up nothing else for long."""
-        if self.config.default_partitions:
-            return
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.get_running_loop().create_task(_num_partitions(brokers, self.config))
-        await asyncio.wait((self._asking,), timeout=_LONGEST_EXTRA_LOOK_S)
-        if self._asking.done() and self._asking.exception() is None:
-            self._default_partitions = self._asking.result() or self._default_partitions
-
-    async def _tell_failure(self, error: Exception) -> None:
-        """Log why the cluster cannot be had, once for each reason that is another than the last one."""
-        servers = [str(server) for server in self.config.bootstrap_servers]
-        looks = (_fault_at(server, self.config) for server in servers[:_SERVERS_LOOKED_AT])
-        faults = [fault for fault in await asyncio.gather(*looks) if fault is not None]
-        reason = next((fault.reason for _, fault in faults if fault.reason != "unreachable"), "unreachable")
-        if self._failing and reason == self._reported_reason:
-            return
-        self._reported_reason = reason
-        self._log.warning(
-            "cluster_unreachable",
-            bootstrap_servers=servers,
-            error=plain_words(error),
-            reason=reason if faults else None,
-            problems=[f"{server}: {fault.problem}" for server, fault in faults],
-            settings=sorted({setting for _, fault in faults for setting in fault.setting.split(", ")}),
-        )
-
     def set_tls(self, context: ssl.SSLContext | None) -> None:
         """What connections to nodes speak TLS with from now on; None: they are plain."""
         self._tls = context
 
     def reconfigure(self, config: UpstreamConfig) -> None:
         """Take up changed bootstrap servers, times, and ways to connect."""
+        self.discovery.config = config
         if config.connect_timeout_ms != self.config.connect_timeout_ms:
             self._dials = None
         self.config = config
         for pace in self._paces.values():
             pace.set_rate(config.connections_per_second)
-
-    def default_partitions(self) -> int:
-        """How many partitions a topic gets that is created without a number; 1 while nobody has said so."""
-        known = self.config.default_partitions or self._default_partitions
-        if known is None and not self._reported_no_default:
-            self._reported_no_default = True
-            self._log.warning("default_partitions_unknown", taken=1, setting="upstream.default_partitions")
-        return known or 1
 
 
 def _bootstrap_failure(failures: Sequence[Exception]) -> Exception:
@@ -384,33 +244,6 @@ def _bootstrap_failure(failures: Sequence[Exception]) -> Exception:
             return error
     reasons = [error.reason for error in failures if isinstance(error, NodeUnreachable)]
     return NodeUnreachable("; ".join(map(str, failures)), reasons[-1])
-
-
-async def _own_credentials(config: UpstreamConfig) -> Credentials:
-    """Who the proxy is to the cluster, from files that may be slow to read. Raises ConfigErrors."""
-    return await in_daemon_thread(partial(credentials_of, config))
-
-
-async def _brokers(server: str, config: UpstreamConfig) -> Sequence[MetadataNode]:
-    """The nodes that a bootstrap server names. Raises SourceUnavailable."""
-    return await nodes_named_by(server, await _own_credentials(config), config.connect_timeout_ms / 1000)
-
-
-async def _num_partitions(brokers: Sequence[MetadataNode], config: UpstreamConfig) -> int | None:
-    """The cluster's num.partitions; None where no node reports it."""
-    addresses = {broker.node_id: str(HostPort(broker.host, broker.port)) for broker in brokers}
-    return await default_partitions_of(addresses, await _own_credentials(config), config.connect_timeout_ms / 1000)
-
-
-async def _fault_at(server: str, config: UpstreamConfig) -> tuple[str, Fault] | None:
-    """What is wrong with a bootstrap server, as a connection of its own shows; None if nothing is."""
-    try:
-        await response_of(server, await _own_credentials(config), _LONGEST_LOOK_S, nodes_request())
-    except ConnectionFault as error:
-        return server, error.fault
-    except Exception as error:  # of files: what is reported is only why something failed
-        return server, Fault("unusable", plain_words(error), "upstream.admin")
-    return None
 
 
 def round_trip_us(sock: socket.SocketType) -> int:

@@ -42,9 +42,8 @@ class House:
             directory=NodeDirectory(),
             config=SimpleNamespace(send_proxy_protocol=False),
             open=print,
-            find=None,
+            discovery=SimpleNamespace(find=None, default_partitions=None),
             recent_topics=None,
-            default_partitions=None,
         )
         config = ListenerConfig.model_validate(
             {"name": "plain", "bind": bind, "advertised_host": "127.0.0.1", "port": self.port, "node_ids": [0]}

@@ -13,9 +13,10 @@ from protocol.messages.client_quotas import all_quotas_request
 from protocol.messages.metadata import MetadataNode
 from proxy.config.settings import UpstreamConfig
 from proxy.net.poller import READABLE, Poller
-from proxy.upstream.connector import Upstream, _brokers
+from proxy.upstream.connector import Upstream
 from proxy.upstream.credentials import credentials_of
 from proxy.upstream.dial import Dial
+from proxy.upstream.discovery import _brokers
 from proxy.upstream.node_socket import NodePaced, NodeUnknown, NodeUnreachable
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.changes import SourceUnavailable
@@ -140,16 +141,16 @@ async def test_connections_of_its_own_say_so_where_nodes_want_to_know(node, anno
 
 async def test_what_keeps_the_proxy_from_its_cluster_is_named_once_for_each_reason(tmp_path, monkeypatch):
     """First nobody is there, then somebody that speaks TLS."""
-    monkeypatch.setattr("proxy.upstream.connector._LONGEST_LOOK_S", TIMEOUT_S)
+    monkeypatch.setattr("proxy.upstream.discovery._LONGEST_LOOK_S", TIMEOUT_S)
     context = server_context(Authority(tmp_path).issue("127.0.0.1"))
     node = Node(connect_timeout_ms=100)
     node.server.close()
     with capture_logs() as logs:
         for _ in range(2):
-            assert not await node.upstream._learn()
+            assert not await node.upstream.discovery._learn()
         with socket.create_server(("127.0.0.1", node.port)) as server:
             threading.Thread(target=refuse_plain, args=(server, context), daemon=True).start()
-            assert not await node.upstream._learn()
+            assert not await node.upstream.discovery._learn()
     reported = [line for line in logs if line["event"] == "cluster_unreachable"]
     assert [line["reason"] for line in reported] == ["unreachable", "tls_expected"]
     assert reported[0]["settings"] == ["upstream.bootstrap_servers"]
@@ -343,7 +344,7 @@ async def test_a_dead_bootstrap_server_does_not_use_up_the_time_of_the_next(node
         node.upstream.reconfigure(node.config(connect_timeout_ms=SLOW_ENOUGH_MS, bootstrap_servers=servers))
         for _ in range(2):
             await node.connect(BOOTSTRAP_NODE_ID)
-        assert node.upstream._bootstrap_in_turn()[1] == deaf
+        assert node.upstream.discovery.servers_in_turn()[1] == deaf
 
 
 async def test_the_proxys_own_look_reaches_a_cluster_past_dead_addresses_and_servers(node, names):
@@ -351,7 +352,7 @@ async def test_the_proxys_own_look_reaches_a_cluster_past_dead_addresses_and_ser
     with deaf_address("127.9.9.1", node.port), deaf_address() as deaf:
         servers = [f"two.test:{node.port}", f"127.0.0.1:{deaf[1]}"]
         node.upstream.reconfigure(node.config(connect_timeout_ms=SLOW_ENOUGH_MS, bootstrap_servers=servers))
-        looking = asyncio.create_task(node.upstream._look())
+        looking = asyncio.create_task(node.upstream.discovery._look())
         accepted, _ = await asyncio.to_thread(node.server.accept)
         with accepted:
             accepted.settimeout(TIMEOUT_S)
@@ -369,18 +370,18 @@ async def test_nodes_that_do_not_tell_their_num_partitions_hold_up_nobody(node, 
         await answered.wait()
         return 7
 
-    monkeypatch.setattr("proxy.upstream.connector._LONGEST_EXTRA_LOOK_S", 0)
-    monkeypatch.setattr("proxy.upstream.connector.nodes_named_by", nodes_named_by)
-    monkeypatch.setattr("proxy.upstream.connector.default_partitions_of", default_partitions_of)
+    monkeypatch.setattr("proxy.upstream.discovery._LONGEST_EXTRA_LOOK_S", 0)
+    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("proxy.upstream.discovery.default_partitions_of", default_partitions_of)
     for _ in range(2):
-        assert await node.upstream._learn()
+        assert await node.upstream.discovery._learn()
         assert node.upstream.directory.address(5) == ("127.0.0.1", node.port)
     with capture_logs():
-        assert node.upstream.default_partitions() == 1
+        assert node.upstream.discovery.default_partitions() == 1
     answered.set()
-    monkeypatch.setattr("proxy.upstream.connector._LONGEST_EXTRA_LOOK_S", TIMEOUT_S)
-    assert await node.upstream._learn()
-    assert node.upstream.default_partitions() == 7
+    monkeypatch.setattr("proxy.upstream.discovery._LONGEST_EXTRA_LOOK_S", TIMEOUT_S)
+    assert await node.upstream.discovery._learn()
+    assert node.upstream.discovery.default_partitions() == 7
 
 
 async def test_the_round_trip_is_asked_for_now_and_then(node):

@@ -1,0 +1,203 @@
+"""Learning where the nodes of a cluster are: it is asked over connections of the proxy's own."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import structlog
+
+from common.backoff import Backoff
+from common.look_ups import in_daemon_thread
+from common.plain_words import plain_words
+from common.race import AllFailed, Slow, race
+from protocol.messages.metadata import MetadataNode, nodes_request
+from proxy.config.kinds import HostPort
+from proxy.config.settings import UpstreamConfig
+from proxy.upstream.credentials import credentials_of
+from proxy.upstream.node_socket import NodeUnknown
+from proxy.upstream.topology import NodeDirectory
+from quotas.sources.cluster_connection import Credentials
+from quotas.sources.cluster_faults import ConnectionFault, Fault
+from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by, response_of
+
+_FIRST_RETRY_S = 0.5
+_LONGEST_RETRY_S = 15.0
+_SERVERS_LOOKED_AT = 3
+_LONGEST_LOOK_S = 5.0
+_NEXT_LOOK_S = 3.0
+"""A bootstrap server that has not answered by then is raced by the next one."""
+_LONGEST_EXTRA_LOOK_S = 2.0
+"""So long nodes that are asked for num.partitions hold up what is known of all nodes."""
+
+
+class Discovery:
+    """Asks a cluster for its nodes, and for the number of partitions of a topic that is created without one.
+
+    The nodes are noted in `directory`. Bootstrap servers that are slow to respond are noted in `slow`.
+    """
+
+    def __init__(
+        self,
+        virtual_cluster: str,
+        config: UpstreamConfig,
+        directory: NodeDirectory,
+        slow: Slow,
+        note_failure: Callable[[], None],
+    ) -> None:
+        self.config = config
+        self._directory = directory
+        directory.look = self.ask
+        self._slow = slow
+        self._note_failure = note_failure
+        self._next_server = 0
+        self._asked = asyncio.Event()
+        self._answered = asyncio.Condition()
+        self._failing = False
+        self._reported_reason = ""
+        self._nodes: list[int] = []
+        self._default_partitions: int | None = None
+        self._asking: asyncio.Task[int | None] | None = None
+        """The request for it that is under way."""
+        self._reported_no_default = False
+        self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
+
+    def ask(self) -> None:
+        """Have the cluster asked for its nodes soon."""
+        self._asked.set()
+
+    async def find(self, node_id: int) -> HostPort:
+        """Where a node is; if nobody has said so yet, the cluster is asked. Raises NodeUnknown."""
+        return self._directory.address(node_id) or await self._ask_for(node_id)
+
+    async def _ask_for(self, node_id: int) -> HostPort:
+        """The address of a node that nobody has named yet, from a fresh look at the cluster."""
+        self.ask()
+        try:
+            async with asyncio.timeout(self.config.connect_timeout_ms / 1000), self._answered:
+                await self._answered.wait_for(lambda: self._directory.address(node_id) is not None)
+        except TimeoutError:
+            raise NodeUnknown(f"the cluster has not named a node {node_id}") from None
+        address = self._directory.address(node_id)
+        assert address is not None
+        return address
+
+    def servers_in_turn(self) -> list[HostPort]:
+        """The bootstrap servers, another one first each time, those that were slow to answer last."""
+        servers = self.config.bootstrap_servers
+        self._next_server = (self._next_server + 1) % len(servers)
+        return self._slow.last([*servers[self._next_server :], *servers[: self._next_server]])
+
+    async def keep_learning(self) -> None:
+        """Ask the cluster for its nodes now, at each interval, and when a node is missing; never returns."""
+        backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
+        while True:
+            self._asked.clear()
+            if await self._learn():
+                backoff.succeeded()
+                await self._sleep(self.config.metadata_refresh_s)
+            else:
+                await asyncio.sleep(backoff.failed())
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait, at most until somebody asks; but never ask the cluster more than twice a second."""
+        await asyncio.sleep(_FIRST_RETRY_S)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._asked.wait()
+        except TimeoutError:
+            pass
+
+    async def _learn(self) -> bool:
+        try:
+            brokers = await self._look()
+        except Exception as error:  # whatever a library raises is a failed look, never the end of looking
+            await self._tell_failure(error)
+            self._failing = True
+            self._note_failure()
+            return False
+        await self._look_for_default_partitions(brokers)
+        for broker in brokers:
+            self._directory.learn(*broker)
+        nodes = sorted(broker.node_id for broker in brokers)
+        if nodes:
+            self._directory.note_all(nodes)
+        if self._failing or nodes != self._nodes:
+            self._log.info("cluster_reached", nodes=nodes)
+        self._failing, self._nodes = False, nodes
+        async with self._answered:
+            self._answered.notify_all()
+        return True
+
+    async def _look(self) -> Sequence[MetadataNode]:
+        """The nodes that are named by the bootstrap server that is the first to respond."""
+        servers = self.servers_in_turn()
+        attempts = [partial(_brokers, str(server), self.config) for server in servers]
+        try:
+            number, found = await race(attempts, _NEXT_LOOK_S, bool)
+        except AllFailed as lost:
+            raise lost.failures[0] from None
+        self._slow.note(servers[:number])
+        return found
+
+    async def _look_for_default_partitions(self, brokers: Sequence[MetadataNode]) -> None:
+        """Ask the nodes for their num.partitions, if it is not set. Dead ones hold up nothing else for long."""
+        if self.config.default_partitions:
+            return
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.get_running_loop().create_task(_num_partitions(brokers, self.config))
+        await asyncio.wait((self._asking,), timeout=_LONGEST_EXTRA_LOOK_S)
+        if self._asking.done() and self._asking.exception() is None:
+            self._default_partitions = self._asking.result() or self._default_partitions
+
+    async def _tell_failure(self, error: Exception) -> None:
+        """Log why the cluster cannot be had, once for each reason that is another than the last one."""
+        servers = [str(server) for server in self.config.bootstrap_servers]
+        looks = (_fault_at(server, self.config) for server in servers[:_SERVERS_LOOKED_AT])
+        faults = [fault for fault in await asyncio.gather(*looks) if fault is not None]
+        reason = next((fault.reason for _, fault in faults if fault.reason != "unreachable"), "unreachable")
+        if self._failing and reason == self._reported_reason:
+            return
+        self._reported_reason = reason
+        self._log.warning(
+            "cluster_unreachable",
+            bootstrap_servers=servers,
+            error=plain_words(error),
+            reason=reason if faults else None,
+            problems=[f"{server}: {fault.problem}" for server, fault in faults],
+            settings=sorted({setting for _, fault in faults for setting in fault.setting.split(", ")}),
+        )
+
+    def default_partitions(self) -> int:
+        """How many partitions a topic gets that is created without a number; 1 while nobody has said so."""
+        known = self.config.default_partitions or self._default_partitions
+        if known is None and not self._reported_no_default:
+            self._reported_no_default = True
+            self._log.warning("default_partitions_unknown", taken=1, setting="upstream.default_partitions")
+        return known or 1
+
+
+async def _own_credentials(config: UpstreamConfig) -> Credentials:
+    """Who the proxy is to the cluster, from files that may be slow to read. Raises ConfigErrors."""
+    return await in_daemon_thread(partial(credentials_of, config))
+
+
+async def _brokers(server: str, config: UpstreamConfig) -> Sequence[MetadataNode]:
+    """The nodes that a bootstrap server names. Raises SourceUnavailable."""
+    return await nodes_named_by(server, await _own_credentials(config), config.connect_timeout_ms / 1000)
+
+
+async def _num_partitions(brokers: Sequence[MetadataNode], config: UpstreamConfig) -> int | None:
+    """The cluster's num.partitions; None where no node reports it."""
+    addresses = {broker.node_id: str(HostPort(broker.host, broker.port)) for broker in brokers}
+    return await default_partitions_of(addresses, await _own_credentials(config), config.connect_timeout_ms / 1000)
+
+
+async def _fault_at(server: str, config: UpstreamConfig) -> tuple[str, Fault] | None:
+    """What is wrong with a bootstrap server, as a connection of its own shows; None if nothing is."""
+    try:
+        await response_of(server, await _own_credentials(config), _LONGEST_LOOK_S, nodes_request())
+    except ConnectionFault as error:
+        return server, error.fault
+    except Exception as error:  # of files: what is reported is only why something failed
+        return server, Fault("unusable", plain_words(error), "upstream.admin")
+    return None
