@@ -28,5 +28,5 @@ def why_tls_failed(error: ssl.SSLError) -> str:
     reason: str | None = getattr(error, "reason", None)
     if reason is None and error.args == (_PEM_LIB, *error.args[1:]):
         return "a key that cannot be read, or a wrong password for it"
-    text = reason or error.strerror or str(error)
+    text = reason or error.strerror or str(error.args[0] if error.args else error)
     return _PLACE_IN_SOURCE.sub("", text).lower().replace("_", " ")
