@@ -15,8 +15,6 @@ from proxy.gate.connection_gate import ConnectionGate, limits_of
 from proxy.gate.stages import IncomingConnection
 from proxy.net.deadlines import Deadlines
 from proxy.net.poller import Poller
-from proxy.net.stream import Stream, StreamListener
-from proxy.net.tls_socket import AnySocket
 from proxy.observe.last_throttles import LastThrottles
 from proxy.relay.actions import CloseReason, QuotaAlteration, Throttled
 from proxy.relay.use import Meter
@@ -26,7 +24,6 @@ from proxy.server.connection import LINGER_S, Connection
 from proxy.server.ends import ConnectionEnds
 from proxy.server.quota_store import QuotaStore
 from proxy.server.relays import Relays
-from proxy.side import Side
 from proxy.upstream.connector import Upstream
 from proxy.upstream.node_socket import Cancellable, Reached
 from proxy.upstream.topology import addressing
@@ -74,6 +71,8 @@ class Listener:
         ports = addressing(config, upstream.directory, self._let_go_of_port)
         self.relays = Relays(self.key, ports, upstream, quota_manager, book, meter, clock)
         self.streams = CappedStreams(caps_of_cluster, poller, clock)
+        self.open_stream = self.streams.open
+        """A method of ConnectionHost."""
         self.acceptor = Acceptor(
             self.key, ports, upstream, gate, self._ends, may_open, self._open, poller, clock, self._log
         )
@@ -145,10 +144,6 @@ class Listener:
         host, port, *_ = incoming.socket.getsockname()
         destination = incoming.destination or Endpoint(plain_ip(host), port)
         return proxy_header_v2(Endpoint(incoming.address, incoming.client_port), destination)
-
-    def open_stream(self, sock: AnySocket, side: Side, owner: StreamListener) -> Stream:
-        """A new stream, subject to the byte caps of the listener and the virtual cluster."""
-        return self.streams.open(sock, side, owner)
 
     def alter_quotas(
         self, alteration_request: QuotaAlteration, log: "FilteringBoundLogger"

@@ -41,6 +41,8 @@ class Relays:
     ) -> None:
         self.counters: dict[int, RelayCounters] = {}
         """What the relays of each node count."""
+        self.demand_sasl = False
+        """Whether a client has to log in before it is anybody."""
         self._listener = key.listener
         self._quota_manager = quota_manager
         self._store = store
@@ -73,6 +75,7 @@ class Relays:
 
     def set_rules(self, quotas: QuotasConfig, throttle: ThrottleConfig, sasl: SaslConfig) -> None:
         """Apply the settings of quotas, throttling and SASL."""
+        self.demand_sasl = sasl.required
         self._rights = quotas
         self._limits = replace(
             self._limits,
@@ -86,17 +89,12 @@ class Relays:
             sasl=SaslRules({known.mechanism: known.user for known in sasl.principals}, sasl.claims()),
         )
 
-    @property
-    def demand_sasl(self) -> bool:
-        """Whether a client has to log in before it is anybody."""
-        return self._limits.authenticates
-
     def new(self, node_id: int, user: str) -> tuple[Relay, ConnectionFacts]:
         """A relay for a client of a node, and the facts about its connection."""
         counters = self.counters.get(node_id)
         if counters is None:
             counters = self.counters[node_id] = RelayCounters()
-        if self._limits.authenticates:
+        if self.demand_sasl:
             user = NOBODY
         facts = ConnectionFacts(self._facts, node_id, user, *self._rights_of(user))
         usage_of = None if self._meter is None else partial(self._usage_of, facts)

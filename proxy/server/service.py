@@ -387,10 +387,11 @@ class Service:
         """Whether the process may have one more client socket. Each call may be followed by one; a refusal is noted."""
         if self._room <= 0:
             self._room = self._max_sockets - self._open_sockets()
+            if self._room <= 0:
+                self.gate.note_full(self.config.limits.max_connections)
+                return False
         self._room -= 1
-        if self._room < 0:
-            self.gate.note_full(self.config.limits.max_connections)
-        return self._room >= 0
+        return True
 
     def _open_sockets(self) -> int:
         return sum(listener.open_sockets for listener in self._listeners())
