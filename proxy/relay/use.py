@@ -1,11 +1,13 @@
-"""The usage of clients: relays count it as it crosses the wire, and hand it on window by window.
+"""The usage of clients. Relays count it as it crosses the wire; what was counted in a window becomes a `WindowUsage`.
 
-A byte counts when it was read from the client's socket or is handed over to be written there, under the user and
-client-id of its request. When a connection ends within a frame, the part of the frame that came is counted. Bytes that
-were handed over and never written are also counted as unsent. A request counts with its last byte, or when no more of
-it will come. So `requests` are those that began, `in_bytes` what was read, `out_bytes` - `unsent_bytes` what was
-written. An observer in front of the proxy sees the same, except for bytes that only a kernel had when a connection was
-lost.
+A byte of a request counts when it has been read from the client's socket, and a byte of a response when it is handed
+over to be written there. Both count for the user and client-id of the request. When a connection ends within a frame,
+the part of the frame that has come is counted. Bytes that were handed over and never written are also counted as
+unsent. A request counts when its last byte has come, or when it is known that the rest will not come.
+
+So `requests` is the number of requests that began, `in_bytes` the number of bytes that were read, and `out_bytes` -
+`unsent_bytes` the number of bytes that were written. An observer on the network between the clients and the proxy
+counts the same, except for bytes that were only in the buffers of a kernel when a connection was lost.
 """
 
 from collections import deque
@@ -29,14 +31,18 @@ TYPES = (
 PLACE = {quota_type: place for place, quota_type in enumerate(TYPES)}
 
 OVERFLOW = "<overflow>"
-"""In place of a name, when there are too many clients to count each by its name."""
+"""Stands in place of a name for clients that are counted together, because there are too many to count each alone."""
 
 NO_WINDOW = -1
+_NEVER_MUTED = -1
 _SECOND_US = 1_000_000
 
 
 class WindowUsage(NamedTuple):
-    """What one client used of one quota type at one node in one window, which began at `begin_ms` since 1970."""
+    """What one client used of one quota type at one node in one window.
+
+    `begin_ms` is when the window began, in ms since 1970.
+    """
 
     client: "Client"
     quota_type: QuotaType
@@ -54,11 +60,11 @@ class WindowUsage(NamedTuple):
     unsent_bytes: int
     muted_ms: int
     seconds: tuple[SecondOfUse, ...]
-    """Their times count from `begin_ms`."""
+    """The profile of the window. Its times count from `begin_ms`."""
 
 
 class Client:
-    """One client at one node, or one IP address: its usage of each quota type."""
+    """One client at one node, or one IP address, with its usage of each quota type."""
 
     __slots__ = ("client_id", "costs", "holders", "ip", "meter", "node_id", "open", "user", "uses")
 
@@ -70,13 +76,13 @@ class Client:
         self.ip = ip
         self.costs: NodeCosts | None = None
         self.holders = 0
-        """How many connections count usage for it."""
+        """How many connections count usage for this client."""
         self.open = 0
-        """How many quota types it has used in this window."""
+        """How many of its counters have a window that is not closed yet."""
         self.uses: list[UsageCounter | None] = [None] * len(TYPES)
 
     def of(self, place: int) -> "UsageCounter":
-        """Its usage of one quota type. Mutations are counted for the whole cluster, not for each node."""
+        """The counter of one quota type. Mutations are counted for the whole cluster, not for each node."""
         use = self.uses[place]
         if use is None:
             if place == MUTATION and self.node_id != WHOLE_CLUSTER:
@@ -85,7 +91,7 @@ class Client:
         return use
 
     def cost_us(self, kind: int, size_bytes: int, count: int) -> float:
-        """What requests of a kind cost its node, by the model; 0 before the node is known."""
+        """The handler time that `count` requests of a kind cost the node, by the model; 0 while no node is known."""
         costs = self.costs
         if costs is None:
             if self.node_id < 0:
@@ -94,40 +100,117 @@ class Client:
         return costs.us(kind, size_bytes, count)
 
     def release(self) -> None:
-        """Note that one connection no longer counts usage for it."""
+        """Note that one connection no longer counts usage for this client."""
         self.holders -= 1
         if not self.holders and not self.open:
             self.meter.forget(self)
 
 
-class UsageCounter:
-    """What one client uses of one quota type, counted since the window began.
+class WindowProfile:
+    """The profile of one window: what was used and throttled in each second, and the highest use in one second."""
 
-    Before anything is counted at `until_us` or later, `turn` must be called.
+    __slots__ = ("_reported", "_requests_before", "_seconds", "_throttled_ms", "_throttles", "_window_s", "peak")
+
+    def __init__(self, window_s: int) -> None:
+        self._window_s = window_s
+        self.peak = 0.0
+        self._seconds: list[SecondOfUse] = []
+        """The seconds with use or throttle time; empty if the window is too long for a profile."""
+        self._requests_before = 0
+        """How many requests of the window belong to `_seconds`."""
+        self._throttles = 0
+        """How many throttles belong to the next one of `_seconds`."""
+        self._throttled_ms = 0
+        """By how much these throttles prolonged mutes."""
+        self._reported: list[ThrottledUse] = []
+        """The throttled requests of this second; no more are added once there are too many to be recorded."""
+
+    def note_throttle(self, at_ms: int, prolonged_ms: int, used: float) -> None:
+        """Add a throttle to this second, and the request that caused it if `used` is not 0."""
+        self._throttles += 1
+        self._throttled_ms += prolonged_ms
+        if used and len(self._reported) <= MOST_REPORTED:
+            self._reported.append(ThrottledUse(at_ms, used))
+
+    def end_second(self, began_ms: int, used: float, requests: int) -> None:
+        """End this second, in which `used` was used. `requests` is the number of requests in the window so far."""
+        if used > self.peak:
+            self.peak = used
+        if (used > 0 or self._throttled_ms) and self._window_s <= LONGEST_PROFILE_S:
+            reported = tuple(self._reported) if len(self._reported) <= MOST_REPORTED else ()
+            self._seconds.append(
+                SecondOfUse(
+                    began_ms, used, self._throttled_ms, requests - self._requests_before, self._throttles, reported
+                )
+            )
+            self._requests_before = requests
+            self._throttles = self._throttled_ms = 0
+        self._reported.clear()
+
+    def recorded(self, used: float, throttled_ms: int) -> tuple[SecondOfUse, ...]:
+        """The seconds that are recorded: none if the whole window was used evenly and never throttled."""
+        if not throttled_ms and is_even(len(self._seconds), self._window_s, self.peak, used):
+            return ()
+        return tuple(self._seconds)
+
+
+class WindowThrottles:
+    """The throttles of one client by one quota, and by its shadow quota, in one window.
+
+    `muted_until_ms` is when the last mute by this quota ends, which may have begun in an earlier window.
     """
 
     __slots__ = (
         "backlogged_ms",
-        "began_us",
-        "client",
-        "in_bytes",
-        "is_profiled",
-        "mark",
         "muted_ms",
         "muted_until_ms",
-        "out_bytes",
-        "peak",
-        "place",
-        "reported",
-        "requests",
-        "requests_mark",
-        "seconds",
         "shadow_throttled_ms",
         "shadow_throttles",
-        "throttled_mark",
         "throttled_ms",
         "throttles",
-        "throttles_mark",
+    )
+
+    def __init__(self, muted_until_ms: int) -> None:
+        self.muted_until_ms = muted_until_ms
+        self.throttles = 0
+        self.throttled_ms = 0
+        self.muted_ms = 0
+        self.backlogged_ms = 0
+        self.shadow_throttles = 0
+        self.shadow_throttled_ms = 0
+
+    def add(self, prolonged_ms: int, now_ms: int) -> None:
+        """Add a throttle that prolonged the mute of a connection. Where mutes overlap, `muted_ms` counts once."""
+        self.throttles += 1
+        self.throttled_ms += prolonged_ms
+        until_ms = now_ms + prolonged_ms
+        if until_ms > self.muted_until_ms:
+            self.muted_ms += until_ms - max(now_ms, self.muted_until_ms)
+            self.muted_until_ms = until_ms
+
+    def add_shadow(self, throttle_ms: int) -> None:
+        """Add a throttle time that the shadow quota would have given."""
+        self.shadow_throttles += 1
+        self.shadow_throttled_ms += throttle_ms
+
+
+class UsageCounter:
+    """What one client uses of one quota type, counted since the window began.
+
+    Before anything is counted at `until_us` or later, `turn` must be called. What relays count for each request are
+    attributes of the counter itself; its profile and its throttles change only once a second, and with each throttle.
+    """
+
+    __slots__ = (
+        "_began_us",
+        "_profile",
+        "_throttles",
+        "_used_before",
+        "client",
+        "in_bytes",
+        "out_bytes",
+        "place",
+        "requests",
         "unsent_bytes",
         "until_us",
         "used",
@@ -139,149 +222,132 @@ class UsageCounter:
         self.place = place
         self.window = NO_WINDOW
         self.until_us = -1
-        self.began_us = -1
-        """When this second began to be used, by the wall clock."""
-        self.muted_until_ms = -1
-        self.is_profiled = client.meter.window_s <= LONGEST_PROFILE_S
-        self._begin()
+        """When this second ends, by the monotonic clock."""
+        self._began_us = -1
+        """When this second was first used, by the wall clock."""
+        self._begin(_NEVER_MUTED)
 
-    def _begin(self) -> None:
+    def _begin(self, muted_until_ms: int) -> None:
         self.requests = self.in_bytes = self.out_bytes = self.unsent_bytes = 0
-        self.throttles = self.throttled_ms = self.backlogged_ms = 0
-        self.shadow_throttles = self.shadow_throttled_ms = 0
-        self.muted_ms = self.throttled_mark = self.requests_mark = self.throttles_mark = 0
-        self.used = self.mark = self.peak = 0.0
-        self.reported: list[ThrottledUse] = []
-        self.seconds: list[SecondOfUse] = []
+        self.used = 0.0
+        self._used_before = 0.0
+        """What was used in the window before this second."""
+        self._profile = WindowProfile(self.client.meter.window_s)
+        self._throttles = WindowThrottles(muted_until_ms)
 
     def turn(self, now_us: int) -> None:
         """Begin another second, perhaps in another window."""
         meter = self.client.meter
         wall_s = (now_us + meter.offset_us) // _SECOND_US
-        self._end_second()
         window = wall_s // meter.window_s
-        if window != self.window:
+        if window == self.window:
+            self._end_second()
+        else:
             self.close()
             self.window = window
             self.client.open += 1
             meter.opened(self)
         self.until_us = (wall_s + 1) * _SECOND_US - meter.offset_us
-        self.began_us = now_us + meter.offset_us
+        self._began_us = now_us + meter.offset_us
 
     def _end_second(self) -> None:
-        in_second, throttled_ms = self.used - self.mark, self.throttled_ms - self.throttled_mark
-        if in_second > self.peak:
-            self.peak = in_second
-        if self.is_profiled and (in_second > 0 or throttled_ms):
-            requests, throttles = self.requests - self.requests_mark, self.throttles - self.throttles_mark
-            reported = tuple(self.reported) if len(self.reported) <= MOST_REPORTED else ()
-            self.seconds.append(
-                SecondOfUse(self.began_us // 1000, in_second, throttled_ms, requests, throttles, reported)
-            )
-            self.requests_mark, self.throttles_mark = self.requests, self.throttles
-        self.mark, self.throttled_mark = self.used, self.throttled_ms
-        if self.reported:
-            self.reported = []
+        self._profile.end_second(self._ms_in_window(self._began_us), self.used - self._used_before, self.requests)
+        self._used_before = self.used
+
+    def _ms_in_window(self, wall_us: int) -> int:
+        """The time since the window began. It is always within the window, even if the wall clock was set meanwhile."""
+        window_ms = self.client.meter.window_s * 1000
+        return min(max(wall_us // 1000 - self.window * window_ms, 0), window_ms - 1)
 
     def close(self) -> None:
         """End the window, if one has begun, and hand on what was counted in it."""
         if self.window == NO_WINDOW:
             return
         self._end_second()
-        meter = self.client.meter
-        counts = (
-            self.used,
-            self.peak,
-            self.requests,
-            self.in_bytes,
-            self.out_bytes,
-            self.throttles,
-            self.throttled_ms,
-            self.backlogged_ms,
-            self.shadow_throttles,
-            self.shadow_throttled_ms,
-            self.unsent_bytes,
-            self.muted_ms,
+        meter, profile, throttles = self.client.meter, self._profile, self._throttles
+        meter.closed.append(
+            WindowUsage(
+                client=self.client,
+                quota_type=TYPES[self.place],
+                begin_ms=self.window * meter.window_s * 1000,
+                used=self.used,
+                peak=profile.peak,
+                requests=self.requests,
+                in_bytes=self.in_bytes,
+                out_bytes=self.out_bytes,
+                throttles=throttles.throttles,
+                throttled_ms=throttles.throttled_ms,
+                backlogged_ms=throttles.backlogged_ms,
+                shadow_throttles=throttles.shadow_throttles,
+                shadow_throttled_ms=throttles.shadow_throttled_ms,
+                unsent_bytes=self.unsent_bytes,
+                muted_ms=throttles.muted_ms,
+                seconds=profile.recorded(self.used, throttles.throttled_ms),
+            )
         )
-        begin_ms = self.window * meter.window_s * 1000
-        meter.closed.append(WindowUsage(self.client, TYPES[self.place], begin_ms, *counts, self._profile(begin_ms)))
-        self._begin()
+        self._begin(throttles.muted_until_ms)
         self.window, self.until_us = NO_WINDOW, -1
         self.client.open -= 1
-
-    def _profile(self, begin_ms: int) -> tuple[SecondOfUse, ...]:
-        meter = self.client.meter
-        if is_even(len(self.seconds), meter.window_s, self.peak, self.used) and not self.throttled_ms:
-            return ()
-        last_ms = meter.window_s * 1000 - 1
-
-        def in_window(at_ms: int) -> int:
-            # The wall clock may have been set within the window.
-            return min(max(at_ms - begin_ms, 0), last_ms)
-
-        return tuple(
-            second._replace(
-                at_ms=in_window(second.at_ms),
-                reported=tuple(ThrottledUse(in_window(at_ms), used) for at_ms, used in second.reported),
-            )
-            for second in self.seconds
-        )
-
-    # ------------------------------------------------------------- rare events
-
-    def note_throttle(self, prolonged_ms: int, now_us: int, used: float = 0.0) -> None:
-        """Count a throttle of the quota, and by how many ms it prolonged the mute.
-
-        `used` is how much of the quota was used by the request that caused it, if that was charged just now.
-        """
-        if now_us >= self.until_us:
-            self.turn(now_us)
-        if used and len(self.reported) <= MOST_REPORTED:
-            self.reported.append(ThrottledUse((now_us + self.client.meter.offset_us) // 1000, used))
-        self.throttles += 1
-        self.throttled_ms += prolonged_ms
-        now_ms = now_us // 1000
-        until_ms = now_ms + prolonged_ms
-        if until_ms > self.muted_until_ms:
-            self.muted_ms += until_ms - max(now_ms, self.muted_until_ms)
-            self.muted_until_ms = until_ms
-
-    def note_backlog(self, muted_ms: int, now_us: int) -> None:
-        """Count a mute by the quota at whose end a request was waiting."""
-        if now_us >= self.until_us:
-            self.turn(now_us)
-        self.backlogged_ms += muted_ms
-
-    def note_shadow(self, throttle_ms: int, now_us: int) -> None:
-        """Count a throttle time that the shadow quota would have given."""
-        if now_us >= self.until_us:
-            self.turn(now_us)
-        self.shadow_throttles += 1
-        self.shadow_throttled_ms += throttle_ms
-
-    def note_unsent(self, unsent_bytes: int, now_us: int) -> None:
-        """Count bytes that were counted as written and were not."""
-        if now_us >= self.until_us:
-            self.turn(now_us)
-        self.unsent_bytes += unsent_bytes
 
     def add(self, value: float, now_us: int) -> None:
         """Add to what is used of the quota; a negative `value` was given back."""
         if now_us >= self.until_us:
             self.turn(now_us)
-        elif self.used == self.mark:
+        elif self.used == self._used_before:
             # Nothing was used in this second so far: for example, a Fetch has come but not its response.
-            self.began_us = now_us + self.client.meter.offset_us
+            self._began_us = now_us + self.client.meter.offset_us
         self.used += value
+
+    # ------------------------------------------------------------- rare events
+
+    def note_throttle(self, prolonged_ms: int, now_us: int, used: float = 0.0) -> None:
+        """Count a throttle of the quota, and by how many ms it prolonged the mute of the connection.
+
+        `used` is what the request that caused the throttle used of the quota, if that was charged just now; else 0.
+        """
+        if now_us >= self.until_us:
+            self.turn(now_us)
+        self._profile.note_throttle(self._ms_in_window(now_us + self.client.meter.offset_us), prolonged_ms, used)
+        self._throttles.add(prolonged_ms, now_us // 1000)
+
+    def note_backlog(self, muted_ms: int, now_us: int) -> None:
+        """Count the time of a mute by the quota, at the end of which a request was already waiting."""
+        if now_us >= self.until_us:
+            self.turn(now_us)
+        self._throttles.backlogged_ms += muted_ms
+
+    def note_shadow(self, throttle_ms: int, now_us: int) -> None:
+        """Count a throttle time that the shadow quota would have given."""
+        if now_us >= self.until_us:
+            self.turn(now_us)
+        self._throttles.add_shadow(throttle_ms)
+
+    def note_unsent(self, unsent_bytes: int, now_us: int) -> None:
+        """Count bytes of responses that were never written, though `out_bytes` has them."""
+        if now_us >= self.until_us:
+            self.turn(now_us)
+        self.unsent_bytes += unsent_bytes
 
 
 class Meter:
     """The usage of all clients of one virtual cluster that are connected, or were in this window.
 
-    There are `max_clients` at most, and a sixteenth more for one overflow client for each user; beyond that, all
-    further clients are counted as one. `closed` has the usage of windows that are over; it must be taken once in each
-    window.
+    Each of the first `max_clients` clients is counted alone. Further ones are counted together, as one overflow client
+    for each node and user. There are at most a sixteenth of `max_clients` of these; after that, all further clients of
+    a node are counted as one. `closed` has the usage of windows that are over; the owner must take it once a window.
     """
+
+    __slots__ = (
+        "_clients",
+        "_open",
+        "closed",
+        "costs",
+        "max_clients",
+        "offset_us",
+        "overflowed",
+        "virtual_cluster",
+        "window_s",
+    )
 
     def __init__(self, virtual_cluster: str, window_s: int, max_clients: int, costs: RequestCosts) -> None:
         self.virtual_cluster = virtual_cluster
@@ -300,7 +366,7 @@ class Meter:
         return len(self._clients)
 
     def client(self, node_id: int, user: str, client_id: str, ip: str = "") -> Client:
-        """The client, or the overflow client it is counted with when there are too many."""
+        """The client; when there are too many clients, the overflow client that stands for it."""
         key = (node_id, user, client_id, ip)
         client = self._clients.get(key)
         if client is None:
@@ -321,7 +387,7 @@ class Meter:
         return node_id, OVERFLOW, OVERFLOW, ""
 
     def hold(self, node_id: int, user: str, client_id: str) -> Client:
-        """The client, for a connection that counts its usage until it releases the client."""
+        """The client, for a connection. The connection counts usage for it, and releases it at the end."""
         client = self.client(node_id, user, client_id)
         client.holders += 1
         return client
@@ -333,16 +399,16 @@ class Meter:
             del self._clients[key]
 
     def opened(self, use: UsageCounter) -> None:
-        """Note a quota type that was not used before in this window."""
+        """Note a counter whose window has just begun."""
         self._open.append((use.window, use))
 
     def take_open(self) -> list[tuple[int, UsageCounter]]:
-        """The uses that may have to be closed, each with its window; each must be given to `settle`."""
+        """The counters that may have to be closed, each with its window. The caller gives each of them to `settle`."""
         uses, self._open = self._open, []
         return uses
 
     def settle(self, window: int, use: UsageCounter, now_us: int | None) -> None:
-        """Close a use if its window is over, or leave it open until then; without a time, close it in any case."""
+        """Close a counter if its window is over at `now_us`, else keep it open; without a time, close it at once."""
         if use.window != window:
             return
         if now_us is not None and (now_us + self.offset_us) // _SECOND_US // self.window_s == window:

@@ -1,4 +1,4 @@
-"""What is metered: windows on wall-clock multiples, the peak second, a bound for hostile names."""
+"""What usage counters record: windows, peaks, profiles and throttles; and how many clients are counted at most."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_the_peak_is_the_most_in_one_second(meter):
 
 
 def test_the_first_second_of_a_window_is_one_second(meter):
-    """Whoever goes on from window to window, before anybody has closed the one before."""
+    """Even if the window before it is closed only when the client uses the quota again."""
     fetch = meter.hold(1, "alice", "etl").of(use.FETCH)
     fetch.add(1, 5 * S)
     for at_us in (10 * S, 10 * S + 1_000, 10 * S + 2_000):
@@ -94,7 +94,7 @@ def test_a_second_has_each_request_that_was_throttled_unless_they_are_many(meter
 
     answered(5, 100)
     answered(900, 700, 600)
-    fetch.note_throttle(100, 900 * 1000)  # paid for, and muted once more
+    fetch.note_throttle(100, 900 * 1000)  # a second throttle of the same request
     answered(800, 1_400, 300)
     answered(700, 1_800, 300)
     fetch.note_throttle(250, 2_100 * 1000)
@@ -114,7 +114,7 @@ def test_a_second_has_each_request_that_was_throttled_unless_they_are_many(meter
     )
 
 
-def test_a_second_begins_with_the_first_use_that_is_any(meter):
+def test_a_second_begins_with_its_first_use_and_not_with_a_throttle_before_it(meter):
     fetch = meter.hold(1, "alice", "etl").of(use.FETCH)
     fetch.note_throttle(20, 5 * S + 10_000)
     for at_ms, value in ((5_070, 3), (5_090, 4)):
@@ -130,6 +130,18 @@ def test_a_second_begins_where_it_began_though_the_clocks_are_compared_anew(mete
     meter.offset_us -= 900
     [counts] = taken(meter)
     assert counts.seconds == (SecondOfUse(4_000, 5),)
+
+
+def test_times_stay_within_the_window_when_the_wall_clock_is_set(meter):
+    fetch = meter.hold(1, "alice", "etl").of(use.FETCH)
+    fetch.note_throttle(20, 10 * S)
+    meter.offset_us = -2 * S
+    fetch.add(3, 10 * S + 1)
+    fetch.note_throttle(30, 10 * S + 1, 3)
+    meter.offset_us = 90 * S
+    fetch.note_throttle(40, 10 * S + 2, 4)
+    [counts] = taken(meter)
+    assert (counts.begin_ms, counts.seconds) == (10_000, (SecondOfUse(0, 3, 90, 0, 3, ((0, 3), (9_999, 4))),))
 
 
 @pytest.mark.parametrize(("last", "throttled_ms", "is_even"), [(100, 0, True), (150, 0, False), (100, 20, False)])
@@ -158,7 +170,26 @@ def test_mutes_at_the_same_time_count_once(meter):
     assert (counts.throttled_ms, counts.muted_ms) == (1_400, 900)
 
 
-def test_who_is_idle_costs_nothing_and_who_is_gone_is_forgotten(meter):
+def test_a_mute_that_goes_on_in_the_next_window_counts_in_the_first(meter):
+    produce = meter.hold(1, "alice", "etl").of(use.PRODUCE)
+    produce.note_throttle(3_000, 9 * S)
+    produce.note_throttle(2_500, 10 * S)
+    first, second = taken(meter)
+    assert (first.throttled_ms, first.muted_ms) == (3_000, 3_000)
+    assert (second.throttled_ms, second.muted_ms) == (2_500, 500)
+
+
+def test_throttles_of_the_shadow_quota_and_backlogs_are_counted_apart(meter):
+    produce = meter.hold(1, "alice", "etl").of(use.PRODUCE)
+    produce.note_shadow(70, 0)
+    produce.note_shadow(80, 1)
+    produce.note_backlog(900, 2)
+    [counts] = taken(meter)
+    assert (counts.throttles, counts.throttled_ms, counts.muted_ms) == (0, 0, 0)
+    assert (counts.shadow_throttles, counts.shadow_throttled_ms, counts.backlogged_ms) == (2, 150, 900)
+
+
+def test_an_idle_client_has_no_usage_and_is_forgotten_when_it_is_released(meter):
     staying, going = meter.hold(1, "alice", "etl"), meter.hold(1, "bob", "etl")
     for client in (staying, going):
         client.of(use.REQUEST).add(1, 0)
@@ -171,7 +202,7 @@ def test_who_is_idle_costs_nothing_and_who_is_gone_is_forgotten(meter):
     assert len(meter) == 0
 
 
-def test_a_use_that_goes_on_is_settled_once_a_window(meter):
+def test_a_counter_that_is_used_in_each_window_is_settled_once_a_window(meter):
     produce = meter.hold(1, "alice", "etl").of(use.PRODUCE)
     for window in range(5):
         produce.add(1, window * 10 * S + 1)
@@ -180,7 +211,7 @@ def test_a_use_that_goes_on_is_settled_once_a_window(meter):
         assert len(meter._open) == 1
 
 
-def test_names_without_end_are_one_client_of_their_user_and_then_one_for_all(meter):
+def test_too_many_clients_are_counted_as_one_for_each_user_and_then_as_one_for_all(meter):
     for number in range(50):
         meter.hold(1, "mallory", f"id-{number}").of(use.REQUEST).add(1, 0)
     for number in range(50):
@@ -192,7 +223,7 @@ def test_names_without_end_are_one_client_of_their_user_and_then_one_for_all(met
     assert meter.overflowed == 96
 
 
-def test_mutations_are_those_of_the_whole_cluster(meter):
+def test_mutations_are_counted_for_the_whole_cluster(meter):
     meter.hold(1, "alice", "etl").of(use.MUTATION).add(3, 0)
     meter.hold(2, "alice", "etl").of(use.MUTATION).add(4, 0)
     [counts] = taken(meter)
