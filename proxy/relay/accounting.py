@@ -57,7 +57,7 @@ class Accounting:
         if self._usage_of is not None:
             use = request.use
             if use is None:
-                use = request.use = self._client(request.client_id).of(request.plan.use)
+                use = request.use = self._client(request.head.client_id).of(request.plan.use)
             now_us = self._turn.now_us
             if now_us >= use.until_us:
                 use.turn(now_us)
@@ -76,7 +76,7 @@ class Accounting:
     def meter(self, request: Request) -> None:
         """From now on the usage of this request is counted."""
         if self._usage_of is not None:
-            request.use = self._client(request.client_id).of(request.plan.use)
+            request.use = self._client(request.head.client_id).of(request.plan.use)
 
     def _client(self, client_id: bytes) -> Client:
         client = self._clients.get(client_id)

@@ -8,7 +8,7 @@ from proxy.relay.accounting import MAX_CLIENT_IDS, Accounting, forgotten_for
 from proxy.relay.actions import DecisionKind
 from proxy.relay.in_flight import InFlight
 from proxy.relay.plans import is_strict
-from proxy.relay.request import LONG_CLIENT_ID_BYTES, Request
+from proxy.relay.request import LONG_CLIENT_ID_BYTES, Request, RequestHead
 from proxy.relay.service_times import ServiceTimes
 from proxy.relay.throttle_state import NO_ROOM, ThrottleState
 from proxy.relay.turn import Turn
@@ -89,44 +89,44 @@ class KnownSensors:
 
     # ---------------------------------------------------------------------- waits
 
-    def hold_back(self, request: Request) -> bool:
+    def hold_back(self, head: RequestHead) -> bool:
         """Whether a request that the proxy responds to, or that the node may find out of place, must wait."""
-        client_sensors = self.of(request.client_id)
-        return client_sensors.limits and self.waits_first(request, client_sensors)
+        client_sensors = self.of(head.client_id)
+        return client_sensors.limits and self.waits_first(head, client_sensors)
 
-    def waits_first(self, request: Request, client_sensors: ClientSensors) -> bool:
+    def waits_first(self, head: RequestHead, client_sensors: ClientSensors) -> bool:
         """Whether a limited request waits: for what its entity owes, or for responses that make room for it."""
-        if self._must_pay_first(request, client_sensors):
+        if self._must_pay_first(head, client_sensors):
             return True
-        if not (self._in_flight.waiting and client_sensors.limits_requests and request.answered):
+        if not (self._in_flight.waiting and client_sensors.limits_requests and head.answered):
             return False
-        if self._times.allowed(request, client_sensors, self._turn.now_ms):
+        if self._times.allowed(head, client_sensors, self._turn.now_ms):
             return False
         self._throttle.reasons |= NO_ROOM
         return True
 
-    def _must_pay_first(self, request: Request, client_sensors: ClientSensors) -> bool:
+    def _must_pay_first(self, head: RequestHead, client_sensors: ClientSensors) -> bool:
         """Whether the first request of a limited kind on this connection waits for what its entity owes.
 
         Without this wait a client could avoid a throttle by reconnecting. Strict mutations do not wait: they are
         refused when their quota is exceeded.
         """
-        plan, manager = request.plan, self._manager
+        plan, manager = head.plan, self._manager
         waits = False
         if plan.api_key == PRODUCE and client_sensors.limits_produces:
-            waits = self._owes(client_sensors.produce, QuotaType.PRODUCE, manager.sensors.owed_ms, request)
+            waits = self._owes(client_sensors.produce, QuotaType.PRODUCE, manager.sensors.owed_ms, head)
         elif plan.fetches and client_sensors.limits_fetches:
-            waits = self._owes(client_sensors.fetch, QuotaType.FETCH, manager.sensors.owed_ms, request)
+            waits = self._owes(client_sensors.fetch, QuotaType.FETCH, manager.sensors.owed_ms, head)
         elif plan.asked is DecisionKind.MUTATION and client_sensors.limits_mutations and not is_strict(plan):
             owed_ms = manager.buckets.throttle_ms
-            waits = self._owes(client_sensors.mutation, QuotaType.CONTROLLER_MUTATION, owed_ms, request)
-        if client_sensors.limits_requests and request.answered:
+            waits = self._owes(client_sensors.mutation, QuotaType.CONTROLLER_MUTATION, owed_ms, head)
+        if client_sensors.limits_requests and head.answered:
             owed_ms = manager.request_sensors.owed_ms
-            waits |= self._owes(client_sensors.request, QuotaType.REQUEST, owed_ms, request)
+            waits |= self._owes(client_sensors.request, QuotaType.REQUEST, owed_ms, head)
         return waits
 
     def _owes(
-        self, sensor: int | None, quota_type: QuotaType, owed_ms: Callable[[int, int], int], request: Request
+        self, sensor: int | None, quota_type: QuotaType, owed_ms: Callable[[int, int], int], head: RequestHead
     ) -> bool:
         """Whether the entity owes something when a sensor is first checked on this connection. Mutes the client."""
         if sensor is None or (quota_type, sensor) in self._looked_at:
@@ -134,7 +134,7 @@ class KnownSensors:
         self._note_looks((quota_type, sensor))
         throttle_time_ms = owed_ms(sensor, self._turn.now_ms)
         if throttle_time_ms:
-            self._throttle.throttle(throttle_time_ms, quota_type, request.client_id)
+            self._throttle.throttle(throttle_time_ms, quota_type, head.client_id)
         return throttle_time_ms > 0
 
     def _note_looks(self, *looks: tuple[QuotaType, int | None]) -> None:
@@ -205,41 +205,43 @@ class Charges:
         turn = self._turn
         throttle_time_ms = charge(request, client_sensors, response_bytes, turn.now_ms, turn.now_us)
         if throttle_time_ms:
-            self._throttle.throttle_with_responses(throttle_time_ms, QuotaType.REQUEST, request.client_id)
+            self._throttle.throttle_with_responses(throttle_time_ms, QuotaType.REQUEST, request.head.client_id)
         return throttle_time_ms
 
-    def fetch(self, request: Request, value: int) -> None:
+    def fetch(self, request: Request, value: int) -> bool:
         """Charge the response of a Fetch or ShareFetch: first its time, then its size as a broker counts it.
 
-        `value` is the size without length prefix, header tags and, if the response is here whole, NodeEndpoints. A
-        response that goes out although it exceeds the quota is charged for good.
+        `value` is the size without length prefix, header tags and, if the response is here whole, NodeEndpoints.
+        Returns whether an empty response must go out instead: as in a broker, a client that is over its quota of
+        request time or of bytes gets no data, and is charged none. A response that cannot be replaced is charged for
+        good.
         """
         request.charged = True
         client_sensors = request.client_sensors
         if client_sensors is None:
-            return
+            return False
+        may_be_emptied = request.incremental is not None
         over_time = not request.timed and self.time(request, value) > 0
-        throttle_time_ms = self._fetched_bytes(request, client_sensors.fetch, value, over_time)
-        if not request.as_empty_fetch:
+        throttle_time_ms = 0
+        if client_sensors.fetch is not None:
+            with suppress(StaleSensor):
+                throttle_time_ms = self._fetched_bytes(client_sensors.fetch, value, may_be_emptied, over_time)
+        is_emptied = may_be_emptied and (over_time or throttle_time_ms > 0)
+        if not is_emptied:
             self._accounting.used(request.use, value)
             if client_sensors.shadow_fetch is not None:
                 self.shadow_fetch(client_sensors.shadow_fetch, request.use, value)
         if throttle_time_ms:
-            used = 0 if request.as_empty_fetch else value
-            self._throttle.throttle_with_responses(throttle_time_ms, QuotaType.FETCH, request.client_id, used)
+            used = 0 if is_emptied else value
+            self._throttle.throttle_with_responses(throttle_time_ms, QuotaType.FETCH, request.head.client_id, used)
+        return is_emptied
 
-    def _fetched_bytes(self, request: Request, sensor: int | None, value: int, over_time: bool) -> int:
-        """Charge the bytes that were fetched; return the throttle time in ms.
-
-        As in a broker, a client that is over its quota of request time or of bytes gets no data, and is charged none.
-        """
-        sensors, may_be_emptied, now_ms = self._sensors, request.incremental is not None, self._turn.now_ms
-        throttle_time_ms = 0
-        if sensor is not None:
-            with suppress(StaleSensor):
-                charge = sensors.charge_if_within if may_be_emptied else sensors.charge
-                throttle_time_ms = charge(sensor, value, now_ms)
-                if may_be_emptied and over_time and not throttle_time_ms:
-                    sensors.give_back(sensor, value, now_ms)
-        request.as_empty_fetch = may_be_emptied and (over_time or throttle_time_ms > 0)
+    def _fetched_bytes(self, sensor: int, value: int, may_be_emptied: bool, over_time: bool) -> int:
+        """Charge the bytes that were fetched, if they go out; return the throttle time in ms."""
+        sensors, now_ms = self._sensors, self._turn.now_ms
+        if not may_be_emptied:
+            return sensors.charge(sensor, value, now_ms)
+        throttle_time_ms = sensors.charge_if_within(sensor, value, now_ms)
+        if over_time and not throttle_time_ms:
+            sensors.give_back(sensor, value, now_ms)
         return throttle_time_ms

@@ -1,7 +1,6 @@
 """The requests of one connection that wait for their responses: the client's and the proxy's."""
 
 from collections import deque
-from dataclasses import replace
 
 from proxy.relay.plans import SASL_TOKEN
 from proxy.relay.request import Request
@@ -58,10 +57,10 @@ class InFlight:
         if times.measures:
             if not self.waiting:
                 times.sent(self._turn.now_us)
-            times.reserve(request, 1, request.size_bytes)
+            times.reserve(request, 1, request.head.size_bytes)
         self.queue.append(request)
         request.waiting = 1
-        request.waiting_bytes = request.size_bytes
+        request.waiting_bytes = request.head.size_bytes
         self.waiting += 1
         if self.waiting >= self.max_requests:
             self._throttle.reasons |= IN_FLIGHT_FULL
@@ -76,31 +75,22 @@ class InFlight:
         if times.measures and not self.waiting:
             times.sent(self._turn.now_us)
         self.waiting += count
-        if not request.waiting:
-            request.correlation_id = first_id
-            request.muted_until_ms = muted_until_ms
-            request.charged = request.timed = False
-            request.waiting = count
-            request.waiting_bytes = sizes_bytes
-            queue.append(request)
-        elif (
-            queue[-1] is request
+        if (
+            request.waiting
+            and queue[-1] is request
             and request.correlation_id + request.waiting == first_id
             and request.muted_until_ms == muted_until_ms
         ):
             request.waiting += count
             request.waiting_bytes += sizes_bytes
         else:
-            request = replace(
-                request,
-                correlation_id=first_id,
-                muted_until_ms=muted_until_ms,
-                charged=False,
-                timed=False,
-                waiting=count,
-                waiting_bytes=sizes_bytes,
-                reserved=0.0,
-            )
+            if request.waiting:
+                request = request.another()
+            request.correlation_id = first_id
+            request.muted_until_ms = muted_until_ms
+            request.charged = request.timed = False
+            request.waiting = count
+            request.waiting_bytes = sizes_bytes
             queue.append(request)
         if times.measures:
             times.reserve(request, count, sizes_bytes)
@@ -110,7 +100,7 @@ class InFlight:
         """The last byte of the latest request, which was incomplete, is sent: its time begins."""
         if request.reserved:
             self._times.reserve_anew(request)
-        if self.waiting == 1 and request.answered:
+        if self.waiting == 1 and request.head.answered:
             self._times.sent(self._turn.now_us)
 
     def keep_for(self, request: Request) -> None:

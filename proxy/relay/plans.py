@@ -70,6 +70,7 @@ them.
 class Plan:
     """How one version of one API is carried. Offsets count from the frame's start, with empty header tags.
 
+    - `request_header`: the version of the request's header. 0 has no client-id, 2 has tags.
     - `asked`: which kind of decision the whole request needs, if any.
     - `quick`: whether a whole small response without a throttle time can be recognised without reading it field by
       field.
@@ -80,14 +81,12 @@ class Plan:
     - `cost_kind`: the API whose cost is used for this one.
     - `telling_bytes`: a response of so many bytes or more shows by its time what these requests cost; None: none does.
     - `use`: the type of quota under which its usage is counted.
-    - `lists_to_the_end`: whether all of the response has addresses, as many as the request asked for.
     """
 
     api_key: int
     api_version: int
     name: str
-    has_client_id: bool
-    request_tags: bool
+    request_header: int
     response_tags: bool
     response: ResponseKind
     throttle_at: int
@@ -100,7 +99,11 @@ class Plan:
     cost_kind: int = 0
     telling_bytes: int | None = None
     use: int = use.REQUEST
-    lists_to_the_end: bool = False
+
+    @property
+    def lists_to_the_end(self) -> bool:
+        """Whether all of the response has addresses, as many as the request asked for."""
+        return self.api_key == FIND_COORDINATOR and self.shape is not None and _has_array(self.shape)
 
 
 def is_strict(plan: Plan) -> bool:
@@ -109,7 +112,6 @@ def is_strict(plan: Plan) -> bool:
 
 
 def _plan(api: Api, api_version: int) -> Plan:
-    request_header = request_header_version(api, api_version)
     response_tags = response_header_version(api, api_version) == 1
     shape = api.shapes[api_version - api.min_version]
     throttle_at = NO_THROTTLE
@@ -121,8 +123,7 @@ def _plan(api: Api, api_version: int) -> Plan:
         api.key,
         api_version,
         api.name,
-        has_client_id=request_header > 0,
-        request_tags=request_header > 1,
+        request_header=request_header_version(api, api_version),
         response_tags=response_tags,
         response=response,
         throttle_at=throttle_at,
@@ -135,7 +136,6 @@ def _plan(api: Api, api_version: int) -> Plan:
         cost_kind=cost_kind(api.key),
         telling_bytes=least_telling_bytes(api.key),
         use=_use(api.key),
-        lists_to_the_end=api.key == FIND_COORDINATOR and shape is not None and _has_array(shape),
     )
 
 

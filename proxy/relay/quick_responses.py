@@ -100,7 +100,7 @@ class QuickResponses:
             return at
         request = queue[0]
         plan = request.plan
-        if not plan.quick or request.charged or request.timed or request.held:
+        if not plan.quick or request.charged or request.timed or request.note is not None:
             return at
         now_ms, now_us = self._turn.now_ms, self._turn.now_us
         if request.muted_until_ms > now_ms or self._throttle.responses_until_ms > now_ms:

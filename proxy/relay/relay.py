@@ -178,12 +178,9 @@ class Relay:
     @property
     def idle(self) -> bool:
         """True between requests: nothing is in flight, and no frame is incomplete."""
-        amid = self._requests.half is not None or self._responses.amid
-        return not (amid or self._in_flight.queue or self._requests.unread.data or self._holds_responses)
-
-    @property
-    def _holds_responses(self) -> bool:
-        return self._responses.held_bytes > 0 or bool(self._in_flight.own_responses)
+        in_flight, requests, responses = self._in_flight, self._requests, self._responses
+        held = in_flight.queue or in_flight.own_responses or requests.unread.data or responses.holds_bytes
+        return not (held or requests.half is not None or responses.amid)
 
     @property
     def waiting_for(self) -> WaitingFor:
@@ -347,10 +344,12 @@ class Relay:
         try:
             if requests.unread.data:
                 requests.take(at)
-            self._send_own_responses()
+            if self._in_flight.queue:
+                self._responses.send_own()
             while throttle.reasons & ENDS_WITH_RESPONSES and self._in_flight.take_up_again():
                 requests.take()
-                self._send_own_responses()
+                if self._in_flight.queue:
+                    self._responses.send_own()
         except Refusal as refusal:
             self._close(refusal.reason, str(refusal))
         except ProtocolError as error:
@@ -369,7 +368,8 @@ class Relay:
                 responses.decide(decision)
             if responses.unread or self._in_flight.queue:
                 responses.take(at)
-                self._send_own_responses()
+                if self._in_flight.queue:
+                    responses.send_own()
         except Refusal as refusal:
             self._close(refusal.reason, str(refusal))
         except ProtocolError as error:
@@ -380,10 +380,6 @@ class Relay:
                 self._go_on_with_requests()
             elif self._throttle.reasons:
                 self._requests.settle_client()
-
-    def _send_own_responses(self) -> None:
-        if self._in_flight.queue:
-            self._responses.send_own()
 
     # --------------------------------------------------------------------- the end
 

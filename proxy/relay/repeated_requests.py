@@ -90,13 +90,13 @@ def pattern_of(request: Request, client_sensors: ClientSensors, buf: bytes, at: 
 
     Requests whose responses need a decision have no pattern: they do not come in runs.
     """
-    end = request.decided_at - at
-    if end > _LONGEST_BYTES or request.plan.response is ResponseKind.HEAD:
+    plan, end = request.plan, request.head.decided_at
+    if end > _LONGEST_BYTES or plan.response is ResponseKind.HEAD:
         return None
-    api = plan_key(request.plan.api_key, request.plan.api_version)
-    shadow = client_sensors.shadow_produce if request.plan.api_key == PRODUCE else None
+    api = plan_key(plan.api_key, plan.api_version)
+    shadow = client_sensors.shadow_produce if plan.api_key == PRODUCE else None
     same = buf[at + _HEAD.size : at + end]
-    if client_sensors.limits_requests and request.answered:
+    if client_sensors.limits_requests and request.head.answered:
         return LimitedPattern(request, client_sensors, api, same, end, shadow, _LOOKED_AT_EACH_TIME)
     return RepeatPattern(request, client_sensors, api, same, end, shadow, client_sensors.version)
 
@@ -170,7 +170,7 @@ class RepeatedRequests:
         if not self._manager.renews(client_sensors):
             return False
         if isinstance(pattern, LimitedPattern):
-            pattern.allowed = self._times.allowed(pattern.request, client_sensors, self._turn.now_ms)
+            pattern.allowed = self._times.allowed(pattern.request.head, client_sensors, self._turn.now_ms)
             return pattern.allowed > 0
         pattern.version = client_sensors.version
         return True
@@ -190,7 +190,7 @@ class RepeatedRequests:
             use.in_bytes += frames_bytes
             if produces:
                 use.used += sizes_bytes
-        if request.answered:
+        if request.head.answered:
             pattern.request = self._in_flight.add_run(request, first_id, count, sizes_bytes)
         elif client_sensors.costs is not None:
             accounting.counters.exempt_us += client_sensors.costs.us(request.plan.cost_kind, sizes_bytes, count)

@@ -17,7 +17,7 @@ from proxy.relay.flow import Flow
 from proxy.relay.in_flight import InFlight
 from proxy.relay.plans import SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.repeated_requests import RepeatedRequests, pattern_of
-from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
+from proxy.relay.request import LONG_CLIENT_ID_BYTES, OWN_REQUEST, Refusal, Request, RequestHead, read_request
 from proxy.relay.sasl_state import BEHIND_AN_EXCHANGE, Login, SaslState
 from proxy.relay.throttle_state import (
     ASKING,
@@ -192,7 +192,7 @@ class RequestDirection:
         self.opening = False
         """Whether the connection to the node was asked for."""
         self._left = 0
-        self._read_before: Request | None = None
+        self._read_before: RequestHead | None = None
         """The first request that is unread, if its head was read before."""
         self._turn = turn
         self._accounting = accounting
@@ -266,14 +266,14 @@ class RequestDirection:
                     if at == end:
                         break
                 if self._sasl.bare:
-                    request = self._sasl.read_token(buf, at, end, self._limits.max_frame_bytes)
+                    head = self._sasl.read_token(buf, at, end, self._limits.max_frame_bytes)
                 elif read_before is not None and not at:
-                    request = read_before
+                    head = read_before
                 else:
-                    request = read_request(buf, at, end, self._limits.max_frame_bytes)
-                if request is None:
+                    head = read_request(buf, at, end, self._limits.max_frame_bytes)
+                if head is None:
                     break
-                next_at = self._take_one(passage, request, at, end)
+                next_at = self._take_one(passage, head, at, end)
                 if next_at == _STOP:
                     break
                 at = next_at
@@ -289,31 +289,33 @@ class RequestDirection:
         """Whether the frame at `at` is taken all the same."""
         return self._throttle.reasons == THROTTLED and self._sasl.passes_throttle(buf, at)
 
-    def _take_one(self, passage: Passage, request: Request, at: int, end: int) -> int:
+    def _take_one(self, passage: Passage, head: RequestHead, at: int, end: int) -> int:
         """Do with the request at `at` what is to be done now; return where the next one begins."""
         sasl = self._sasl
-        disposition = classify(request.plan, self._throttle.reasons, self.asked.decision is not None, sasl.login)
+        disposition = classify(head.plan, self._throttle.reasons, self.asked.decision is not None, sasl.login)
         if disposition is FORWARD:
-            sasl.end_exchange()
-            return self._forward(passage, request, at, end)
+            if sasl.exchange is not None:
+                sasl.end_exchange()
+            return self._forward(passage, head, at, end)
         if disposition is CARRY_OUT:
-            return self._carry_out(passage, request, at)
+            return self._carry_out(passage, head, at)
         if disposition is AUTHENTICATE:
-            if sasl.may_authenticate or not self._sensors.hold_back(request):
+            if sasl.may_authenticate or not self._sensors.hold_back(head):
                 sasl.bound(self._accounting.requests)
-                self._ask(request, passage.buf, at)
+                self._ask(head, passage.buf, at)
         elif disposition is CONNECT:
-            self._connect(request, at)
+            self._connect(head)
         elif disposition is PROVE:
             self._ask_whether_proven()
         elif disposition is not WAIT:
             sasl.end_exchange()
             if disposition is REFUSE:
-                detail = f"{request.plan.name} before an authentication has succeeded"
+                detail = f"{head.plan.name} before an authentication has succeeded"
                 raise Refusal(CloseReason.NOT_AUTHENTICATED, detail)
             sasl.bound(self._accounting.requests)
             if disposition is RESPOND:
-                return self._respond(passage, request, at, end)
+                return self._respond(passage, head, at, end)
+            request = Request(head)
             self._in_flight.add(request)
             return self._pass(request, at, end)
         return _STOP
@@ -335,35 +337,31 @@ class RequestDirection:
 
     # ----------------------------------------------------------------- one by one
 
-    def _connect(self, request: Request, at: int) -> None:
-        """Open the connection to the node, and remember the request that waits for it, so that it is not read again.
-
-        Its bytes move to the beginning of what is unread.
-        """
+    def _connect(self, head: RequestHead) -> None:
+        """Open the connection to the node; the request that waits for it need not be read again."""
         if not self.opening:
             self.opening = True
             self._turn.after.append(_OPEN_UPSTREAM)
-        request.body_at -= at
-        request.decided_at -= at
-        self._read_before = request
+        self._read_before = head
 
-    def _forward(self, passage: Passage, request: Request, at: int, end: int) -> int:
+    def _forward(self, passage: Passage, head: RequestHead, at: int, end: int) -> int:
         """Send a request on if no quota has it wait and no decision is needed; return where the next one begins."""
-        buf, plan = passage.buf, request.plan
-        request.client_sensors = client_sensors = self._sensors.of(request.client_id)
+        buf, plan = passage.buf, head.plan
+        client_sensors = self._sensors.of(head.client_id)
+        request = Request(head, client_sensors)
         if client_sensors.limits and not self._may_begin(request, client_sensors, buf, at, end):
             return _STOP
         if plan.asked is not None:
-            if _is_asked(request, client_sensors):
-                self._ask(request, buf, at)
+            if _is_asked(head, client_sensors):
+                self._ask(head, buf, at)
                 return _STOP
             self._in_flight.own_responses = []
             if plan.asked is DecisionKind.MUTATION and client_sensors.mutation is not None:
                 self._charges.use_bucket(client_sensors.mutation)
-        if request.answered:
+        if head.answered:
             self._in_flight.add(request)
         if plan.fetches and client_sensors.limits_fetches:
-            if (clamp := _clamp(request, client_sensors, buf)) is not None:
+            if (clamp := _clamp(head, client_sensors, buf, at)) is not None:
                 passage.replace(clamp)
         elif not self._throttle.reasons & FETCHING and request.incremental is None:
             self._fast.pattern = pattern_of(request, client_sensors, buf, at)
@@ -371,12 +369,14 @@ class RequestDirection:
 
     def _may_begin(self, request: Request, client_sensors: ClientSensors, buf: bytes, at: int, end: int) -> bool:
         """Whether a request of a client with a quota may go on; False: it must wait, or more of it must come first."""
-        if self._sensors.waits_first(request, client_sensors):
+        head = request.head
+        if self._sensors.waits_first(head, client_sensors):
             return False
-        limits_fetches = request.plan.fetches and client_sensors.limits_fetches
-        may_be_emptied = self._limits.withholds and (limits_fetches or client_sensors.limits_requests)
-        if may_be_emptied and not _note_session(request, buf, at, end):
-            return False
+        limits_fetches = head.plan.fetches and client_sensors.limits_fetches
+        if self._limits.withholds and (limits_fetches or client_sensors.limits_requests):
+            if not _has_session(head, at, end):
+                return False
+            request.incremental = _continues_session(head, buf, at)
         if limits_fetches:
             self._throttle.reasons |= FETCHING
         return True
@@ -384,7 +384,7 @@ class RequestDirection:
     def _pass(self, request: Request, at: int, end: int) -> int:
         """Let the part of a request that is here pass to the node; return where that part ends."""
         accounting = self._accounting
-        frame_end = at + 4 + request.size_bytes
+        frame_end = at + 4 + request.head.size_bytes
         if frame_end <= end:
             self._came_whole(request)
         else:
@@ -410,20 +410,20 @@ class RequestDirection:
         """The request is no longer incomplete; for a Produce, look up the sensors that now measure its client."""
         self.half = None
         if request.plan.api_key == PRODUCE:
-            request.client_sensors = self._sensors.of(request.client_id)
+            request.client_sensors = self._sensors.of(request.head.client_id)
 
     def _came_whole(self, request: Request) -> None:
         """Count and charge a request whose last byte is here; a broker charges at that moment, too."""
-        size_bytes = request.size_bytes
+        size_bytes = request.head.size_bytes
         self._accounting.count_requests(request, 1, size_bytes + 4)
         if request.plan.api_key == PRODUCE and (throttle_time_ms := self._charges.produce(request, size_bytes)):
             throttle = self._throttle
-            throttle.throttle(throttle_time_ms, QuotaType.PRODUCE, request.client_id, size_bytes)
+            throttle.throttle(throttle_time_ms, QuotaType.PRODUCE, request.head.client_id, size_bytes)
             if throttle.delayed_since_ms is not None:  # a response before it waits for the end of a shorter throttle
                 self._turn.after.append(WakeAt(throttle.next_end_ms))
-        if request.answered:
+        if request.head.answered:
             request.muted_until_ms = self._throttle.muted_until_ms
-            if size_bytes > LONG_CLIENT_ID_BYTES and len(request.client_id) > LONG_CLIENT_ID_BYTES:
+            if size_bytes > LONG_CLIENT_ID_BYTES and len(request.head.client_id) > LONG_CLIENT_ID_BYTES:
                 self._in_flight.keep_for(request)
         elif request.client_sensors is not None and request.client_sensors.costs is not None:
             costs = request.client_sensors.costs
@@ -431,11 +431,11 @@ class RequestDirection:
 
     # ------------------------------------------------------------------ decisions
 
-    def _ask(self, request: Request, buf: bytes, at: int) -> None:
+    def _ask(self, head: RequestHead, buf: bytes, at: int) -> None:
         """Ask for a decision about the request at `at` once it is here whole."""
-        plan, end = request.plan, at + 4 + request.size_bytes
-        if request.size_bytes > MAX_ASKED_BYTES:
-            detail = f"{plan.name}: {request.size_bytes} bytes announced, {MAX_ASKED_BYTES} allowed"
+        plan, end = head.plan, at + 4 + head.size_bytes
+        if head.size_bytes > MAX_ASKED_BYTES:
+            detail = f"{plan.name}: {head.size_bytes} bytes announced, {MAX_ASKED_BYTES} allowed"
             raise Refusal(CloseReason.REQUEST_TOO_LARGE, detail)
         if end > len(buf):
             self.unread.want(end - len(buf))
@@ -443,7 +443,7 @@ class RequestDirection:
             assert plan.asked is not None
             self._throttle.reasons |= ASKING
             ask = self._turn.ask(plan.asked, _CLIENT, plan, buf[at:end])
-            ask.client_id, ask.body_at = request.client_id, request.body_at - at
+            ask.client_id, ask.body_at = head.client_id, head.body_at
             ask.own_responses = self._in_flight.take_own_responses()
             self.asked.plan, self.asked.ticket = plan, ask.ticket
 
@@ -481,36 +481,35 @@ class RequestDirection:
         """
         self._throttle.reasons |= ASKING_FIRST
         for frame in frames:
-            request = read_request(frame, 0, len(frame), INT32_MAX)
-            assert request is not None
-            request.held = request.is_own_request = True
-            self._in_flight.add(request)
+            head = read_request(frame, 0, len(frame), INT32_MAX)
+            assert head is not None
+            self._in_flight.add(Request(head, note=OWN_REQUEST))
         self._in_flight.own_sent = len(frames)
         self._turn.send(_NODE, list(frames))
 
-    def _carry_out(self, passage: Passage, request: Request, at: int) -> int:
+    def _carry_out(self, passage: Passage, head: RequestHead, at: int) -> int:
         """Carry out the decision about a request; return where the next one begins."""
         decision, self.asked.decision = self.asked.decision, None
         assert decision is not None
-        end = at + 4 + request.size_bytes
+        end = at + 4 + head.size_bytes
         passage.cut(at, end)
         self._accounting.counters.mutations_refused += decision.refused
         throttle_time_ms = self.asked.decided_ms + decision.throttle_time_ms - self._turn.now_ms
         if throttle_time_ms > 0:
-            self._throttle.throttle(throttle_time_ms, QuotaType.CONTROLLER_MUTATION, request.client_id)
-        self._accounting.count_requests(request, 1, request.size_bytes + 4)
+            self._throttle.throttle(throttle_time_ms, QuotaType.CONTROLLER_MUTATION, head.client_id)
+        request = Request(head)
+        self._accounting.count_requests(request, 1, head.size_bytes + 4)
         request.response = decision.response
         if decision.response is None:
-            request.note, request.held = decision.note, decision.note is not None
-        if decision.response is None and request.plan.asked is DecisionKind.SASL:
+            request.note = decision.note
+            passage.pieces += splice_frame(memoryview(passage.buf)[at:end], head.size_bytes, decision.splices)
+        if decision.response is None and head.plan.asked is DecisionKind.SASL:
             self._send_sasl(request)
         else:
-            request.client_sensors = self._sensors.known(request.client_id)
+            request.client_sensors = self._sensors.known(head.client_id)
             request.muted_until_ms = self._throttle.muted_until_ms
             self._in_flight.add(request)
             self._in_flight.keep_for(request)
-        if decision.response is None:
-            passage.pieces += splice_frame(memoryview(passage.buf)[at:end], request.size_bytes, decision.splices)
         self._accounting.read(request.use, end - at)
         return end
 
@@ -519,19 +518,19 @@ class RequestDirection:
         if request.plan is not SASL_TOKEN or not self._sasl.may_stay_unanswered:
             self._throttle.reasons |= AUTHENTICATING
         if not self._sasl.unproven and request.plan is not SASL_TOKEN:
-            request.client_sensors = self._sensors.of(request.client_id)
+            request.client_sensors = self._sensors.of(request.head.client_id)
         self._in_flight.add(request)
 
-    def _respond(self, passage: Passage, request: Request, at: int, end: int) -> int:
+    def _respond(self, passage: Passage, head: RequestHead, at: int, end: int) -> int:
         """Respond to ApiVersions of an unknown version when it is here whole (KIP-511)."""
-        frame_end = at + 4 + request.size_bytes
+        frame_end = at + 4 + head.size_bytes
         if frame_end > end:
             self.unread.want(frame_end - end)
             return _STOP
-        if self._flow.client_blocked or (not self._sasl.unproven and self._sensors.hold_back(request)):
+        if self._flow.client_blocked or (not self._sasl.unproven and self._sensors.hold_back(head)):
             return _STOP
-        self.asked.decision = Decision(response=unsupported_version_response(request.correlation_id))
-        return self._carry_out(passage, request, at)
+        self.asked.decision = Decision(response=unsupported_version_response(head.correlation_id))
+        return self._carry_out(passage, head, at)
 
     # -------------------------------------------------------------------- the end
 
@@ -540,7 +539,7 @@ class RequestDirection:
         request = self.half
         if request is not None:
             self._take_half(request)
-            came_bytes = request.size_bytes - self._left
+            came_bytes = request.head.size_bytes - self._left
             self._accounting.count_requests(request, 1, came_bytes + 4)
             if request.plan.api_key == PRODUCE:
                 self._charges.produce(request, came_bytes)
@@ -549,32 +548,41 @@ class RequestDirection:
         self.unread.data = b""
 
 
-def _clamp(request: Request, client_sensors: ClientSensors, buf: bytes) -> Splice | None:
+def _clamp(head: RequestHead, client_sensors: ClientSensors, buf: bytes, at: int) -> Splice | None:
     """The splice that limits how many bytes a Fetch may have; None if it asks for no more."""
-    ceiling_bytes, plan = client_sensors.fetch_ceiling_bytes, request.plan
+    ceiling_bytes, plan = client_sensors.fetch_ceiling_bytes, head.plan
     if plan.api_key == FETCH:
-        return fetch_clamp(buf, request.body_at, plan.api_version, ceiling_bytes)
-    return limits_clamp(buf, request.decided_at - LIMITS_BYTES, ceiling_bytes)
+        return fetch_clamp(buf, at + head.body_at, plan.api_version, ceiling_bytes)
+    return limits_clamp(buf, at + head.decided_at - LIMITS_BYTES, ceiling_bytes)
 
 
-def _note_session(request: Request, buf: bytes, at: int, end: int) -> bool:
-    """Note whether a Fetch continues a session: its epoch is above 0. False while the epoch is not here yet."""
-    epoch_at = request.plan.epoch_at
+def _has_session(head: RequestHead, at: int, end: int) -> bool:
+    """Whether the part of a Fetch is here that says whether it continues a session; other requests need no such part.
+
+    Raises TruncatedMessage if it does not fit into the frame.
+    """
+    if not head.plan.epoch_at:
+        return True
+    epoch_end = at + head.body_at + head.plan.epoch_at + 4
+    frame_end = at + 4 + head.size_bytes
+    if epoch_end <= end and epoch_end <= frame_end:
+        return True
+    if end >= frame_end:
+        raise TruncatedMessage(epoch_end - 4, 4, frame_end)
+    return False
+
+
+def _continues_session(head: RequestHead, buf: bytes, at: int) -> bool | None:
+    """Whether a Fetch continues a session: its epoch is above 0. None: it cannot have an empty response."""
+    epoch_at = head.plan.epoch_at
     if not epoch_at:
-        request.incremental = None if epoch_at is None else False
-        return True
-    epoch_at += request.body_at
-    frame_end = at + 4 + request.size_bytes
-    if epoch_at + 4 > (end if end < frame_end else frame_end):
-        if end >= frame_end:
-            raise TruncatedMessage(epoch_at, 4, frame_end)
-        return False
-    request.incremental = _INT32.unpack_from(buf, epoch_at)[0] > 0
-    return True
+        return None if epoch_at is None else False
+    epoch: int = _INT32.unpack_from(buf, at + head.body_at + epoch_at)[0]
+    return epoch > 0
 
 
-def _is_asked(request: Request, client_sensors: ClientSensors) -> bool:
+def _is_asked(head: RequestHead, client_sensors: ClientSensors) -> bool:
     """Whether a request of ASKED_REQUESTS needs a decision; a shadow quota alone never has one refused for its size."""
-    if request.plan.asked is not DecisionKind.MUTATION or client_sensors.limits_mutations:
+    if head.plan.asked is not DecisionKind.MUTATION or client_sensors.limits_mutations:
         return True
-    return client_sensors.shadow_mutation is not None and request.size_bytes <= MAX_ASKED_BYTES
+    return client_sensors.shadow_mutation is not None and head.size_bytes <= MAX_ASKED_BYTES

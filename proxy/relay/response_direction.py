@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from enum import Enum
 from struct import Struct
 
@@ -196,6 +195,11 @@ class ResponseDirection:
         return bool(self._asked.frame)
 
     @property
+    def holds_bytes(self) -> bool:
+        """Whether bytes are here that have not gone out."""
+        return bool(self.unread or self._parts or self._asked.frame)
+
+    @property
     def held_bytes(self) -> int:
         """How many bytes are here that have not gone out."""
         return len(self.unread) + sum(map(len, self._parts)) + len(self._asked.frame)
@@ -271,7 +275,7 @@ class ResponseDirection:
                 passage.pieces += self._own_responses()
                 if self.state is DELAYED:
                     return _STOP
-            if queue and queue[0].held:
+            if queue and queue[0].note is not None:
                 return self._collect(passage, at)
         if self.state is IDLE:
             quick_to = self._quick.take(passage.buf, at)
@@ -309,8 +313,7 @@ class ResponseDirection:
             decisive_at = body_at + decisive_bytes(plan.api_version)
             if request.incremental is not None and here_bytes < min(frame_bytes, decisive_at):
                 return _STOP
-            self._charges.fetch(request, frame_bytes - (body_at - 4))
-            if request.as_empty_fetch:
+            if self._charges.fetch(request, frame_bytes - (body_at - 4)):
                 return self._withhold(passage, begun)
         if plan.response is _PLAIN:
             return self._begin_plain(passage, begun)
@@ -352,8 +355,8 @@ class ResponseDirection:
         if not walk.fits(frame_bytes):
             raise _too_short(plan, frame_bytes)
         if plan.fetches and not request.charged:
-            self._charges.fetch(request, frame_bytes - (body_at - 4) - hints_bytes(walk, frame_bytes))
-            if request.as_empty_fetch:
+            value = frame_bytes - (body_at - 4) - hints_bytes(walk, frame_bytes)
+            if self._charges.fetch(request, value):
                 return self._withhold(passage, begun)
         if walk.endpoints and rewritable(walk):
             return self._ask(plan, bytes(here))
@@ -372,7 +375,7 @@ class ResponseDirection:
             self._left = frame_bytes
             return at
         passed = min(walk.offset, begun.here_bytes)
-        self._walked = _Walked(walk, frame_bytes, passed, replace(request))
+        self._walked = _Walked(walk, frame_bytes, passed, request.another())
         self._become(WALKING)
         self._accounting.written(request.use, passed)
         return at + passed
@@ -600,7 +603,7 @@ class ResponseDirection:
         self.unread = rest
         self._left = frame_bytes - len(head)
         if decision.rest is not None:
-            self._walked = _Walked(decision.rest, frame_bytes, len(head), replace(request))
+            self._walked = _Walked(decision.rest, frame_bytes, len(head), request.another())
             self._become(WALKING)
         elif self._left:
             self._become(PASSING)
@@ -644,7 +647,6 @@ class ResponseDirection:
         decisive_at = body_at + decisive_bytes(plan.api_version)
         if begun.frame_bytes < decisive_at:
             raise _too_short(plan, begun.frame_bytes)
-        request.as_empty_fetch = False
         self._in_flight.done(1)
         reported_ms = 0
         if plan.throttle_at >= 0:

@@ -10,7 +10,7 @@ from protocol.messages.sasl import SASL_APIS
 from proxy.relay.actions import CloseReason, Exchange
 from proxy.relay.plans import PLANS, SASL_TOKEN, plan_key
 from proxy.relay.relay_counters import RelayCounters
-from proxy.relay.request import Refusal, Request, read_request
+from proxy.relay.request import Refusal, RequestHead, read_request
 
 _HEAD = Struct(">ihh")
 _SASL_KEYS = frozenset(key.to_bytes(2, "big") for key in SASL_APIS)
@@ -40,20 +40,22 @@ class Login(Enum):
 class SaslState:
     """The state of a client's authentication.
 
+    - `exchange`: the last known state of the exchange, if it still matters; None: it does not.
+    - `login`: what a request that is not SASL finds now.
     - `bare`: the next frame of the client is a bare token, unless it is the request that ends an opaque exchange.
     - `unproven`: the node requires an authentication, and none has succeeded yet: nothing else may pass.
     - `refused`: the node has refused the client.
     """
 
-    __slots__ = ("_counters", "_exchange", "_out_of_place", "_succeeded", "bare", "refused", "unproven")
+    __slots__ = ("_counters", "_out_of_place", "_succeeded", "bare", "exchange", "login", "refused", "unproven")
 
     def __init__(self, counters: RelayCounters, authenticates: bool) -> None:
         self.bare = False
         self.unproven = authenticates
         self.refused = False
         self._counters = counters
-        self._exchange: Exchange | None = None
-        """The last known state of the exchange, if it still matters; None: it does not."""
+        self.exchange: Exchange | None = None
+        self.login = Login.UNPROVEN if authenticates else Login.NONE
         self._succeeded = False
         self._out_of_place = False
         """The node treats SASL frames like any request now, so they must not pass a mute."""
@@ -61,29 +63,17 @@ class SaslState:
     @property
     def may_authenticate(self) -> bool:
         """Whether a SASL frame can be part of an authentication."""
-        return self.unproven or self._succeeded or self._exchange is not None
-
-    @property
-    def matters(self) -> bool:
-        """Whether a request that is not SASL is judged by the state of the login."""
-        return self.unproven or self._exchange is not None
+        return self.unproven or self._succeeded or self.exchange is not None
 
     @property
     def awaits_proof(self) -> bool:
         """Whether the node may close the connection instead of reporting that it refuses the client."""
-        return self.bare or self._exchange in _MAY_BE_OVER
-
-    @property
-    def login(self) -> Login:
-        """What a request that is not SASL finds now."""
-        if self._exchange in _MAY_BE_OVER and not self._succeeded:
-            return Login.MAY_BE_OVER
-        return Login.UNPROVEN if self.unproven else Login.NONE
+        return self.bare or self.exchange in _MAY_BE_OVER
 
     @property
     def may_stay_unanswered(self) -> bool:
         """Whether the latest token may be the last one, which has no response."""
-        return self._exchange is Exchange.OPAQUE_TOKENS
+        return self.exchange is Exchange.OPAQUE_TOKENS
 
     def passes_throttle(self, buf: bytes, at: int) -> bool:
         """Whether the frame at `at` passes a throttle: SASL does, because a session may end meanwhile (KIP-368)."""
@@ -91,9 +81,9 @@ class SaslState:
             return False
         return self.bare or buf[at + 4 : at + 6] in _SASL_KEYS
 
-    def read_token(self, buf: bytes, at: int, end: int, max_frame_bytes: int) -> Request | None:
+    def read_token(self, buf: bytes, at: int, end: int, max_frame_bytes: int) -> RequestHead | None:
         """The frame at `at` when a bare token is expected: a token, or the request that ends an opaque exchange."""
-        opaque = self._exchange is Exchange.OPAQUE_TOKENS
+        opaque = self.exchange is Exchange.OPAQUE_TOKENS
         if end - at < 4 or (opaque and end - at < min(_HEAD.size, _size(buf, at) + 4)):
             return None
         size = _size(buf, at)
@@ -105,7 +95,7 @@ class SaslState:
         if size > MAX_ASKED_BYTES:
             detail = f"a SASL token of {size} bytes announced, {MAX_ASKED_BYTES} allowed"
             raise Refusal(CloseReason.REQUEST_TOO_LARGE, detail)
-        return Request(SASL_TOKEN, size, 0, b"", at + 4, at + 4)
+        return RequestHead(SASL_TOKEN, size, 0, b"", 4)
 
     def bound(self, requests: int) -> None:
         """Raise Refusal when more requests have come than any login needs: they are charged to no quota."""
@@ -114,28 +104,40 @@ class SaslState:
 
     def end_exchange(self) -> None:
         """A request that is not SASL passes: the exchange before it is over."""
-        self._exchange = None
+        self.exchange = None
+        self._note_login()
 
     def note(self, exchange: Exchange) -> bool:
         """Take up the state of the exchange that a decision has found; return whether other frames come from now on."""
-        if exchange is Exchange.OUT_OF_PLACE and self._exchange in _MAY_BE_OVER and not self._succeeded:
+        if exchange is Exchange.OUT_OF_PLACE and self.login is Login.MAY_BE_OVER:
             return False  # perhaps it is out of place because the exchange before it was over
+        is_other = self._note(exchange)
+        self._note_login()
+        return is_other
+
+    def _note_login(self) -> None:
+        if self.exchange in _MAY_BE_OVER and not self._succeeded:
+            self.login = Login.MAY_BE_OVER
+        else:
+            self.login = Login.UNPROVEN if self.unproven else Login.NONE
+
+    def _note(self, exchange: Exchange) -> bool:
         if exchange is Exchange.OUT_OF_PLACE and self.unproven:
             exchange = Exchange.FAILED
         self.refused = exchange is Exchange.FAILED
         self._out_of_place = exchange is Exchange.OUT_OF_PLACE
         if exchange is Exchange.SUCCEEDED:
-            self._exchange, self.bare = None, False
+            self.exchange, self.bare = None, False
             self.unproven, self._succeeded = False, True
             self._counters.authentications += 1
             return True
         if exchange is Exchange.FAILED:
             self._counters.authentications_failed += 1
-            self._exchange = None
+            self.exchange = None
         elif exchange is Exchange.OUT_OF_PLACE:
-            self._exchange = None
+            self.exchange = None
         elif exchange is not Exchange.ONGOING:
-            self._exchange, self.bare = exchange, exchange in _TOKENS
+            self.exchange, self.bare = exchange, exchange in _TOKENS
             return True
         return False
 

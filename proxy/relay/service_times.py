@@ -5,7 +5,8 @@ from contextlib import suppress
 from typing import Final
 
 from protocol.frames import INT32_MAX
-from proxy.relay.request import Request
+from proxy.relay.plans import Plan
+from proxy.relay.request import Request, RequestHead
 from proxy.relay.use import REQUEST
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.request_costs import PERCENT_PER_US
@@ -83,10 +84,10 @@ class ServiceTimes:
 
     # ------------------------------------------------------------- in flight
 
-    def allowed(self, request: Request, client_sensors: ClientSensors, now_ms: int) -> int:
+    def allowed(self, head: RequestHead, client_sensors: ClientSensors, now_ms: int) -> int:
         """How many further requests like this one the quota has room for, beside all that are in flight."""
         assert client_sensors.request is not None
-        percent = self._expected(request, client_sensors, 1, request.size_bytes)
+        percent = self._expected(head.plan, client_sensors, 1, head.size_bytes)
         if not percent:
             return INT32_MAX
         try:
@@ -101,17 +102,17 @@ class ServiceTimes:
         if client_sensors is not None and client_sensors.limits_requests and client_sensors.request is not None:
             if not request.reserved:
                 request.reserved_at = client_sensors.request
-            percent = self._expected(request, client_sensors, count, size_bytes)
+            percent = self._expected(request.plan, client_sensors, count, size_bytes)
             request.reserved += percent
             self._in_flight[request.reserved_at] = self._in_flight.get(request.reserved_at, 0.0) + percent
 
-    def _expected(self, request: Request, client_sensors: ClientSensors, count: int, size_bytes: int) -> float:
+    def _expected(self, plan: Plan, client_sensors: ClientSensors, count: int, size_bytes: int) -> float:
         """What requests are expected to cost, in percent.
 
         At least as much as the latest response cost, because the size of the responses is not known yet.
         """
         assert client_sensors.costs is not None
-        cost_us = client_sensors.costs.us(request.plan.cost_kind, size_bytes, count)
+        cost_us = client_sensors.costs.us(plan.cost_kind, size_bytes, count)
         return max(cost_us, count * self._last_us) * PERCENT_PER_US
 
     def release(self, request: Request) -> None:
@@ -121,7 +122,7 @@ class ServiceTimes:
     def reserve_anew(self, request: Request) -> None:
         """Reserve again for a request in flight, because another sensor may measure it now."""
         self.release(request)
-        self.reserve(request, 1, request.size_bytes)
+        self.reserve(request, 1, request.head.size_bytes)
 
     def _free(self, request: Request, count: int) -> None:
         """Free what is reserved for `count` of the requests, because they are charged now."""
@@ -195,7 +196,7 @@ class ServiceTimes:
     ) -> int:
         """Charge a response of the proxy what it would cost the node; return the throttle time in ms."""
         assert client_sensors.costs is not None
-        cost_us = client_sensors.costs.us(request.plan.cost_kind, request.size_bytes + response_bytes)
+        cost_us = client_sensors.costs.us(request.plan.cost_kind, request.head.size_bytes + response_bytes)
         _meter(request, cost_us, now_us)
         self._free(request, 1)
         return self._charge(request, client_sensors, cost_us * PERCENT_PER_US, now_ms, now_us)
@@ -242,7 +243,7 @@ class ServiceTimes:
         since_us = self._since_us
         if self._alone:
             least_bytes = request.plan.telling_bytes
-            telling = least_bytes is not None and response_bytes >= least_bytes and request.learned_from
+            telling = least_bytes is not None and response_bytes >= least_bytes and request.head.learned_from
             if telling and request.waiting == 1:
                 size_bytes = request.waiting_bytes + response_bytes
                 costs.learn(request.plan.cost_kind, size_bytes, self._came_us - since_us - costs.floor_us, now_us)

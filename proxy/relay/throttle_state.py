@@ -162,7 +162,7 @@ class ThrottleState:
             left_ms = node_ms - self.delayed_ms
             if left_ms > 0:
                 self._accounting.counters.throttles_by_node += 1
-                self.throttle(left_ms, None, request.client_id)
+                self.throttle(left_ms, None, request.head.client_id)
             if not self.delayed_ms and node_ms <= 0:
                 return node_ms
             return max(left_ms, 0) if request.plan.client_waits else max(self.delayed_ms, node_ms)
@@ -171,7 +171,7 @@ class ThrottleState:
             return node_ms
         if node_ms > own_ms:
             self._accounting.counters.throttles_by_node += 1
-            self.throttle_with_responses(node_ms, None, request.client_id)
+            self.throttle_with_responses(node_ms, None, request.head.client_id)
             return node_ms
         return own_ms
 

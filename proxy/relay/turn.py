@@ -37,7 +37,9 @@ class Turn:
         """Send the pieces, if there are any, and then do what comes after them."""
         if pieces:
             self.actions.append(Send(side, pieces))
-        self.do_after()
+        if self.after:
+            self.actions += self.after
+            self.after = []
 
     def do_after(self) -> None:
         """No more bytes are put together: do what comes after them."""

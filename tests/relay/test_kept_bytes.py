@@ -13,7 +13,7 @@ RESPONSE = bytes(30_000)
 
 
 def kept(script):
-    return sum(len(one.response or b"") + len(one.client_id) for one in script.relay._in_flight.queue)
+    return sum(len(one.response or b"") + len(one.head.client_id) for one in script.relay._in_flight.queue)
 
 
 def behind_one_that_the_node_owes(make_relay, limits=LIMITS):

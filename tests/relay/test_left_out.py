@@ -118,7 +118,7 @@ def framed(api_key, message, version):
 
 def asked(make_relay, api_key, version):
     script = Script(make_relay, nodes=FixedNodes(portless=[GONE])).connected()
-    tags = PLANS[plan_key(api_key, version)].request_tags
+    tags = PLANS[plan_key(api_key, version)].request_header > 1
     script.client(request(api_key, version, bytes(20), tags=tags))
     return script
 
