@@ -1,14 +1,17 @@
-"""The two tables of a relay: what is done with a request, and the states of a response.
+"""The two tables of a relay: what is done with a request, and the states of a response; and how large its parts are.
 
 `python tests/relay/test_states.py` writes the table of states into docs/architecture.md.
 """
 
+import ast
 import re
 import sys
 from pathlib import Path
 
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+import pytest
 
 from protocol.api_key import API_VERSIONS, FETCH, METADATA, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from proxy.relay.plans import PLANS, SASL_TOKEN, UNKNOWN_API_VERSIONS, plan_key
@@ -23,6 +26,7 @@ from tests.simulation.world import run_world
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
 WORLDS_WITH_ALL_BUT_GATHERING = (0, 3, 16, 22, 35, 44, 93)
+MOST_ATTRIBUTES = 16
 BEGIN, END = "<!-- response states -->\n", "<!-- end of response states -->"
 
 
@@ -119,8 +123,37 @@ def test_every_transition_of_the_table_happens_and_no_other(make_relay, monkeypa
     for seed in WORLDS_WITH_ALL_BUT_GATHERING:
         assert not run_world(world_of(seed)).failure
     plan = HEADS["Metadata v9"]
-    relayed(make_relay, plan, cut(listing(plan, 6_000), 60_001), throttled=False)
+    relayed(make_relay, plan, cut(listing(plan, 6_000, rest=b"the rest of it"), 60_001), throttled=False)
     assert seen == {(state, following) for state in ResponseState for following in FOLLOWS[state]}
+
+
+# --------------------------------------------------------------------------- sizes
+
+
+def attributes():
+    """By class of the relay, how many attributes it has, its own and those that it inherits."""
+    classes = {
+        node.name: node
+        for file in sorted((ROOT / "proxy" / "relay").glob("*.py"))
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def own(node):
+        for part in node.body:
+            if isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) == "__slots__":
+                return len(ast.literal_eval(part.value))
+        return sum(isinstance(part, ast.AnnAssign) for part in node.body)
+
+    def all_of(node):
+        return own(node) + sum(all_of(classes[base.id]) for base in node.bases if getattr(base, "id", "") in classes)
+
+    return {name: all_of(node) for name, node in classes.items()}
+
+
+@pytest.mark.parametrize(("name", "count"), attributes().items())
+def test_no_class_has_too_many_attributes(name, count):
+    assert count <= MOST_ATTRIBUTES
 
 
 if __name__ == "__main__":
