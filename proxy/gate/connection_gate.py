@@ -6,29 +6,18 @@ from dataclasses import astuple
 from itertools import islice
 from typing import Protocol, TypeVar
 
-import structlog
-
-from common.printable import printable
 from proxy.clock import Clock
 from proxy.config.settings import ConnectionLimitsConfig
 from proxy.gate.admission import AddressStanding, Admission, ConnectionSlot, Next, OnHold, Refused
+from proxy.gate.gate_log import GateLog
 from proxy.gate.gate_metrics import AddressUse, ClusterGate, InstanceGate, ListenerGate
-from proxy.gate.refusals import Refusals
 from proxy.gate.stages import IncomingConnection
-from proxy.relay.actions import CloseReason
 from quotas.client_quotas import ShadowThrottles
 from quotas.connection_quotas import NO_LIMIT, ConnectionLimits, ListenerKey
 
 Number = TypeVar("Number", int, float)
 
 
-_FAULTS_OVER_AFTER_MS = 60_000
-"""Clients with a wrong setting reconnect more slowly than clients that are refused."""
-
-_MOST_SHARED = 1_000
-"""Shared names come from SASL mechanisms, which are few. More names than this are made up by clients."""
-
-_FULL = "limits.max_connections"
 _AT_ONCE = 50
 """How many connections that have waited go on in one turn of the event loop."""
 
@@ -63,15 +52,10 @@ class ConnectionGate:
         self.admission = admission
         self._call_later = call_later
         self._clock = clock
-        self._refusals = Refusals()
-        self._limits = Refusals(tells_each=True)
-        self._faults = Refusals(_FAULTS_OVER_AFTER_MS, tells_each=True)
-        self._unnamed = Refusals(_FAULTS_OVER_AFTER_MS)
-        self._shared: set[tuple[str, str]] = set()
+        self.log = GateLog(admission.origin_of, clock.now_ms)
         self._carry_on: dict[ListenerKey, Callable[[Next[IncomingConnection]], None]] = {}
         self._timer: Timer | None = None
         self._timer_ms = 0
-        self._log = structlog.get_logger()
 
     def add_listener(self, key: ListenerKey, carry_on: Callable[[Next[IncomingConnection]], None]) -> None:
         """Add a listener. `carry_on` is called with the decision about each of its connections that has waited."""
@@ -82,24 +66,10 @@ class ConnectionGate:
         """Whether a new connection may go on. If not, its listener accepts no other until `carry_on` is called."""
         may_go_on = self.admission.arrive(key, incoming, self._clock.now_ms())
         if not may_go_on:
-            self._note_limits(key)
+            for reached in self.admission.limits_reached(key, self._clock.now_ms()):
+                self.log.note_limit(reached)
             self._plan()
         return may_go_on
-
-    def _note_limits(self, key: ListenerKey) -> None:
-        """Log that a limit of the instance or of a listener is reached. Further connections that wait are counted."""
-        now_ms = self._clock.now_ms()
-        for where, setting, limit in self.admission.limits_reached(key, now_ms):
-            name, listener = where or ("", "")
-            path = f"listeners[].connections.{setting}" if where else f"connections.{setting}"
-            if self._limits.note(name, listener, path, now_ms):
-                whose = _whose(name, listener)
-                self._log.warning("connection_limit_reached", **whose, setting=path, limit=limit, others="wait")
-
-    def note_full(self, limit: int) -> None:
-        """Log that the process has as many client sockets as it may have; further refusals are only counted."""
-        if self._limits.note("", "", _FULL, self._clock.now_ms()):
-            self._log.warning("connection_limit_reached", setting=_FULL, limit=limit, others="are closed at once")
 
     def admit(self, key: ListenerKey, incoming: IncomingConnection) -> ConnectionSlot | OnHold | Refused:
         """Decide about a connection, now that the client's address is known."""
@@ -167,77 +137,6 @@ class ConnectionGate:
         finally:
             self._plan()
 
-    # ------------------------------------------------------------------ refusals
-
-    def note_refused(self, key: ListenerKey, incoming: IncomingConnection, reason: CloseReason, detail: str) -> None:
-        """Log the first refusal of an address, and count the others."""
-        name = key.virtual_cluster
-        origin = self.admission.origin_of(name, incoming.address)
-        if self._refusals.note(name, origin, reason.value, self._clock.now_ms()):
-            incoming.log.warning("connection_refused", reason=reason.value, detail=printable(detail), counts_as=origin)
-
-    def note_fault(self, key: ListenerKey, address: str, fault: str) -> bool:
-        """Count a connection that ended because of a wrong setting of its client. Returns whether to log it.
-
-        `fault` says what is wrong, already cut to the length that is logged.
-        """
-        name = key.virtual_cluster
-        origin = self.admission.origin_of(name, address)
-        return self._faults.note(name, origin, fault, self._clock.now_ms())
-
-    def note_unnamed(self, key: ListenerKey, address: str) -> bool:
-        """Count a TLS connection that asked for no server name. Returns whether to log it."""
-        name = key.virtual_cluster
-        origin = self.admission.origin_of(name, address)
-        return self._unnamed.note(name, origin, "server_name_missing", self._clock.now_ms())
-
-    def note_shared(self, key: ListenerKey, user: str) -> bool:
-        """Whether to log that several clients may share this user name because their own names are not visible.
-
-        True the first time for each virtual cluster and name.
-        """
-        shared = key.virtual_cluster, user
-        if shared in self._shared or len(self._shared) >= _MOST_SHARED:
-            return False
-        self._shared.add(shared)
-        return True
-
-    def tell_ended_refusals(self) -> None:
-        """Log a summary of each episode that is over: of limits reached, refusals, and clients with a wrong setting."""
-        for episode in self._limits.over(self._clock.now_ms()):
-            whose, lasted_ms = _whose(episode.virtual_cluster, episode.origin), episode.last_ms - episode.began_ms
-            for path, count in episode.reasons.items():
-                number = {"refused" if path == _FULL else "waited": count}
-                self._log.info("connection_limit_over", **whose, setting=path, duration_ms=lasted_ms, **number)
-        for episode in self._faults.over(self._clock.now_ms()):
-            connections = episode.reasons.total()
-            if connections > len(episode.reasons):  # otherwise each of them was logged
-                self._log.info(
-                    "connections_closed",
-                    virtual_cluster=episode.virtual_cluster,
-                    counts_as=episode.origin,
-                    duration_ms=episode.last_ms - episode.began_ms,
-                    connections=connections,
-                    faults=[f"{count} {fault}" for fault, count in episode.reasons.most_common()],
-                )
-        for episode in self._unnamed.over(self._clock.now_ms()):
-            if (connections := episode.reasons.total()) > 1:
-                self._log.info(
-                    "server_names_missing",
-                    virtual_cluster=episode.virtual_cluster,
-                    counts_as=episode.origin,
-                    duration_ms=episode.last_ms - episode.began_ms,
-                    connections=connections,
-                )
-        for episode in self._refusals.over(self._clock.now_ms()):
-            self._log.info(
-                "connections_refused",
-                virtual_cluster=episode.virtual_cluster,
-                counts_as=episode.origin,
-                duration_ms=episode.last_ms - episode.began_ms,
-                **episode.reasons,
-            )
-
     # --------------------------------------------------------------------- read
 
     def standing_of(self, virtual_cluster: str, address: str, shadow: bool) -> AddressStanding:
@@ -287,11 +186,6 @@ class ConnectionGate:
         """The use of each address whose rate is measured."""
         for key, reading in self.admission.quotas.address_readings(self._clock.now_ms()):
             yield AddressUse(*key, reading.rate, reading.limit, reading.throttles)
-
-
-def _whose(virtual_cluster: str, listener: str) -> dict[str, str]:
-    """The log keys of a limit's listener; none for a limit of the whole process."""
-    return {"virtual_cluster": virtual_cluster, "listener": listener} if listener else {}
 
 
 def _limit(limit: Number) -> Number | None:

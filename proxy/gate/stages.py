@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 
-class Refused(Exception):
-    """A stage refuses a connection."""
+class TurnedAway(Exception):
+    """A stage does not let a connection go on."""
 
     def __init__(self, reason: CloseReason, detail: str = "") -> None:
         self.reason = reason
@@ -76,8 +76,8 @@ class SlowStage:
 
     Connections go through it only while it is `needed`.
 
-    `work` sets what it learns in the IncomingConnection, or raises Refused. Connections beyond `most` are refused with
-    the reason `crowded`, those that take longer than `timeout_ms` with `overdue`, and those that are left when the
+    `work` sets what it learns in the connection, or raises TurnedAway. Connections beyond `most` are turned away
+    with the reason `crowded`, those that take longer than `timeout_ms` with `overdue`, and those that are left when the
     stage stops with SHUTDOWN. When the stage is full, an address with many connections displaces only its own (see
     FairPool).
     """
@@ -134,7 +134,7 @@ class SlowStage:
             async with asyncio.timeout(self.timeout_ms / 1000):
                 await self._work(incoming)
         except TimeoutError:
-            raise Refused(self._overdue, f"not within {self.timeout_ms} ms") from None
+            raise TurnedAway(self._overdue, f"not within {self.timeout_ms} ms") from None
 
     def _finish(
         self, task: "asyncio.Task[None]", incoming: IncomingConnection, go_on: GoOn, turn_away: TurnAway
@@ -150,8 +150,8 @@ class SlowStage:
         match task.exception():
             case None:
                 go_on(incoming)
-            case Refused() as refused:
-                turn_away(incoming, refused.reason, refused.detail)
+            case TurnedAway() as why:
+                turn_away(incoming, why.reason, why.detail)
             case error:
                 incoming.log.error("internal_error", exc_info=error)
                 turn_away(incoming, CloseReason.INTERNAL_ERROR, "")

@@ -219,5 +219,5 @@ class Acceptor:
 
     def _note_unnamed(self, incoming: IncomingConnection) -> None:
         """A client of a listener with host names asked for no server name. It is served as a client that bootstraps."""
-        if self._gate.note_unnamed(self._key, incoming.address):
+        if self._gate.log.note_unnamed(self._key, incoming.address):
             incoming.log.warning("server_name_missing", served_as="bootstrap", setting="require_server_name")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from socket import SO_LINGER, SOL_SOCKET
 
 from common.printable import printable
-from proxy.gate.connection_gate import ConnectionGate
+from proxy.gate.gate_log import GateLog
 from proxy.gate.stages import IncomingConnection
 from proxy.relay.actions import CloseReason
 from proxy.server.connection import ORDINARY
@@ -31,9 +31,9 @@ _HUNG_UP = frozenset({CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
 class ConnectionEnds:
     """Counts in `counts` how many connections ended, by reason; closes and logs those that were never open."""
 
-    def __init__(self, key: ListenerKey, gate: ConnectionGate, counts: dict[CloseReason, int]) -> None:
+    def __init__(self, key: ListenerKey, log: GateLog, counts: dict[CloseReason, int]) -> None:
         self._key = key
-        self._gate = gate
+        self._log = log
         self._counts = counts
 
     def count(self, reason: CloseReason) -> None:
@@ -44,7 +44,7 @@ class ConnectionEnds:
         """Whether to log an end: the first time for each address and reason, and each time for a bug of the proxy."""
         if reason is CloseReason.INTERNAL_ERROR:
             return True
-        return self._gate.note_fault(
+        return self._log.note_fault(
             self._key, address, printable(f"{reason.value}: {detail}" if detail else reason.value)
         )
 
@@ -53,7 +53,7 @@ class ConnectionEnds:
         if reset:
             incoming.socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
         incoming.socket.close()
-        self._gate.note_refused(self._key, incoming, reason, detail)
+        self._log.note_refused(self._key, incoming, reason, detail)
         self.count(reason)
 
     def turn_away(self, incoming: IncomingConnection, reason: CloseReason, detail: str = "") -> None:

@@ -67,7 +67,7 @@ class Listener:
         self._gate = gate
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, listener=config.name)
         self._reported_of_sasl = False
-        self._ends = ConnectionEnds(self.key, gate, closed)
+        self._ends = ConnectionEnds(self.key, gate.log, closed)
         ports = addressing(config, upstream.directory, self._let_go_of_port)
         self.relays = Relays(self.key, ports, upstream, quota_manager, book, meter, clock)
         self.streams = CappedStreams(caps_of_cluster, poller, clock)
@@ -182,7 +182,7 @@ class Listener:
         incoming = self._incoming_of.get(connection)
         if incoming is not None and not self._gate.admission.user_became(incoming.slot, identity.user):
             connection.give_up(CloseReason.TOO_MANY_OF_USER, identity.user)
-        if not identity.visible and self._gate.note_shared(self.key, identity.user):
+        if not identity.visible and self._gate.log.note_shared(self.key, identity.user):
             log.warning("user_not_visible", user=identity.user, mechanism=identity.mechanism)
         if not self.relays.demand_sasl and not self._reported_of_sasl:
             self._reported_of_sasl = True

@@ -18,7 +18,7 @@ from protocol.identity.proxy_header import (
     read_proxy_header,
 )
 from proxy.config.kinds import Network
-from proxy.gate.stages import IncomingConnection, Refused, SlowStage
+from proxy.gate.stages import IncomingConnection, SlowStage, TurnedAway
 from proxy.net.poller import READABLE, Poller
 from proxy.relay.actions import CloseReason
 
@@ -44,14 +44,14 @@ class Origin:
     required: bool = False
 
     async def find_out(self, incoming: IncomingConnection) -> None:
-        """Note the client that the peer's PROXY header names, and remove the header from the socket. Raises Refused.
+        """Note the client that the peer's PROXY header names, and remove the header from the socket. Raises TurnedAway.
 
         The bytes of a peer that is not trusted are not searched for a header: they go on as Kafka bytes.
         """
         peer = incoming.address
         if not self._trusts(peer):
             if self.required:
-                raise Refused(CloseReason.PROXY_PEER_UNTRUSTED, f"{peer} is in none of the trusted networks")
+                raise TurnedAway(CloseReason.PROXY_PEER_UNTRUSTED, f"{peer} is in none of the trusted networks")
             return
         header = await self._header(incoming.socket)
         if header is None:
@@ -78,19 +78,19 @@ class Origin:
                 except BlockingIOError:
                     data = b""
                 except OSError as error:
-                    raise Refused(CloseReason.CLIENT_SENT_NOTHING, str(error)) from error
+                    raise TurnedAway(CloseReason.CLIENT_SENT_NOTHING, str(error)) from error
                 except NoProxyHeader as error:
                     if self.required:
-                        raise Refused(CloseReason.PROXY_HEADER_MISSING, str(error)) from error
+                        raise TurnedAway(CloseReason.PROXY_HEADER_MISSING, str(error)) from error
                     return None
                 except MalformedProxyHeader as error:
-                    raise Refused(CloseReason.PROXY_HEADER_MALFORMED, str(error)) from error
+                    raise TurnedAway(CloseReason.PROXY_HEADER_MALFORMED, str(error)) from error
                 else:
                     gone = gone or not data
                 if gone and not data:
-                    raise Refused(CloseReason.CLIENT_SENT_NOTHING)
+                    raise TurnedAway(CloseReason.CLIENT_SENT_NOTHING)
                 if gone:
-                    raise Refused(CloseReason.CLIENT_CLOSED, f"after {len(data)} bytes of a PROXY header")
+                    raise TurnedAway(CloseReason.CLIENT_CLOSED, f"after {len(data)} bytes of a PROXY header")
                 await events.more()
 
 
@@ -129,7 +129,7 @@ def _take(sock: socket.SocketType, length_bytes: int) -> None:
         try:
             taken = len(sock.recv(length_bytes))
         except OSError as error:
-            raise Refused(CloseReason.CLIENT_LOST, str(error)) from error
+            raise TurnedAway(CloseReason.CLIENT_LOST, str(error)) from error
         if not taken:
-            raise Refused(CloseReason.CLIENT_LOST, "the bytes of the PROXY header are gone")
+            raise TurnedAway(CloseReason.CLIENT_LOST, "the bytes of the PROXY header are gone")
         length_bytes -= taken

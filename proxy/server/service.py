@@ -388,7 +388,7 @@ class Service:
         if self._room <= 0:
             self._room = self._max_sockets - self._open_sockets()
             if self._room <= 0:
-                self.gate.note_full(self.config.limits.max_connections)
+                self.gate.log.note_full(self.config.limits.max_connections)
                 return False
         self._room -= 1
         return True
@@ -479,7 +479,7 @@ class Service:
         for listener in self._listeners():
             listener.stop_accepting()
         self.gate.empty()
-        self.gate.tell_ended_refusals()
+        self.gate.log.tell_ended()
         log.info("stopping", connections=sum(len(listener.connections) for listener in self._listeners()))
         await self._drain(self.config.limits.drain_s)
         for connection in [one for listener in self._listeners() for one in listener.lingering]:
@@ -563,7 +563,7 @@ class Service:
                 connection.look_after(now_ms, step_ms, time_outs)
                 if not number % _LOOKS_AT_ONCE:
                     await asyncio.sleep(0)
-            self.gate.tell_ended_refusals()
+            self.gate.log.tell_ended()
 
     async def _watch_config(self) -> None:
         """Reload the configuration when the file has changed or SIGHUP came."""

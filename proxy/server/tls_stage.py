@@ -11,7 +11,7 @@ from protocol.errors import ProtocolError
 from protocol.identity.distinguished_names import not_after, subject_of
 from protocol.identity.principal_rules import NoPrincipalRule, PrincipalRules
 from proxy.clock import Clock
-from proxy.gate.stages import IncomingConnection, Refused, SlowStage
+from proxy.gate.stages import IncomingConnection, SlowStage, TurnedAway
 from proxy.net.handshake import beside_the_loop, shake_hands
 from proxy.net.poller import Poller
 from proxy.net.tls_socket import TlsSocket
@@ -95,17 +95,17 @@ class TlsStage:
         return BOOTSTRAP_NODE_ID if node_id is None and plain_host(name) in hosts else node_id
 
     async def come_in(self, incoming: IncomingConnection) -> None:
-        """Do the TLS handshake, and note the user and the node of the client. Raises Refused."""
+        """Do the TLS handshake, and note the user and the node of the client. Raises TurnedAway."""
         certified = self.certified
         assert certified is not None
         tls = TlsSocket(incoming.socket, certified.context)
         try:
             await shake_hands(self.poller, incoming.socket, tls)
         except ssl.SSLError as error:
-            raise self._refused(tls, error) from error
+            raise self._turned_away(tls, error) from error
         except OSError as error:
             reason = CloseReason.CLIENT_LOST if tls.first_bytes else CloseReason.CLIENT_SENT_NOTHING
-            raise Refused(reason, error.strerror or str(error)) from error
+            raise TurnedAway(reason, error.strerror or str(error)) from error
         await self._note_user(incoming, tls, certified.rules)
         await self._note_node(incoming, tls)
         incoming.tls = tls
@@ -118,14 +118,14 @@ class TlsStage:
             return
         try:
             if not_after(certificate) * 1000 < self.clock.epoch_ms():  # possible in a resumed session
-                raise Refused(CloseReason.CLIENT_CERTIFICATE_EXPIRED)
+                raise TurnedAway(CloseReason.CLIENT_CERTIFICATE_EXPIRED)
             subject = subject_of(certificate)
             find = partial(_user, rules, subject)
             incoming.user = find() if rules.quick else await beside_the_loop(find)
         except ProtocolError as error:
-            raise Refused(CloseReason.CLIENT_CERTIFICATE_UNTRUSTED, str(error)) from error
+            raise TurnedAway(CloseReason.CLIENT_CERTIFICATE_UNTRUSTED, str(error)) from error
         except NoPrincipalRule as error:
-            raise Refused(CloseReason.NO_PRINCIPAL_RULE, str(error)) from error
+            raise TurnedAway(CloseReason.NO_PRINCIPAL_RULE, str(error)) from error
 
     async def _note_node(self, incoming: IncomingConnection, tls: TlsSocket) -> None:
         if not isinstance(tls.tls, _NamedObject):
@@ -138,33 +138,33 @@ class TlsStage:
         try:
             await self.find_node(node_id)
         except LookupError as error:
-            raise Refused(CloseReason.NODE_UNKNOWN, str(error)) from error
+            raise TurnedAway(CloseReason.NODE_UNKNOWN, str(error)) from error
         incoming.node_id = node_id
         incoming.log = incoming.log.bind(node_id=node_id)
 
     # ------------------------------------------------------------------ failures
 
-    def _refused(self, tls: TlsSocket, error: ssl.SSLError) -> Refused:
+    def _turned_away(self, tls: TlsSocket, error: ssl.SSLError) -> TurnedAway:
         text = why_tls_failed(error)
         if isinstance(error, ssl.SSLCertVerificationError):
             old = error.verify_code in _OUT_OF_DATE
             reason = CloseReason.CLIENT_CERTIFICATE_EXPIRED if old else CloseReason.CLIENT_CERTIFICATE_UNTRUSTED
-            return Refused(reason, text)
+            return TurnedAway(reason, text)
         if tls.first_bytes and tls.first_bytes[0] != _HANDSHAKE:
             found = looks_like(tls.first_bytes) or "bytes as of a client that speaks Kafka without TLS"
-            return Refused(CloseReason.TLS_EXPECTED, f"got {found}")
+            return TurnedAway(CloseReason.TLS_EXPECTED, f"got {found}")
         if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError) and not tls.first_bytes:
-            return Refused(CloseReason.CLIENT_SENT_NOTHING)
+            return TurnedAway(CloseReason.CLIENT_SENT_NOTHING)
         if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-            return Refused(CloseReason.CLIENT_CLOSED, "during the TLS handshake")
+            return TurnedAway(CloseReason.CLIENT_CLOSED, "during the TLS handshake")
         if isinstance(tls.tls, _NamedObject) and tls.tls.reported and tls.tls.node_id is None:
             wanted = tls.tls.wanted
             if wanted is None:
-                return Refused(CloseReason.SERVER_NAME_MISSING, f"expected one of {self.names}")
-            return Refused(CloseReason.SERVER_NAME_UNKNOWN, f"{wanted} is none of {self.names}")
+                return TurnedAway(CloseReason.SERVER_NAME_MISSING, f"expected one of {self.names}")
+            return TurnedAway(CloseReason.SERVER_NAME_UNKNOWN, f"{wanted} is none of {self.names}")
         if text == "callback failed":  # the callback was not called, because Python decodes names as ASCII
-            return Refused(CloseReason.SERVER_NAME_UNKNOWN, f"a name that is not ASCII is none of {self.names}")
+            return TurnedAway(CloseReason.SERVER_NAME_UNKNOWN, f"a name that is not ASCII is none of {self.names}")
         if text == "peer did not return a certificate":
-            return Refused(CloseReason.CLIENT_CERTIFICATE_MISSING)
+            return TurnedAway(CloseReason.CLIENT_CERTIFICATE_MISSING)
         reported = " alert " in text  # the client has sent the reason why it does not go on
-        return Refused(CloseReason.TLS_REFUSED_BY_CLIENT if reported else CloseReason.TLS_FAILED, text)
+        return TurnedAway(CloseReason.TLS_REFUSED_BY_CLIENT if reported else CloseReason.TLS_FAILED, text)

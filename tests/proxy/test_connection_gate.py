@@ -55,10 +55,10 @@ async def test_a_full_listener_is_told_of_when_the_first_waits_and_when_nobody_h
     setting = {"listener": "plain", "setting": "listeners[].connections.max_connections"}
     assert reported(logs) == [{**setting, "limit": 1, "others": "wait"}]
     clock.advance(6_999)
-    gate.tell_ended_refusals()
+    gate.log.tell_ended()
     assert len(reported(logs)) == 1
     clock.advance(1)
-    gate.tell_ended_refusals()
+    gate.log.tell_ended()
     assert reported(logs)[1:] == [{**setting, "duration_ms": 6_000, "waited": 3}]
 
 
@@ -79,9 +79,9 @@ async def test_the_limit_that_has_somebody_wait_is_named(at_the_gate):
 async def test_a_full_process_tells_how_many_it_has_turned_away(at_the_gate):
     gate, clock, logs = at_the_gate
     for _ in range(500):
-        gate.note_full(10_000)
+        gate.log.note_full(10_000)
     clock.advance(10_000)
-    gate.tell_ended_refusals()
+    gate.log.tell_ended()
     setting = {"setting": "limits.max_connections"}
     assert reported(logs) == [
         {**setting, "limit": 10_000, "others": "are closed at once"},

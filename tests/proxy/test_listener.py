@@ -216,7 +216,7 @@ async def test_hostile_and_broken_clients_are_summed_up_for_each_address(house, 
             while sum(house.closed.values()) < 20:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         house.clock.advance(61_000)
-        house.gate.tell_ended_refusals()
+        house.gate.log.tell_ended()
     assert [line["reason"] for line in lines(logs, "connection_closed")] == [reason] * 2 * (reason is not None)
     summed = {line["counts_as"]: line["connections"] for line in lines(logs, "connections_closed")}
     assert summed == ({} if reason is None else {STORM: 10, GOOD: 10})

@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from proxy.gate.admission import ConnectionSlot
-from proxy.gate.stages import IncomingConnection, Refused, SlowStage
+from proxy.gate.stages import IncomingConnection, SlowStage, TurnedAway
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import ListenerKey
 
@@ -52,7 +52,7 @@ async def hang(_incoming: IncomingConnection) -> None:
 
 
 async def refuse(_incoming: IncomingConnection) -> None:
-    raise Refused(CloseReason.REQUEST_MALFORMED, "no")
+    raise TurnedAway(CloseReason.REQUEST_MALFORMED, "no")
 
 
 async def fail(_incoming: IncomingConnection) -> None:

@@ -364,10 +364,10 @@ async def test_a_client_that_speaks_no_tls_again_and_again_is_told_of_when_it_be
                 await until(lambda count=count: proxy.closed("tls_expected") == count)
                 client.close()
                 clock.advance(20_000)
-            proxy.gate.tell_ended_refusals()
+            proxy.gate.log.tell_ended()
             assert "connections_closed" not in [line["event"] for line in logs]
             clock.advance(40_000)
-            proxy.gate.tell_ended_refusals()
+            proxy.gate.log.tell_ended()
     closings = [line["log_level"] for line in logs if line["event"] == "connection_closed"]
     assert closings == ["warning", "debug", "debug"]
     [over] = [line for line in logs if line["event"] == "connections_closed"]
@@ -537,7 +537,7 @@ async def test_who_says_no_name_bootstraps_and_that_is_told_once_of_each_address
                 client.close()
             assert set(proxy.listener.relays.counters) == {BOOTSTRAP_NODE_ID}
             clock.advance(61_000)
-            proxy.gate.tell_ended_refusals()
+            proxy.gate.log.tell_ended()
     [line] = [line for line in logs if line["event"] == "server_name_missing"]
     assert (line["log_level"], line["served_as"]) == ("warning", "bootstrap")
     [line] = [line for line in logs if line["event"] == "server_names_missing"]

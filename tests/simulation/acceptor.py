@@ -277,7 +277,7 @@ class Acceptor:
         judge: Any = self.judge
         self.make_pool = getattr(parts, "pool", FairPool)
         self.gate: ConnectionGate = getattr(parts, "gate", ConnectionGate)(judge, _Clock(events), self._call_later)
-        vars(self.gate)["_log"] = _NoLog()
+        vars(self.gate.log)["_log"] = _NoLog()
         self.listeners = [_Listener(self, name) for name in NAMES]
         self.set(gate)
 
@@ -333,7 +333,7 @@ class Acceptor:
 
     def note_refused(self, key: ListenerKey, visit: Any, reason: CloseReason) -> None:
         self.refused[reason.value] = self.refused.get(reason.value, 0) + 1
-        self.gate.note_refused(key, visit, reason, "")
+        self.gate.log.note_refused(key, visit, reason, "")
 
     def close(self) -> None:
         """Accept no more, and close all that are on their way in."""
@@ -344,7 +344,7 @@ class Acceptor:
             listener.headers.stop()
             listener.handshakes.stop()
         self.gate.empty()
-        self.gate.tell_ended_refusals()
+        self.gate.log.tell_ended()
         require(not self.on_the_way, f"{len(self.on_the_way)} are on their way though all is closed")
 
 
