@@ -30,3 +30,12 @@ def why_tls_failed(error: ssl.SSLError) -> str:
         return "a key that cannot be read, or a wrong password for it"
     text = reason or error.strerror or str(error.args[0] if error.args else error)
     return _PLACE_IN_SOURCE.sub("", text).lower().replace("_", " ")
+
+
+def words_of(error: Exception) -> str:
+    """What an error of a socket says."""
+    if isinstance(error, EOFError) or (isinstance(error, ConnectionError) and error.errno is None):
+        return "the connection was closed"
+    if isinstance(error, ssl.SSLError):
+        return why_tls_failed(error)
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)  # a name that is not known

@@ -9,7 +9,7 @@ from struct import unpack_from
 
 from common.connecting import MOST_TRIED, connected_to_first
 from common.look_ups import LookUps, at_port
-from common.plain_words import why_tls_failed
+from common.plain_words import words_of
 from common.race import AllFailed, Slow, race
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
@@ -93,7 +93,7 @@ class Upstream:
     def _dial(self, node_id: int, address: HostPort, place: HostPort, first: bytes, reached: Reached) -> Cancellable:
         def reported(outcome: socket.SocketType | OSError) -> None:
             if isinstance(outcome, OSError):
-                reached(self._unreachable(node_id, address, outcome.strerror or str(outcome)))
+                reached(self._unreachable(node_id, address, words_of(outcome)))
                 return
             node = self.directory.node_at(address) if node_id == BOOTSTRAP_NODE_ID else node_id
             reached(NodeSocket(outcome, node, self._round_trip_us(outcome, node)))
@@ -148,9 +148,9 @@ class Upstream:
         except ssl.SSLError as error:
             refused = isinstance(error, ssl.SSLCertVerificationError)
             reason = CloseReason.NODE_CERTIFICATE_REFUSED if refused else CloseReason.NODE_TLS_FAILED
-            problem = f"TLS: {why_tls_failed(error)}"
+            problem = f"TLS: {words_of(error)}"
         except OSError as error:
-            problem = error.strerror or str(error)
+            problem = words_of(error)
         raise self._unreachable(node_id, address, problem, reason)
 
     async def _connected(self, address: HostPort, first: bytes) -> socket.socket:

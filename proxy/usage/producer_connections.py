@@ -17,7 +17,7 @@ from kafka.future import Future
 from kafka.net.inet import KafkaNetSocket
 
 from common.connecting import connected
-from quotas.sources.cluster_faults import words_of
+from common.plain_words import words_of
 
 _SCHEME: Final = "kafka-throttle"
 PLAIN: Final = f"{_SCHEME}://plain"

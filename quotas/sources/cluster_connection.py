@@ -9,6 +9,7 @@ from typing import Final, Literal, TypeVar
 
 from common.connecting import connected
 from common.look_ups import in_daemon_thread
+from common.plain_words import words_of
 from protocol.errors import ProtocolError
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from protocol.own_requests import OwnRequest
@@ -24,7 +25,6 @@ from quotas.sources.cluster_faults import (
     Spoken,
     fault_of_lost,
     known_fault_of_tls,
-    words_of,
 )
 from quotas.sources.cluster_look import spoken_at
 from quotas.sources.cluster_stream import ClusterStream, opened

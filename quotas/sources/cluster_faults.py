@@ -4,7 +4,7 @@ import ssl
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from common.plain_words import why_tls_failed
+from common.plain_words import words_of
 from quotas.changes import SourceUnavailable
 
 _HOST_MISMATCH: Final = (62, 64)
@@ -63,15 +63,6 @@ class Security(NamedTuple):
     shows_certificate: bool
     logs_in: bool
     logged_in: bool
-
-
-def words_of(error: Exception) -> str:
-    """What an error of a socket says."""
-    if isinstance(error, EOFError) or (isinstance(error, ConnectionError) and error.errno is None):
-        return "the connection was closed"
-    if isinstance(error, ssl.SSLError):
-        return why_tls_failed(error)
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)  # a name that is not known
 
 
 def known_fault_of_tls(error: ssl.SSLError) -> Fault | None:

@@ -7,9 +7,7 @@ import threading
 from struct import pack
 
 import pytest
-from kafka.errors import SaslAuthenticationFailedError
 
-from common.plain_words import plain_words
 from protocol.messages.client_quotas import all_quotas_request
 from protocol.messages.metadata import nodes_request
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
@@ -130,19 +128,6 @@ def test_an_api_that_came_with_a_later_kafka():
 def test_a_response_that_is_none():
     found = fault(Listener(responses={3: b"\0\0\0\7"}))
     assert (found.reason, found.problem) == ("answer_malformed", "its answer to Metadata cannot be read")
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (KeyError("endpoint_type"), "failed (key error)"),
-        (OSError("111 ECONNREFUSED"), "Connection refused"),
-        (SaslAuthenticationFailedError("SaslAuthenticationFailedError: no"), "no"),
-        (SaslAuthenticationFailedError(), "failed (sasl authentication failed error)"),
-    ],
-)
-def test_no_words_of_a_library_s_own(error, words):
-    assert plain_words(error) == words
 
 
 def test_tls_spoken_to_in_plain(paper):
