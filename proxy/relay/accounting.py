@@ -1,6 +1,7 @@
 """Counts what crosses the wire on one connection: for its log line, for metrics, and for usage records."""
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Request
@@ -11,7 +12,7 @@ from quotas.entities import QuotaType
 UsageOf = Callable[[bytes], Client]
 """Returns the Client for which the usage under a raw client-id is counted."""
 
-MAX_CLIENT_IDS = 64
+MAX_CLIENT_IDS: Final = 64
 """How many client-ids a connection remembers, with their sensors and usage."""
 
 

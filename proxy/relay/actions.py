@@ -119,12 +119,15 @@ class Exchange(Enum):
     OUT_OF_PLACE = "out_of_place"
 
 
-@dataclass(slots=True)
 class Send:
     """Write `pieces` to `side`, in order."""
 
-    side: Side
-    pieces: Sequence[bytes | memoryview]
+    __slots__ = ("pieces", "side")
+    __match_args__ = ("side", "pieces")
+
+    def __init__(self, side: Side, pieces: Sequence[bytes | memoryview]) -> None:
+        self.side = side
+        self.pieces = pieces
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The quotas of the clients of one connection: which sensors measure them, what they owe, and what they are charged."""
 
 from collections.abc import Callable
-from contextlib import suppress
+from typing import Final
 
 from protocol.api_key import PRODUCE
 from proxy.relay.accounting import MAX_CLIENT_IDS, Accounting, forgotten_for
@@ -20,7 +20,7 @@ from quotas.sensors.windowed_rate import StaleSensor
 Bind = Callable[[bytes, int], ClientSensors]
 """Returns the sensors that measure a raw client-id, at a time in ms."""
 
-_MAX_LOOKS = 4 * MAX_CLIENT_IDS
+_MAX_LOOKS: Final = 4 * MAX_CLIENT_IDS
 
 
 class KnownSensors:
@@ -184,8 +184,10 @@ class Charges:
 
     def shadow_fetch(self, sensor: int, use: UsageCounter | None, value: int) -> None:
         """Charge the response of a Fetch to a shadow quota, if its sensor still exists."""
-        with suppress(StaleSensor):
+        try:
             self.shadow(sensor, use, value)
+        except StaleSensor:
+            pass
 
     def use_bucket(self, sensor: int) -> None:
         """Note that a bucket of controller mutations is used, by a request that is charged nothing."""
@@ -224,8 +226,10 @@ class Charges:
         over_time = not request.timed and self.time(request, value) > 0
         throttle_time_ms = 0
         if client_sensors.fetch is not None:
-            with suppress(StaleSensor):
+            try:
                 throttle_time_ms = self._fetched_bytes(client_sensors.fetch, value, may_be_emptied, over_time)
+            except StaleSensor:
+                pass
         is_emptied = may_be_emptied and (over_time or throttle_time_ms > 0)
         if not is_emptied:
             self._accounting.used(request.use, value)

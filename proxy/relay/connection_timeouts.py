@@ -5,7 +5,7 @@ Connections are checked now and then, by numbers that relays and streams count a
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from proxy.relay.actions import CloseReason
 
@@ -36,7 +36,7 @@ class TimeOuts:
         return self.idle_ms if waiting_for is WaitingFor.USE else self.first_byte_ms
 
 
-_REASONS = {
+_REASONS: Final = {
     WaitingFor.FIRST_BYTE: CloseReason.FIRST_BYTE_TIMEOUT,
     WaitingFor.REQUEST: CloseReason.REQUEST_TIMEOUT,
     WaitingFor.USE: CloseReason.IDLE_TIMEOUT,

@@ -1,10 +1,12 @@
 """Which side of a connection is read: one side is not read while the other side takes no more bytes."""
 
+from typing import Final
+
 from proxy.relay.actions import Pause, Resume
 from proxy.relay.turn import Turn
 from proxy.side import Side
 
-_CHANGES = {(side, paused): (Pause if paused else Resume)(side) for side in Side for paused in (True, False)}
+_CHANGES: Final = {(side, paused): (Pause if paused else Resume)(side) for side in Side for paused in (True, False)}
 
 
 class Flow:

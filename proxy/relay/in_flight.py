@@ -1,6 +1,7 @@
 """The requests of one connection that wait for their responses: the client's and the proxy's."""
 
 from collections import deque
+from typing import Final
 
 from proxy.relay.plans import SASL_TOKEN
 from proxy.relay.request import Request
@@ -8,7 +9,7 @@ from proxy.relay.service_times import ServiceTimes
 from proxy.relay.throttle_state import ASKING_FIRST, AUTHENTICATING, FETCHING, IN_FLIGHT_FULL, NO_ROOM, ThrottleState
 from proxy.relay.turn import Turn
 
-_ALL_ANSWERED = IN_FLIGHT_FULL | FETCHING | AUTHENTICATING | NO_ROOM
+_ALL_ANSWERED: Final = IN_FLIGHT_FULL | FETCHING | AUTHENTICATING | NO_ROOM
 """The reasons to wait that end at the latest when nothing is in flight."""
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Final
 
 from protocol.api import ARRAY, COMPACT_ARRAY, THROTTLE, Api, Shape, request_header_version, response_header_version
 from protocol.api_key import (
@@ -28,11 +29,11 @@ from proxy.relay import use
 from proxy.relay.actions import DecisionKind
 from proxy.relay.costs import cost_kind, least_telling_bytes
 
-_HEADER_BYTES = 8
+_HEADER_BYTES: Final = 8
 """The length prefix and correlation id of a response."""
 
-NO_THROTTLE = -1
-WALKED_THROTTLE = -2
+NO_THROTTLE: Final = -1
+WALKED_THROTTLE: Final = -2
 
 
 class ResponseKind(Enum):
@@ -51,10 +52,10 @@ class ResponseKind(Enum):
     TAIL = "tail"
 
 
-HEAD_RESPONSES = frozenset({METADATA, FIND_COORDINATOR, API_VERSIONS, DESCRIBE_CLUSTER})
+HEAD_RESPONSES: Final = frozenset({METADATA, FIND_COORDINATOR, API_VERSIONS, DESCRIBE_CLUSTER})
 """The APIs whose responses need a decision. Other responses need one only if their last part has node endpoints."""
 
-ASKED_REQUESTS = {
+ASKED_REQUESTS: Final = {
     DESCRIBE_CLIENT_QUOTAS: DecisionKind.QUOTA_API,
     ALTER_CLIENT_QUOTAS: DecisionKind.QUOTA_API,
     **dict.fromkeys(TOPIC_MUTATIONS, DecisionKind.MUTATION),
@@ -187,17 +188,17 @@ def plan_key(api_key: int, api_version: int) -> int:
     return api_key << 16 | api_version & 0xFFFF
 
 
-PLANS: dict[int, Plan] = {
+PLANS: Final[dict[int, Plan]] = {
     plan_key(api.key, version): _plan(api, version)
     for api in APIS.values()
     for version in range(api.min_version, api.max_version + 1)
 }
 
-UNKNOWN_API_VERSIONS = replace(
+UNKNOWN_API_VERSIONS: Final = replace(
     PLANS[plan_key(API_VERSIONS, APIS[API_VERSIONS].max_version)],
     api_version=APIS[API_VERSIONS].max_version + 1,
 )
 """An ApiVersions request of a version that the table does not have: the proxy responds to it (KIP-511)."""
 
-SASL_TOKEN = replace(PLANS[plan_key(SASL_AUTHENTICATE, 0)], api_version=BARE, name="SASL token")
+SASL_TOKEN: Final = replace(PLANS[plan_key(SASL_AUTHENTICATE, 0)], api_version=BARE, name="SASL token")
 """A frame after a SaslHandshake of version 0: a length and a token, no header. Counted as SaslAuthenticate."""

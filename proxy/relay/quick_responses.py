@@ -1,6 +1,7 @@
 """The fast way for responses that have no throttle time and no addresses, and get none. Most have none."""
 
 from struct import Struct
+from typing import Final
 
 from protocol.api_key import FETCH
 from protocol.frames import MAX_HEAD_BYTES
@@ -16,12 +17,12 @@ from proxy.relay.turn import Turn
 from quotas.client_quotas import ClientQuotaManager
 from quotas.sensors.windowed_rate import StaleSensor
 
-_QUICK_BYTES = MAX_HEAD_BYTES - 4
+_QUICK_BYTES: Final = MAX_HEAD_BYTES - 4
 """The largest response, without its length prefix, that is recognised this way."""
 
-_HEAD = Struct(">ii")
-_SMALLEST_BYTES = 16
-_ZERO = b"\0\0\0\0"
+_HEAD: Final = Struct(">ii")
+_SMALLEST_BYTES: Final = 16
+_ZERO: Final = b"\0\0\0\0"
 
 
 def quick_run(plan: Plan, buf: bytes, at: int, due: int, most: int, max_response_bytes: int) -> tuple[int, int]:
@@ -58,11 +59,11 @@ class QuickResponses:
 
     __slots__ = (
         "_accounting",
-        "_charge_unthrottled",
         "_charges",
         "_in_flight",
         "_max_response_bytes",
         "_near_throttle_us",
+        "_sensors",
         "_throttle",
         "_times",
         "_turn",
@@ -85,7 +86,7 @@ class QuickResponses:
         self._in_flight = in_flight
         self._times = times
         self._charges = charges
-        self._charge_unthrottled = manager.sensors.charge_unthrottled
+        self._sensors = manager.sensors
         self._max_response_bytes = min(max_response_bytes, _QUICK_BYTES)
         self._near_throttle_us = -1
         """When a response was last found that may throttle: at that time it is not looked for others."""
@@ -138,7 +139,7 @@ class QuickResponses:
         value = frame_bytes - 4 - request.plan.response_tags
         if client_sensors.fetch is not None:
             try:
-                if not self._charge_unthrottled(client_sensors.fetch, value, 1, self._turn.now_ms):
+                if not self._sensors.charge_unthrottled(client_sensors.fetch, value, 1, self._turn.now_ms):
                     return False
             except StaleSensor:
                 return False

@@ -1,10 +1,12 @@
 """Recognises the protocol of bytes that are not Kafka's, for the log line."""
 
-TLS_HANDSHAKE = "a TLS handshake"
+from typing import Final
+
+TLS_HANDSHAKE: Final = "a TLS handshake"
 """The name of what a TLS client sends first."""
 
-_TLS_RECORDS = {0x14: "TLS", 0x15: "a TLS alert", 0x16: TLS_HANDSHAKE, 0x17: "TLS data"}
-_STARTS = (
+_TLS_RECORDS: Final = {0x14: "TLS", 0x15: "a TLS alert", 0x16: TLS_HANDSHAKE, 0x17: "TLS data"}
+_STARTS: Final = (
     (b"GET ", "an HTTP request"),
     (b"POST", "an HTTP request"),
     (b"PUT ", "an HTTP request"),

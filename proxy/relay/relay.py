@@ -1,5 +1,7 @@
 """Decides for one connection: its requests, its responses, and what both have in common, put together from parts."""
 
+from typing import Final
+
 from protocol.errors import ProtocolError
 from proxy.relay.accounting import Accounting, UsageOf
 from proxy.relay.actions import (
@@ -33,10 +35,11 @@ from proxy.relay.turn import NO_TICKET, Turn
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
 
-_CLIENT = Side.CLIENT
-_NODE = Side.NODE
-_ENDS = frozenset({CloseReason.NODE_CLOSED, CloseReason.NODE_LOST, CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
-_RESPONSES_NO_MORE = frozenset(
+_CLIENT: Final = Side.CLIENT
+_NODE: Final = Side.NODE
+_BY_NODE: Final = frozenset({CloseReason.NODE_CLOSED, CloseReason.NODE_LOST})
+_ENDS: Final = _BY_NODE | {CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST}
+_RESPONSES_NO_MORE: Final = frozenset(
     {
         CloseReason.NODE_CLOSED,
         CloseReason.NODE_LOST,
@@ -50,7 +53,7 @@ _RESPONSES_NO_MORE = frozenset(
     }
 )
 """After a Close with one of these reasons, no response of the node is waited for."""
-_NOBODY_LISTENS = frozenset({CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR})
+_NOBODY_LISTENS: Final = frozenset({CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR})
 
 
 class Relay:
@@ -415,8 +418,7 @@ class Relay:
         """
         if self._sasl.refused:
             return True
-        by_node = reason in (CloseReason.NODE_CLOSED, CloseReason.NODE_LOST)
-        if by_node and self._sasl.awaits_proof and self._in_flight.queue:
+        if reason in _BY_NODE and self._sasl.awaits_proof and self._in_flight.queue:
             self._accounting.counters.authentications_failed += 1
             return True
         return False

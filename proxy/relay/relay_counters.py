@@ -1,10 +1,11 @@
 """What relays count: plain integers, which the collector of metrics exports when they are scraped."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from quotas.entities import QuotaType
 
-MAX_API_KEYS = 128
+MAX_API_KEYS: Final = 128
 
 
 @dataclass(slots=True)

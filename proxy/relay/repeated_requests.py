@@ -1,7 +1,7 @@
 """The fast way for requests like the one before: same API, client and settings, only another length and id."""
 
-from dataclasses import dataclass
 from struct import Struct
+from typing import Final
 
 from protocol.api_key import PRODUCE
 from proxy.relay.accounting import Accounting
@@ -14,32 +14,40 @@ from proxy.relay.turn import Turn
 from proxy.relay.use import UsageCounter
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 
-_HEAD = Struct(">iIi")
+_HEAD: Final = Struct(">iIi")
 """size, api_key and api_version as one number, correlation_id"""
-_INT32 = Struct(">i")
+_INT32: Final = Struct(">i")
 
-_LONGEST_BYTES = 1024
-_NO_ID = 1 << 40
+_LONGEST_BYTES: Final = 1024
+_NO_ID: Final = 1 << 40
 """Equal to no int32."""
 
+_LOOKED_AT_EACH_TIME: Final = -1
 
-@dataclass(slots=True)
+
 class RepeatPattern:
     """What the next requests have in common with `request`, so that they need not be read field by field.
 
     `api` is key and version. `same` are the bytes after the correlation id up to `end`, an offset from the frame's
     start: client id, header tags, and the fields of the body that were read. `shadow` is the sensor of the shadow quota
     that their bytes are charged to, if there is one. While `version` is the version of the quotas, the requests may be
-    taken without looking up their sensors.
+    taken without looking up their sensors. Of a client with a quota of request time (`is_limited`), only `allowed` more
+    requests are taken, and how many that are is looked up each time.
     """
 
-    request: Request
-    client_sensors: ClientSensors
-    api: int
-    same: bytes
-    end: int
-    shadow: int | None
-    version: int
+    __slots__ = ("allowed", "api", "client_sensors", "end", "is_limited", "request", "same", "shadow", "version")
+
+    def __init__(self, request: Request, client_sensors: ClientSensors, same: bytes, end: int) -> None:
+        plan = request.plan
+        self.request = request
+        self.client_sensors = client_sensors
+        self.api = plan_key(plan.api_key, plan.api_version)
+        self.same = same
+        self.end = end
+        self.shadow = client_sensors.shadow_produce if plan.api_key == PRODUCE else None
+        self.is_limited = client_sensors.limits_requests and request.head.answered
+        self.allowed = 0
+        self.version = _LOOKED_AT_EACH_TIME if self.is_limited else client_sensors.version
 
     def run(self, buf: bytes, at: int, most: int, max_frame_bytes: int) -> tuple[int, int, int]:
         """Find the whole requests at `at` that fit the pattern, `most` at most, with ids that count up by one.
@@ -69,36 +77,15 @@ class RepeatPattern:
         return first_id, count, at
 
 
-@dataclass(slots=True)
-class LimitedPattern(RepeatPattern):
-    """A pattern for a client with a quota of request time: only `allowed` more requests fit."""
-
-    allowed: int = 0
-
-    def run(self, buf: bytes, at: int, most: int, max_frame_bytes: int) -> tuple[int, int, int]:
-        """As for any pattern, but no more requests than are allowed."""
-        first_id, count, end = RepeatPattern.run(self, buf, at, min(most, self.allowed), max_frame_bytes)
-        self.allowed -= count
-        return first_id, count, end
-
-
-_LOOKED_AT_EACH_TIME = -1
-
-
 def pattern_of(request: Request, client_sensors: ClientSensors, buf: bytes, at: int) -> RepeatPattern | None:
     """What further requests may have in common with the one that begins at `at`; None if that is too long.
 
     Requests whose responses need a decision have no pattern: they do not come in runs.
     """
-    plan, end = request.plan, request.head.decided_at
-    if end > _LONGEST_BYTES or plan.response is ResponseKind.HEAD:
+    end = request.head.decided_at
+    if end > _LONGEST_BYTES or request.plan.response is ResponseKind.HEAD:
         return None
-    api = plan_key(plan.api_key, plan.api_version)
-    shadow = client_sensors.shadow_produce if plan.api_key == PRODUCE else None
-    same = buf[at + _HEAD.size : at + end]
-    if client_sensors.limits_requests and request.head.answered:
-        return LimitedPattern(request, client_sensors, api, same, end, shadow, _LOOKED_AT_EACH_TIME)
-    return RepeatPattern(request, client_sensors, api, same, end, shadow, client_sensors.version)
+    return RepeatPattern(request, client_sensors, buf[at + _HEAD.size : at + end], end)
 
 
 class RepeatedRequests:
@@ -106,11 +93,11 @@ class RepeatedRequests:
 
     __slots__ = (
         "_accounting",
-        "_charge_unthrottled",
         "_charges",
         "_in_flight",
         "_manager",
         "_max_frame_bytes",
+        "_sensors",
         "_shadows",
         "_times",
         "_turn",
@@ -136,7 +123,7 @@ class RepeatedRequests:
         self._charges = charges
         self._manager = manager
         self._shadows = manager.shadow_sensors
-        self._charge_unthrottled = manager.sensors.charge_unthrottled
+        self._sensors = manager.sensors
         self._max_frame_bytes = max_frame_bytes
 
     def take(self, buf: bytes, at: int) -> tuple[int, bool]:
@@ -153,11 +140,15 @@ class RepeatedRequests:
         in_flight = self._in_flight
         while True:
             room = in_flight.max_requests - in_flight.waiting - 1
+            if pattern.is_limited and pattern.allowed < room:
+                room = pattern.allowed
             first_id, count, end = pattern.run(buf, at, room, self._max_frame_bytes)
             if not count:
                 return at, True
             if not self._take_run(pattern, first_id, count, end - at):
                 return at, False
+            if pattern.is_limited:
+                pattern.allowed -= count
             if pattern.shadow is not None:
                 self._charge_shadow(pattern.shadow, pattern.request.use, buf, at, end, count)
             at = end
@@ -169,7 +160,7 @@ class RepeatedRequests:
         client_sensors = pattern.client_sensors
         if not self._manager.renews(client_sensors):
             return False
-        if isinstance(pattern, LimitedPattern):
+        if pattern.is_limited:
             pattern.allowed = self._times.allowed(pattern.request.head, client_sensors, self._turn.now_ms)
             return pattern.allowed > 0
         pattern.version = client_sensors.version
@@ -182,7 +173,9 @@ class RepeatedRequests:
         produces = request.plan.api_key == PRODUCE
         if produces:
             sensor = client_sensors.produce
-            if sensor is not None and not self._charge_unthrottled(sensor, sizes_bytes, count, self._turn.now_ms):
+            if sensor is not None and not self._sensors.charge_unthrottled(
+                sensor, sizes_bytes, count, self._turn.now_ms
+            ):
                 return False
         accounting = self._accounting
         accounting.count_requests(request, count, frames_bytes)

@@ -1,5 +1,7 @@
 """Reads a request as far as decisions about it need, and remembers it until its response has gone out."""
 
+from typing import Final
+
 from protocol import frames as requests
 from protocol.api_key import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH
 from protocol.api_table import APIS
@@ -12,22 +14,22 @@ from proxy.relay.recognise import TLS_HANDSHAKE, looks_like
 from proxy.relay.use import UsageCounter
 from quotas.client_quotas import ClientSensors
 
-LONG_CLIENT_ID_BYTES = 1024
+LONG_CLIENT_ID_BYTES: Final = 1024
 """Longer client ids than this are not stored as they are: 100,000 of 32 KiB would fill the memory."""
 
-_FETCH_LIMITS_BYTES = 16
+_FETCH_LIMITS_BYTES: Final = 16
 """How far into the body of a Fetch request its byte limits reach at most."""
 
-_NO_ACKS = b"\0\0"
-_ONE_ACK = b"\0\1"
+_NO_ACKS: Final = b"\0\0"
+_ONE_ACK: Final = b"\0\1"
 
-_NOTE_FACTOR = 32
+_NOTE_FACTOR: Final = 32
 """How many bytes the note of a decision takes for each byte of its request: it has objects for very short topics."""
 
-OWN_REQUEST = object()
+OWN_REQUEST: Final = object()
 """The note of a request that the proxy sends itself."""
 
-_SMALLEST_REQUEST = 10
+_SMALLEST_REQUEST: Final = 10
 """An API key, a version, a correlation id and the length of a client id, without the length prefix.
 
 Only ControlledShutdown v0 has no client id; its body has at least as many bytes.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from enum import Enum
 from struct import Struct
+from typing import Final
 
 from protocol.api_key import API_VERSIONS, FETCH, PRODUCE
 from protocol.errors import TruncatedMessage
@@ -33,13 +34,13 @@ from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
 
-_CLIENT = Side.CLIENT
-_NODE = Side.NODE
-_INT32 = Struct(">i")
+_CLIENT: Final = Side.CLIENT
+_NODE: Final = Side.NODE
+_INT32: Final = Struct(">i")
 
-_OPEN_UPSTREAM = OpenUpstream()
+_OPEN_UPSTREAM: Final = OpenUpstream()
 
-_STOP = -1
+_STOP: Final = -1
 """In place of where the next frame begins: nothing more can be done now."""
 
 
@@ -68,7 +69,15 @@ class Disposition(Enum):
     FORWARD = "forward"
 
 
-CONNECT, WAIT, CARRY_OUT, AUTHENTICATE, PROVE, REFUSE, RESPOND, UNCHARGED, FORWARD = Disposition
+CONNECT: Final = Disposition.CONNECT
+WAIT: Final = Disposition.WAIT
+CARRY_OUT: Final = Disposition.CARRY_OUT
+AUTHENTICATE: Final = Disposition.AUTHENTICATE
+PROVE: Final = Disposition.PROVE
+REFUSE: Final = Disposition.REFUSE
+RESPOND: Final = Disposition.RESPOND
+UNCHARGED: Final = Disposition.UNCHARGED
+FORWARD: Final = Disposition.FORWARD
 
 
 def classify(plan: Plan, reasons: int, is_decided: bool, login: Login) -> Disposition:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from struct import Struct
+from typing import Final
 
 from protocol.api_key import API_VERSIONS, PRODUCE
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
@@ -27,19 +28,19 @@ from proxy.relay.throttle_state import UNCONNECTED, ThrottleState
 from proxy.relay.turn import NO_TICKET, Passage, Piece, Turn
 from proxy.side import Side
 
-_CLIENT = Side.CLIENT
-_NODE = Side.NODE
-_PLAIN = ResponseKind.PLAIN
-_HEAD = ResponseKind.HEAD
+_CLIENT: Final = Side.CLIENT
+_NODE: Final = Side.NODE
+_PLAIN: Final = ResponseKind.PLAIN
+_HEAD: Final = ResponseKind.HEAD
 
-_SMALLEST_RESPONSE = 4
-_RESPONSE_PREFIX_BYTES = 13
+_SMALLEST_RESPONSE: Final = 4
+_RESPONSE_PREFIX_BYTES: Final = 13
 """The length prefix, correlation id, an empty tag buffer and the throttle time: enough for most responses."""
 
-_RESPONSE_HEAD = Struct(">ii")
-_INT32 = Struct(">i")
+_RESPONSE_HEAD: Final = Struct(">ii")
+_INT32: Final = Struct(">i")
 
-_STOP = -1
+_STOP: Final = -1
 """In place of where the next step begins: nothing more can be done now."""
 
 
@@ -66,7 +67,14 @@ class ResponseState(Enum):
     DELAYED = "delayed"
 
 
-IDLE, PASSING, WALKING, COLLECTING, DROPPING, ASKED, GATHERING, DELAYED = ResponseState
+IDLE: Final = ResponseState.IDLE
+PASSING: Final = ResponseState.PASSING
+WALKING: Final = ResponseState.WALKING
+COLLECTING: Final = ResponseState.COLLECTING
+DROPPING: Final = ResponseState.DROPPING
+ASKED: Final = ResponseState.ASKED
+GATHERING: Final = ResponseState.GATHERING
+DELAYED: Final = ResponseState.DELAYED
 
 FOLLOWS: Mapping[ResponseState, frozenset[ResponseState]] = {
     IDLE: frozenset({PASSING, WALKING, COLLECTING, DROPPING, ASKED, DELAYED}),
@@ -80,7 +88,7 @@ FOLLOWS: Mapping[ResponseState, frozenset[ResponseState]] = {
 }
 """Which states may follow each state."""
 
-_AMID = frozenset({PASSING, WALKING, COLLECTING, DROPPING})
+_AMID: Final = frozenset({PASSING, WALKING, COLLECTING, DROPPING})
 
 
 class _Walked:

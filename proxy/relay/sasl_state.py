@@ -12,10 +12,10 @@ from proxy.relay.plans import PLANS, SASL_TOKEN, plan_key
 from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.request import Refusal, RequestHead, read_request
 
-_HEAD = Struct(">ihh")
-_SASL_KEYS = frozenset(key.to_bytes(2, "big") for key in SASL_APIS)
-_TOKENS = frozenset({Exchange.TOKENS, Exchange.OPAQUE_TOKENS})
-_MAY_BE_OVER = frozenset({Exchange.OPAQUE_TOKENS, Exchange.UNPROVEN})
+_HEAD: Final = Struct(">ihh")
+_SASL_KEYS: Final = frozenset(key.to_bytes(2, "big") for key in SASL_APIS)
+_TOKENS: Final = frozenset({Exchange.TOKENS, Exchange.OPAQUE_TOKENS})
+_MAY_BE_OVER: Final = frozenset({Exchange.OPAQUE_TOKENS, Exchange.UNPROVEN})
 
 _MOST_BEFORE_LOGIN: Final = 100
 """How many requests may come before an authentication has succeeded: they are charged to no quota."""

@@ -1,7 +1,6 @@
 """The request time of one connection: what its requests cost the node."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final
 
 from protocol.frames import INT32_MAX
@@ -36,7 +35,6 @@ class ServiceTimes:
     __slots__ = (
         "_alone",
         "_came_us",
-        "_charge_unthrottled",
         "_charged_us",
         "_in_flight",
         "_last_us",
@@ -48,7 +46,6 @@ class ServiceTimes:
 
     def __init__(self, quota_manager: ClientQuotaManager) -> None:
         self._sensors = quota_manager.request_sensors
-        self._charge_unthrottled = quota_manager.request_sensors.charge_unthrottled
         self._shadows = quota_manager.shadow_request_sensors
         self._in_flight = quota_manager.time_in_flight
         self._last_us = 0.0
@@ -167,7 +164,7 @@ class ServiceTimes:
         percent = cost_us * PERCENT_PER_US
         sensor = client_sensors.request
         try:
-            if sensor is not None and not self._charge_unthrottled(sensor, percent, count, now_ms):
+            if sensor is not None and not self._sensors.charge_unthrottled(sensor, percent, count, now_ms):
                 return False
         except StaleSensor:
             return False
@@ -205,15 +202,19 @@ class ServiceTimes:
         if client_sensors.shadow_request is not None:
             self._charge_shadow(client_sensors.shadow_request, request, percent, now_ms, now_us)
         if client_sensors.request is not None:
-            with suppress(StaleSensor):
+            try:
                 return self._sensors.charge(client_sensors.request, percent, now_ms)
+            except StaleSensor:
+                return 0
         return 0
 
     def _charge_shadow(self, sensor: int, request: Request, percent: float, now_ms: int, now_us: int) -> None:
-        with suppress(StaleSensor):
+        try:
             reported_ms = self._shadows.charge(sensor, percent, now_ms)
-            if reported_ms and request.use is not None:
-                request.use.client.of(REQUEST).note_shadow(reported_ms, now_us)
+        except StaleSensor:
+            return
+        if reported_ms and request.use is not None:
+            request.use.client.of(REQUEST).note_shadow(reported_ms, now_us)
 
     def _cost_us(self, request: Request, client_sensors: ClientSensors, count: int, response_bytes: int) -> float:
         costs = client_sensors.costs

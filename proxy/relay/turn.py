@@ -1,5 +1,7 @@
 """One call of a relay: when it is, and what the relay has to be done."""
 
+from typing import Final
+
 from protocol.splices import Splice
 from proxy.relay.actions import Action, DecisionKind, DecisionRequest, Send
 from proxy.relay.plans import Plan
@@ -7,7 +9,7 @@ from proxy.side import Side
 
 Piece = bytes | memoryview
 
-NO_TICKET = -1
+NO_TICKET: Final = -1
 
 
 class Turn:

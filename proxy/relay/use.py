@@ -11,31 +11,35 @@ counts the same, except for bytes that were only in the buffers of a kernel when
 """
 
 from collections import deque
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from quotas.client_quotas import WHOLE_CLUSTER
 from quotas.entities import QuotaType
 from quotas.records.usage_record import LONGEST_PROFILE_S, MOST_REPORTED, SecondOfUse, ThrottledUse, is_even
 from quotas.request_costs import NodeCosts, RequestCosts
 
-PRODUCE, FETCH, REQUEST, MUTATION, CONNECTION = range(5)
-"""The index of each quota type in `Client.uses`."""
+# The index of each quota type in `Client.uses`.
+PRODUCE: Final = 0
+FETCH: Final = 1
+REQUEST: Final = 2
+MUTATION: Final = 3
+CONNECTION: Final = 4
 
-TYPES = (
+TYPES: Final = (
     QuotaType.PRODUCE,
     QuotaType.FETCH,
     QuotaType.REQUEST,
     QuotaType.CONTROLLER_MUTATION,
     QuotaType.CONNECTION,
 )
-PLACE = {quota_type: place for place, quota_type in enumerate(TYPES)}
+PLACE: Final = {quota_type: place for place, quota_type in enumerate(TYPES)}
 
-OVERFLOW = "<overflow>"
+OVERFLOW: Final = "<overflow>"
 """Stands in place of a name for clients that are counted together, because there are too many to count each alone."""
 
-NO_WINDOW = -1
-_NEVER_MUTED = -1
-_SECOND_US = 1_000_000
+NO_WINDOW: Final = -1
+_NEVER_MUTED: Final = -1
+_SECOND_US: Final = 1_000_000
 
 
 class WindowUsage(NamedTuple):
