@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from protocol.api_key import DESCRIBE_CLIENT_QUOTAS
 from protocol.frames import INT32_MAX
@@ -123,7 +123,7 @@ class Send:
     """Write `pieces` to `side`, in order."""
 
     __slots__ = ("pieces", "side")
-    __match_args__ = ("side", "pieces")
+    __match_args__: ClassVar[tuple[str, str]] = ("side", "pieces")
 
     def __init__(self, side: Side, pieces: Sequence[bytes | memoryview]) -> None:
         self.side = side
@@ -149,7 +149,7 @@ class DecisionRequest:
     client_id: bytes = b""
     body_at: int = 0
     own_responses: tuple[bytes, ...] = ()
-    note: object = None
+    note: Any = None
 
     @property
     def settles(self) -> bool:
@@ -241,7 +241,7 @@ class Decision:
     response: bytes | None = None
     close: Close | None = None
     own_requests: tuple[bytes, ...] = ()
-    note: object = None
+    note: Any = None
     throttle_time_ms: int = 0
     refused: int = 0
     exchange: Exchange | None = None

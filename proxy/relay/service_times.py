@@ -222,9 +222,7 @@ class ServiceTimes:
         waiting = request.waiting
         size_bytes = request.waiting_bytes if count == waiting else request.waiting_bytes * count // waiting
         modelled_us = costs.us(request.plan.cost_kind, size_bytes + response_bytes, count)
-        observed_us: float = self._came_us - self._since_us
-        if self._alone:
-            observed_us -= costs.floor_us
+        observed_us = self._came_us - self._since_us - (costs.floor_us if self._alone else 0.0)
         if observed_us >= modelled_us:
             return modelled_us
         return observed_us if observed_us > 0 else 0.0
