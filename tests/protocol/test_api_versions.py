@@ -1,4 +1,4 @@
-"""What the proxy answers by itself is offered, whatever the node says."""
+"""The APIs that the proxy responds to by itself are offered, whatever the node offers."""
 
 from struct import pack
 
@@ -23,7 +23,7 @@ def response(version, entries, error=0, throttle=77):
 
 
 def offered(version, entries, error=0, **how):
-    """The response that a client is told; its throttle time has to be where the proxy says."""
+    """The response that a client gets; its throttle time has to be where the proxy says."""
     frame = response(version, entries, error)
     intersected = intersect(frame, version, **how)
     spliced = b"".join(splice_frame(frame, len(frame) - 4, intersected.splices))
@@ -61,7 +61,7 @@ def test_only_what_is_missing_is_added_and_the_order_of_the_node_stays(version):
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("theirs", [(0, 0), (1, 1), (0, 7), (5, 7)])
-def test_versions_of_what_the_proxy_answers_are_its_own(version, theirs):
+def test_of_apis_that_the_proxy_responds_to_it_offers_its_own_versions(version, theirs):
     entries = [PRODUCE, (48, *theirs, TAG), (49, *theirs, TAG)]
     assert offered(version, entries) == response(version, [PRODUCE, (48, 0, 1, TAG), (49, 0, 1, TAG), SCRAM])
 
@@ -85,5 +85,5 @@ def test_without_responses_of_its_own_the_proxy_only_takes_away(version):
     assert carried(4) is None
 
 
-def test_what_is_answered_is_told_by_ascending_key():
+def test_apis_that_the_proxy_responds_to_are_listed_by_ascending_key():
     assert sorted(ANSWERED) == list(ANSWERED) == [(48, (0, 1)), (49, (0, 1)), (50, (0, 0))]

@@ -33,7 +33,7 @@ def vectors(kafka_version, api_key, is_response):
 
 
 def is_bare(vector):
-    """True if the frame has no tagged fields that nobody knows."""
+    """True if the frame has no unknown tagged fields."""
     return not vector.version or not vector.variant.startswith(("unknown tags", "mixed"))
 
 
@@ -147,14 +147,14 @@ HEADER = {
         (1, b"\x81\x08" + bytes(2_000)),
     ],
 )
-def test_a_count_that_is_a_lie_is_refused_before_anything_is_made_of_it(version, body):
+def test_a_count_that_is_too_large_is_refused_before_anything_is_allocated_for_it(version, body):
     for read in (read_describe_request, read_alter_request):
         with pytest.raises(MalformedMessage):
             read(HEADER[version] + body, version)
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_null_where_no_null_may_be_is_refused(version):
+def test_null_where_the_schema_allows_none_is_refused(version):
     for frame in (
         describe_request([(None, 0, "a")], version=version),
         alter_request([([(None, "a")], [])], version=version),
@@ -170,7 +170,7 @@ def test_text_that_is_not_utf_8_is_read_as_a_broker_reads_it():
     assert request.components[0].match == "a\ufffdb"
 
 
-def test_text_that_could_not_be_answered_is_refused():
+def test_text_that_no_response_could_repeat_is_refused():
     assert read_describe_request(describe_request([("user", 0, "ä" * 16_383)]), 1).components[0].match == "ä" * 16_383
     for name in ("ä" * 16_384, b"\xff" * 11_000):
         with pytest.raises(MalformedMessage, match="a string of more than 32767 bytes"):
@@ -239,7 +239,7 @@ def test_frames_with_a_byte_changed_are_a_request_or_a_protocol_error():
             continue
 
 
-def test_fields_that_nobody_has_defined_are_stepped_over():
+def test_unknown_tagged_fields_are_stepped_over():
     tag = b"\x01\x07\x02hi"
     component = text(1, "user") + b"\0" + text(1, "alice") + tag
     body = b"\x02" + component + b"\x01" + tag

@@ -23,6 +23,6 @@ def test_the_table_is_that_of_kafkas_classes(kafka_version):
         assert versions or key not in CLIENT_WAITS_SINCE, key
 
 
-def test_below_its_version_nobody_waits():
+def test_below_its_version_clients_do_not_wait():
     assert not any(client_waits(key, since - 1) for key, since in CLIENT_WAITS_SINCE.items())
     assert set(CLIENT_WAITS_SINCE) <= set(APIS)

@@ -163,7 +163,7 @@ def parts_of(entry):
     return [(part.entity_type, part.entity_name) for part in entry.entity]
 
 
-def test_a_response_to_another_request_is_none():
+def test_a_response_to_another_request_is_malformed():
     with pytest.raises(MalformedMessage, match="the response to request 2, expected that to 3"):
         DESCRIBE.response(bytes(4) + b"\0\0\0\2" + bytes(40), 0, 3)
 
@@ -207,6 +207,6 @@ def test_responses_to_tokens_are_read_as_the_relay_reads_them(kafka_version):
         assert "token=" not in repr(own)
 
 
-def test_null_is_no_text():
+def test_null_in_place_of_a_text_is_malformed():
     with pytest.raises(MalformedMessage, match="null in place of a string"):
         FieldReader(b"\0", 0, compact=True).text()

@@ -24,11 +24,11 @@ OIDS = (
 
 
 def java_says(folder, questions):
-    """What the JVM answers to each list of fields; None where it throws."""
-    (folder / "questions").write_text("".join("\t".join(fields) + "\n" for fields in questions))
+    """What the JVM returns for each list of fields; None where it throws."""
+    (folder / "calls").write_text("".join("\t".join(fields) + "\n" for fields in questions))
     command = java_program("PrincipalNames", "4.3.1")
-    subprocess.run([*command, folder / "questions", folder / "answers"], check=True, timeout=600)
-    responses = (folder / "answers").read_text().splitlines()
+    subprocess.run([*command, folder / "calls", folder / "results"], check=True, timeout=600)
+    responses = (folder / "results").read_text().splitlines()
     assert len(responses) == len(questions)
     return [None if response == "-" else bytes.fromhex(response).decode("utf-16-be") for response in responses]
 
@@ -61,7 +61,7 @@ def cn(value, tag=UTF8):
 
 
 def certificate(subject, ends=b"301231235959Z", version=True):
-    """As much of a certificate as we look at."""
+    """A certificate, as far as it is read."""
     ending = der(0x17 if len(ends) == 13 else 0x18, ends)
     validity = der(0x30, der(0x17, b"200101000000Z") + ending)
     head = der(0xA0, der(2, b"\2")) if version else b""
@@ -141,13 +141,13 @@ def test_the_subject_and_the_end_of_a_certificate_are_found():
 
 
 @pytest.mark.parametrize("ends", [b"301331000000Z", b"3012312359Z", b"301231235959+", b"30123123595xZ"])
-def test_a_time_that_is_none_is_malformed(ends):
+def test_a_time_that_does_not_exist_is_malformed(ends):
     with pytest.raises(ProtocolError):
         not_after(certificate(name(), ends))
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_certificate_raise_nothing_else(data):
+def test_bytes_that_are_no_certificate_raise_only_protocol_errors(data):
     for read in (subject_of, not_after, distinguished_name, host_names_of):
         try:
             read(data)
@@ -156,7 +156,7 @@ def test_bytes_that_are_no_certificate_raise_nothing_else(data):
 
 
 @given(st.data())
-def test_a_certificate_for_hosts_that_is_damaged_raises_nothing_else(data):
+def test_a_damaged_certificate_for_hosts_raises_only_protocol_errors(data):
     names = der(0x30, der(0x82, b"a.test") + der(0x87, bytes(4)) + der(0x82, b"*.b.test"))
     extension = der(0x30, der(0x06, b"\x55\x1d\x11") + der(0x01, b"\xff") + der(0x04, names))
     other = der(0x30, der(0x06, b"\x55\x1d\x0f") + der(0x04, b"\x03\x02\x05\xa0"))
@@ -172,7 +172,7 @@ def test_a_certificate_for_hosts_that_is_damaged_raises_nothing_else(data):
 
 
 @given(st.data())
-def test_a_certificate_that_is_damaged_raises_nothing_else(data):
+def test_a_damaged_certificate_raises_only_protocol_errors(data):
     whole = certificate(name([("2.5.4.3", UTF8, b"etl"), ("2.999.1", BMP, b"\0a")], [("2.5.4.6", PRINTABLE, b"DE")]))
     damaged = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -283,7 +283,7 @@ def ours(rules, subject):
 
 
 def compare(folder, cases):
-    """(refused by us, answered by both, answered differently)."""
+    """How many cases we refuse, how many we and Kafka name alike, and the cases that we name differently."""
     kafkas = java_says(folder, [texts(*case) for case in cases])
     responses = [(case, ours(*case), kafka) for case, kafka in zip(cases, kafkas, strict=True)]
     refused = [response for response in responses if response[1] is InvalidPrincipalRules]
@@ -356,7 +356,7 @@ def test_rules_that_are_refused_say_why(rules):
 
 
 @given(st.text(max_size=60), st.text(max_size=30))
-def test_whatever_is_written_as_rules_nothing_else_is_raised(rules, subject):
+def test_any_rules_and_any_subject_raise_only_the_two_errors(rules, subject):
     ours(rules, subject)
     ours(f"RULE:{rules}/{subject}/", subject)
     try:
@@ -375,7 +375,7 @@ KAFKAS_EXAMPLE = r"RULE:^CN=(.*?),OU=(.*?),O=(.*?),L=(.*?),ST=(.*?),C=(.*?)$/$1@
 
 @pytest.mark.parametrize("rules", [KAFKAS_EXAMPLE, f"{KAFKAS_EXAMPLE},DEFAULT"])
 @pytest.mark.parametrize("parts", [8, 50])
-def test_a_subject_that_would_take_for_ever_is_given_to_no_pattern(rules, parts):
+def test_a_subject_that_would_take_too_long_is_matched_with_no_pattern(rules, parts):
     subject = f"CN=x{parts * ',OU=a'}{parts * ',O=a'}{parts * ',L=a'}{parts * ',ST=a'}"
     with pytest.raises(NoPrincipalRule, match=f"{4 * parts + 1} parts"):
         principal_rules(rules).name_of(subject)
@@ -389,7 +389,7 @@ SLOW = ["RULE:CN=(a|aa)+/x/", r"RULE:CN=(\w|\w\w)+/x/", "RULE:CN=(a|a[a-z])+/x/"
 
 
 @pytest.mark.parametrize("rules", SLOW)
-def test_a_pattern_that_takes_exponentially_long_is_found_and_names_nobody(rules):
+def test_a_pattern_that_takes_exponentially_long_is_found_and_gives_no_user(rules):
     slow = principal_rules(f"RULE:quick/x/, {rules}")
     assert list(slow.slow_rules()) == [2]
     with pytest.raises(NoPrincipalRule, match="rule 2 takes too long for the subject"):
@@ -406,7 +406,7 @@ def test_patterns_as_people_write_them_are_not_called_slow():
     assert len(found) > 20
 
 
-def test_when_no_time_is_left_nobody_is_named_and_the_default_needs_none():
+def test_when_no_time_is_left_there_is_no_user_and_the_default_needs_no_time():
     spent = iter([1.0, 0.0])
     with pytest.raises(NoPrincipalRule, match="rule 1 takes too long"):
         principal_rules("RULE:^(CN=.*)$/$1/, DEFAULT").name_of("CN=a", lambda: next(spent))

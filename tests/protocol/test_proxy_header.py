@@ -114,7 +114,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("data", "problem"), MALFORMED)
-def test_what_is_wrong_with_a_header_is_said(data, problem):
+def test_the_error_says_what_is_wrong_with_a_header(data, problem):
     with pytest.raises(MalformedProxyHeader) as caught:
         read(data)
     assert problem in str(caught.value)
@@ -180,8 +180,8 @@ streams = st.builds(bytes.__add__, st.one_of(v1_lines(), v2_headers(), st.binary
 @example(LONGEST_V1 + b"x")
 @example(checked() + b"x")
 @example(v2(0x20, 0xFF, b"\1\2\3\4\5"))
-def test_however_it_is_cut_the_same_is_said_as_soon_as_it_is_certain(stream):
-    """And no byte behind a header is looked at, nor does anything else come of any bytes."""
+def test_the_result_does_not_depend_on_how_a_header_is_cut(stream):
+    """No byte behind a header is read, and other bytes give only the two errors."""
     final = outcome(stream)
     for end in range(len(stream)):
         assert outcome(stream[:end]) in (None, final)

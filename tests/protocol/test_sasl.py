@@ -1,4 +1,4 @@
-"""SASL frames, and who their tokens name: a name that a node would not see is never seen here."""
+"""SASL frames, and the user that a token names: a name that a node would not read is not read here either."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""The client's side of SCRAM: the exchange of RFC 7677, a server that is played, and servers that are none."""
+"""The client's side of SCRAM: the exchange of RFC 7677, a simulated server, and messages that no server sends."""
 
 import base64
 import hashlib
@@ -24,7 +24,7 @@ def test_the_exchange_of_rfc_7677():
 
 
 @pytest.mark.parametrize("mechanism", HASHES)
-def test_a_server_that_knows_the_password_takes_the_proof_and_is_believed(mechanism):
+def test_a_server_that_knows_the_password_accepts_the_proof_and_is_accepted(mechanism):
     """RFC 5802, section 3, from the server's side."""
     hash_ = HASHES[mechanism]
     login = client(mechanism, "Zoë,=", "pass word")
@@ -60,7 +60,7 @@ def test_a_server_that_knows_the_password_takes_the_proof_and_is_believed(mechan
         "",
     ],
 )
-def test_a_challenge_that_is_none_is_refused(challenge):
+def test_an_invalid_challenge_is_refused(challenge):
     with pytest.raises(ScramFailed):
         client().respond(challenge.encode())
 

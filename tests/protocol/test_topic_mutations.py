@@ -1,4 +1,4 @@
-"""Topics are taken out of requests, and put into answers, as Kafka's own message classes do it."""
+"""Topics are taken out of requests, and put into responses, as Kafka's own message classes do it."""
 
 import random
 from struct import pack
@@ -61,7 +61,7 @@ def test_any_topics_are_taken_out_of_a_request_as_kafka_does_it(kafka_version):
 
 
 @every_kafka
-def test_results_of_ours_are_put_into_a_response_as_kafka_does_it(kafka_version):
+def test_results_of_the_proxy_are_put_into_a_response_as_kafka_does_it(kafka_version):
     checked = 0
     for vector in vectors(kafka_version, is_response=True):
         response = read_mutation_response(vector.frame, vector.key, vector.version)
@@ -99,7 +99,7 @@ def test_results_come_in_the_order_of_the_request_in_whichever_order_the_node_ga
     assert spliced(frame, [splice]) == mutated(key, version, expected, corr=9)
 
 
-def test_what_was_named_twice_and_what_nobody_asked_for_comes_last():
+def test_a_topic_named_twice_and_a_topic_that_was_not_asked_for_come_last():
     request = read_mutation_request(delete_topics(6, [b"a", b"b", b"a", b"c"]), DELETE_TOPICS, 6)
     results = [deleted(6, b"x", 1), deleted(6, b"c"), deleted(6, b"a", 42)]
     frame = mutated(DELETE_TOPICS, 6, results)
@@ -109,7 +109,7 @@ def test_what_was_named_twice_and_what_nobody_asked_for_comes_last():
     assert spliced(frame, [merged(response, frame, request.items, refusals)]) == mutated(DELETE_TOPICS, 6, expected)
 
 
-def test_results_that_say_name_and_id_are_found_by_either():
+def test_results_with_a_name_and_an_id_are_found_by_either():
     topic_id = b"id-of-the-topic."
     results = [deleted(6, b"b", 3), b"\x02a" + topic_id + b"\0\0\0\0", b"\0" + NO_TOPIC_ID + b"\0\x2a\0\0"]
     response = read_mutation_response(mutated(DELETE_TOPICS, 6, results), DELETE_TOPICS, 6)
@@ -128,7 +128,7 @@ def test_a_response_of_refusals_only_is_one_that_kafka_would_give(key, version):
     assert all(result.error_code == 89 for result in read_mutation_response(response, key, version).results)
 
 
-def test_what_a_charge_depends_on_is_read():
+def test_the_fields_that_a_charge_depends_on_are_read():
     topics = [
         new_topic(7, b"plain", 12, 3),
         new_topic(7, b"assigned", -1, -1, assigned=[1, 0], configs=[(b"a", None), (b"b", b"c" * 200)]),
@@ -163,7 +163,7 @@ def test_a_topic_with_very_many_assignments_is_read_in_steps():
 
 
 @pytest.mark.parametrize(("key", "since"), STRICT_SINCE.items())
-def test_nulls_that_kafka_does_not_take_are_malformed(key, since):
+def test_nulls_that_kafka_does_not_accept_are_malformed(key, since):
     for version in (since - 3, since):
         whole = REQUESTS[key](version, [])
         compact = version >= since
@@ -208,7 +208,7 @@ def test_changed_bytes_raise_nothing_but_protocol_errors(data):
         assert read(cut, vector.key, vector.version).items == ()
 
 
-def test_a_splice_of_nothing_is_none():
+def test_without_refused_topics_there_is_no_splice():
     request = read_mutation_request(delete_topics(5, [b"a"]), DELETE_TOPICS, 5)
     assert request.without([]) == ()
     assert request.without([0]) == (Splice(request.count_at, request.first_at, b"\1"), Splice(19, 21, b""))

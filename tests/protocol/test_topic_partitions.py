@@ -1,4 +1,4 @@
-"""How many partitions topics have, asked and read as Kafka's own classes would."""
+"""Requests for the partitions of topics, and their responses, as Kafka's own classes write them."""
 
 import pytest
 from hypothesis import given, settings

@@ -91,7 +91,7 @@ def test_all_together_get_the_cap_and_each_the_same(limit, readers):
     assert max(reads) - min(reads) <= 2 * most_ahead
 
 
-def test_whoever_reads_little_waits_no_longer_than_a_round():
+def test_a_reader_of_few_bytes_waits_no_longer_than_a_round():
     world = World()
     turnstile = Turnstile([world.cap(100_000)])
     turnstile.take_up()
@@ -128,7 +128,7 @@ def test_the_smaller_of_two_caps_counts():
     assert of_cluster.read_bytes == sum(reader.read for reader in (*readers, *others))
 
 
-def test_a_cap_that_is_lifted_keeps_nobody_and_one_that_is_raised_is_felt_at_once():
+def test_a_cap_that_is_removed_ends_all_waits_and_a_raised_one_counts_at_once():
     world = World()
     cap = world.cap(1)
     turnstile = Turnstile([cap])
@@ -147,7 +147,7 @@ def test_a_cap_that_is_lifted_keeps_nobody_and_one_that_is_raised_is_felt_at_onc
     assert turnstile.caps == ()
 
 
-def test_what_is_gone_when_its_turn_comes_takes_nothing_from_the_others():
+def test_a_reader_that_is_gone_when_its_turn_comes_takes_nothing_from_the_others():
     world = World()
     cap = world.cap(1000)
     turnstile = Turnstile([cap])

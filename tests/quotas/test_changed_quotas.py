@@ -159,7 +159,7 @@ def test_with_a_full_table_only_clients_whose_sensors_were_closed_ask_again():
     assert quota_manager.sensors.used == 1024 - 8 + 1
 
 
-def test_who_shares_a_sensor_asks_again_when_there_is_room_and_not_before():
+def test_a_client_that_shares_a_sensor_is_bound_again_when_there_is_room_and_not_before():
     quota_manager = ClientQuotaManager(Sensors(16), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 100.0}}))
     first, *_, shared = [quota_manager.bind("main", 1, "u", f"c{i}", 0) for i in range(20)]
     quota_manager.replace(
@@ -173,7 +173,7 @@ def test_who_shares_a_sensor_asks_again_when_there_is_room_and_not_before():
     assert quota_manager.bind("main", 1, "u", "c19", 11_002).crowded == ()
 
 
-def test_very_many_changes_are_forgotten_and_who_was_away_asks_again():
+def test_very_many_changes_are_forgotten_and_clients_that_were_away_are_bound_again():
     quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
     away, here = quota_manager.bind("main", 1, "u", "a", 0), quota_manager.bind("main", 1, "u", "b", 0)
     for i in range(3):
@@ -184,7 +184,7 @@ def test_very_many_changes_are_forgotten_and_who_was_away_asks_again():
     assert len(quota_manager._touched) + len(quota_manager._touched_before) <= 20_000
 
 
-def test_who_asks_amid_a_change_has_the_new_limit_already():
+def test_a_client_that_is_bound_amid_a_change_has_the_new_limit_already():
     quota_manager = ClientQuotaManager(
         Sensors(4 * KEYS_PER_STEP), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}})
     )
@@ -197,7 +197,7 @@ def test_who_asks_amid_a_change_has_the_new_limit_already():
     )
 
 
-def test_a_quota_for_a_very_long_client_id_is_felt_though_it_was_measured_under_another_name():
+def test_a_quota_for_a_very_long_client_id_counts_though_it_was_measured_under_another_name():
     quota_manager = ClientQuotaManager(Sensors(16), QuotaTable({Entity(client_id="c"): {PRODUCE: 1.0}}))
     before = quota_manager.bind("main", 1, "u", "xxx… sha256 0", 0)
     entity = Entity(client_id="x" * 2000)

@@ -1,4 +1,4 @@
-"""Who is measured by which sensor, and what a change does to those that live."""
+"""Which sensor measures a client, and what a change of quotas does to sensors in use."""
 
 from quotas.client_quotas import IDLE_MS, WHOLE_CLUSTER, ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
@@ -27,7 +27,7 @@ def test_each_node_and_each_client_id_of_a_default_has_a_sensor_of_its_own():
     assert made.bind("main", 1, "u", "c", 0).fetch is None
 
 
-def test_nobody_is_measured_before_the_first_quota():
+def test_no_client_is_measured_before_the_first_quota():
     made = quota_manager(quotas=QuotaTable())
     assert made.bind("main", 1, "u", "c", 0).produce is None
     made.replace(table(100.0), 0)
@@ -42,7 +42,7 @@ def test_a_fetch_may_ask_for_what_an_idle_client_may_use():
     assert quota_manager().bind("main", 1, "u", "c", 0).fetch_ceiling_bytes == INT32_MAX
 
 
-def test_who_has_no_quota_has_no_ceiling_even_with_a_single_window():
+def test_a_client_without_a_quota_has_no_ceiling_even_with_a_single_window():
     made = quota_manager(quotas=table(2000.0, FETCH, Entity("alice")), samples=1)
     assert made.bind("main", 1, "u", "c", 0).fetch_ceiling_bytes == INT32_MAX
 
@@ -201,7 +201,7 @@ def test_all_nodes_share_the_bucket_of_controller_mutations():
     assert one.produce is one.shadow_mutation is None
 
 
-def test_a_bucket_keeps_its_tokens_when_its_limit_changes_and_goes_with_nobody():
+def test_a_bucket_keeps_its_tokens_when_its_limit_changes_or_is_removed():
     made = quota_manager(quotas=table(10.0, MUTATION))
     bucket = made.bind("main", 1, "u", "c", 0).mutation
     made.buckets.spend_permissively(bucket, 150, 0)

@@ -40,7 +40,7 @@ def connect(limited, listener=FRONT, address=HERE, now_ms=0):
     return limited.admit(listener, address, now_ms)
 
 
-def test_without_limits_nobody_waits_and_no_row_is_kept():
+def test_without_limits_no_connection_waits_and_no_row_is_used():
     free = quotas()
     for _ in range(100):
         assert connect(free) == ADMITTED
@@ -92,7 +92,7 @@ def test_a_slot_is_free_again_when_a_connection_leaves():
     assert limited.has_slot(BACK)
 
 
-def test_an_address_that_comes_too_fast_is_held_and_counts_for_nobody():
+def test_an_address_that_comes_too_fast_is_held_and_takes_no_slot():
     limited = quotas(instance=ConnectionLimits(creation_rate=1e6))
     limit(limited, creation_rate=1.0)
     assert [connect(limited) for _ in range(10)] == [ADMITTED] * 10
@@ -168,7 +168,7 @@ def test_a_listener_that_goes_leaves_its_connections_to_the_others():
     assert (limited.connections, limited.connections_of(FRONT)) == (0, 0)
 
 
-def test_nobody_leaves_who_never_came():
+def test_a_connection_that_was_not_counted_cannot_leave():
     with pytest.raises(ValueError, match=HERE):
         quotas().leave(FRONT, HERE)
 
@@ -183,7 +183,7 @@ def test_rows_go_when_their_window_is_empty():
     assert len(list(limited.address_readings(11_100))) == 60
 
 
-def test_when_rows_run_out_newcomers_share_one_but_who_has_a_rate_of_its_own_gets_its_own():
+def test_when_rows_run_out_new_addresses_share_one_except_those_with_their_own_rate():
     limited = quotas(max_addresses=16)
     limit(limited, creation_rate=1.0, rates={HERE: 1.0, THERE: 1.0})
     for i in range(15):
@@ -198,7 +198,7 @@ def test_when_rows_run_out_newcomers_share_one_but_who_has_a_rate_of_its_own_get
     assert connect(limited, address="10.0.2.99").outcome is Outcome.ADMITTED
 
 
-def test_those_on_the_way_take_slots_too():
+def test_connections_on_their_way_in_take_slots_too():
     limited = quotas(instance=ConnectionLimits(connections=3), front=ConnectionLimits(connections=2))
     connect(limited)
     assert limited.has_slot(FRONT)
@@ -207,7 +207,7 @@ def test_those_on_the_way_take_slots_too():
     assert not limited.has_slot(BACK, on_the_way=2)
 
 
-def test_a_shadow_counts_whom_it_would_have_refused_and_refuses_nobody():
+def test_a_shadow_counts_the_connections_that_it_would_have_refused_and_refuses_none():
     limited = quotas()
     limit(limited, shadow_rate=1.0, shadow_rates={THERE: NO_LIMIT})
     for _ in range(15):
@@ -228,7 +228,7 @@ def test_virtual_clusters_may_have_windows_of_their_own():
     assert [limited.admit(FRONT, HERE, 0).throttle_ms for _ in range(4)] == [0, 0, 0, 1_000]
 
 
-def test_the_limit_that_is_told_is_the_one_in_force():
+def test_the_limit_in_a_reading_is_the_one_in_force():
     limited = quotas()
     limit(limited, creation_rate=5.0)
     connect(limited)

@@ -1,4 +1,4 @@
-"""Which rule binds a client, which ones it beats and why, and who shares."""
+"""The rule that binds a client, the rules that have lower precedence and why, and the clients that share it."""
 
 from itertools import chain, combinations
 
@@ -65,8 +65,8 @@ def covers(entity, client):
     return entity.user in users and entity.client_id in client_ids
 
 
-def test_what_always_comes_first_is_told_and_nothing_else():
-    """Held against all clients there can be: of a named user and another, with each client-id and with none."""
+def test_the_entity_that_always_has_precedence_is_found():
+    """Compared with the rules of all possible clients: of a named user and another, with and without client-ids."""
     for entities in SUBSETS:
         table = QuotaTable({entity: {PRODUCE.quota_type: 1.0} for entity in entities})
         bound = [(c, table.tags_and_limit(PRODUCE.quota_type, c.user, c.client_id).entity) for c in CLIENTS]
@@ -83,14 +83,14 @@ def test_what_always_comes_first_is_told_and_nothing_else():
                 assert first is None
 
 
-def test_a_quota_of_a_client_id_beside_one_of_all_users_binds_nobody():
+def test_a_quota_of_a_client_id_beside_one_of_all_users_binds_no_client():
     others = [Entity("alice"), Entity(DEFAULT)]
     assert always_beaten_by(Entity(client_id="etl"), others) == Precedence(Entity(DEFAULT), but_for_empty=False)
     assert always_beaten_by(Entity(client_id="etl"), others[:1]) is None
     assert always_beaten_by(Entity(ip=DEFAULT), [Entity(ip="10.0.0.1")]) is None
 
 
-def test_a_rule_is_told_with_its_level_and_layer_and_who_shares_it():
+def test_a_rule_has_its_level_its_layer_and_the_clients_that_share_it():
     quotas = {
         Entity("alice"): {PRODUCE: Limit(5000.0, "state.yaml")},
         Entity(client_id="etl"): {PRODUCE: Limit(10.0, "proxy.yaml")},
@@ -112,7 +112,7 @@ def test_a_rule_is_told_with_its_level_and_layer_and_who_shares_it():
         (Entity(client_id="x"), Client("a", ""), "all clients with an empty client-id, at each node by itself"),
     ],
 )
-def test_who_is_measured_together(entity, client, shared_by):
+def test_the_clients_that_are_measured_together(entity, client, shared_by):
     assert explained(quotas_of(entity), client).shared_by == shared_by
 
 
@@ -121,7 +121,7 @@ def test_partitions_are_counted_for_the_cluster_as_a_whole():
     assert explained(quotas_of(Entity("a"), key=key), Client("a", "b"), key).shared_by == "all client-ids of user=a"
 
 
-def test_an_empty_client_id_is_told_why_a_default_is_not_for_it():
+def test_the_explanation_of_an_empty_client_id_says_why_a_default_does_not_cover_it():
     quotas = quotas_of(Entity("alice", DEFAULT), Entity(DEFAULT), Entity(client_id=DEFAULT))
     found = explained(quotas, Client("alice", ""))
     assert found.rule.entity == Entity(DEFAULT)
@@ -148,7 +148,7 @@ def both(*entities):
     return quotas, tables_of(quotas)
 
 
-def test_what_nobody_has_is_said_so():
+def test_a_quota_that_no_entity_has_is_explained():
     found = {one.key.text: one for one in explain({}, tables_of({}), Client("a", "b", "10.0.0.1"))}
     assert list(found) == [quota_type.value for quota_type in QuotaType]
     assert found["producer_byte_rate"].notes == ("no entity has this quota, so use is not measured",)

@@ -38,7 +38,7 @@ def test_the_first_configured_of_eight_levels_decides_tags_and_limit(levels):
 @pytest.mark.parametrize(
     ("entity", "tags"), [(Entity("x"), ("u", "")), (Entity("x", "x"), ("u", "c")), (Entity(client_id="x"), ("", "c"))]
 )
-def test_with_one_kind_in_use_everybody_is_measured_under_its_tags(entity, tags):
+def test_with_one_kind_in_use_every_client_is_measured_under_its_tags(entity, tags):
     standing = QuotaTable({entity: {PRODUCE: 9.0}}).tags_and_limit(PRODUCE, "u", "c")
     assert standing == (SensorTags(*tags), UNLIMITED, None)
 
@@ -80,13 +80,13 @@ def test_a_user_called_like_the_default_is_not_the_default():
 
 
 @pytest.mark.parametrize("limit", [math.nan, math.inf, -math.inf, 0, -1, 0.5, 1e-9, 10000.5, 2.0**64, 10**400])
-def test_nonsense_is_refused(limit):
+def test_invalid_limits_are_refused(limit):
     with pytest.raises(InvalidQuota):
         QuotaTable({Entity("u"): {PRODUCE: limit}})
 
 
 @pytest.mark.parametrize("limit", [math.nan, math.inf, -1, 1e-9, 0.5, 2.0**31])
-def test_a_connection_rate_of_0_bans_and_nonsense_is_refused(limit):
+def test_a_connection_rate_of_0_bans_and_invalid_rates_are_refused(limit):
     QuotaTable({Entity(ip="10.0.0.1"): {QuotaType.CONNECTION: 0}})
     with pytest.raises(InvalidQuota):
         QuotaTable({Entity(ip="10.0.0.1"): {QuotaType.CONNECTION: limit}})
@@ -98,7 +98,7 @@ def test_an_entity_has_a_part_and_no_empty_name():
             Entity(*parts)
 
 
-def test_connection_rates_are_kept_by_address_and_follow_changes():
+def test_connection_rates_are_found_by_address_and_follow_changes():
     table = QuotaTable(
         {
             Entity(ip=DEFAULT): {QuotaType.CONNECTION: 5},

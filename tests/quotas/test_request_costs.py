@@ -36,7 +36,7 @@ def cost_of(costs, kind=KIND):
     return next(reading.cost for reading in costs.readings() if reading.kind == kind)
 
 
-def test_what_is_shipped_holds_until_enough_was_seen():
+def test_shipped_costs_are_used_until_there_are_enough_samples():
     costs = node()
     for _ in range(SAMPLES - 1):
         costs.learn(KIND, 100, 500.0, 0)
@@ -45,27 +45,27 @@ def test_what_is_shipped_holds_until_enough_was_seen():
     assert costs.us(max(SHIPPED) + 1, 1024) == UNKNOWN.us(1024)
 
 
-def test_the_undisturbed_responses_count_whatever_else_was_waited_for():
+def test_the_fastest_responses_count_however_long_others_waited():
     costs = node()
     rng = random.Random(5)
     teach(costs, lambda size, n: 100.0 if n % 5 == 0 else 100.0 + rng.expovariate(1 / 3000))
     assert cost_of(costs) == Cost(pytest.approx(NETWORK_US + BUSY_SHARE * (100 - 2.0 / BYTES_SHARE)), 2.0)
 
 
-def test_size_is_told_apart_from_the_rest_where_sizes_differ():
+def test_a_cost_per_kib_is_fitted_where_sizes_differ():
     costs = node()
     teach(costs, lambda size, n: 80 + 3.5 * size / KIB + n % 7, sizes=(512, 64 * KIB, 2048, 300 * KIB))
     assert cost_of(costs).per_kib_us == pytest.approx(BYTES_SHARE * 3.5, rel=0.02)
     assert cost_of(costs).base_us == pytest.approx(NETWORK_US + BUSY_SHARE * 80, rel=0.1)
 
 
-def test_a_response_is_never_the_quicker_for_being_larger():
+def test_a_cost_per_kib_is_never_negative():
     costs = node()
     teach(costs, lambda size, n: 400.0 if size == 512 else 80.0, sizes=(512, 64 * KIB))
     assert cost_of(costs) == Cost(pytest.approx(NETWORK_US + BUSY_SHARE * 80), 0.0)
 
 
-def test_load_makes_responses_late_and_work_no_dearer_until_it_is_the_rule():
+def test_load_raises_no_cost_until_all_fits_are_under_load():
     costs = node()
     teach(costs, lambda size, n: 100.0)
     learned = cost_of(costs)
@@ -85,7 +85,7 @@ def test_between_fits_nothing_is_learned():
     assert reading.samples == SAMPLES
 
 
-def test_what_is_pinned_holds_and_gives_way_to_what_is_shipped():
+def test_pinned_costs_are_used_and_after_them_the_shipped_ones():
     all_nodes = RequestCosts(SHIPPED, {KIND: Cost(1.0)})
     first, second = all_nodes.of_node(1), all_nodes.of_node(2)
     for costs in (first, second):
@@ -107,7 +107,7 @@ def test_the_least_of_the_latest_round_trips_is_the_floor():
     assert costs.floor_us == 50
 
 
-def test_a_kind_may_have_a_share_of_its_own():
+def test_a_kind_may_have_its_own_share():
     costs = RequestCosts(SHIPPED, busy_shares={5: 0.5}).of_node(1)
     for kind in (KIND, 5):
         teach(costs, lambda size, n: 100.0, sizes=(0,), kind=kind)

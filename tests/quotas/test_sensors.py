@@ -65,7 +65,7 @@ def test_samples_are_added_one_after_the_other_as_java_does(monkeypatch, add):
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 1200)), min_size=50, max_size=300), st.integers(90, 130))
-def test_a_client_around_its_limit_is_judged_as_the_slow_way(events, limit):
+def test_a_client_around_its_limit_is_throttled_as_the_slow_way(events, limit):
     now, sensors, model = 0, kafka_like(3, 100), WindowedRate(float(limit * 30), 3, 100)
     handle = sensors.open(model.limit, now)
     for step, value in events:
@@ -128,7 +128,7 @@ def test_not_a_number_rounds_to_nothing():
 
 
 @given(st.integers(1, 10**7), st.integers(1, 5000))
-def test_who_waits_its_throttle_time_and_n_windows_owes_nothing(value, limit):
+def test_a_client_that_waits_its_throttle_time_and_n_windows_owes_nothing(value, limit):
     """Waiting alone does not lower the rate during the first N-1 windows (quota semantics 3.1), hence the windows."""
     sensors = kafka_like()
     handle = sensors.open(float(limit), 0)
@@ -153,7 +153,7 @@ def test_what_is_admitted_in_debt_is_paid_to_the_last_byte_also_in_small_coins(b
 
 
 def debt_is_paid(burst_s, callers, value):
-    """After a burst, callers that each wait as told: what was sent never outruns the limit by more than the debt left.
+    """After a burst, callers that wait their throttle times never send more above the limit than the debt that is left.
 
     Ten seconds' worth is what a broker, too, gives a fresh client for nothing. In the end the callers are paced by
     the limit: the debt has shrunk to what they themselves add while they wait.
@@ -301,7 +301,7 @@ def test_charging_one_after_the_other_leaves_the_same_row_as_one_by_one(steps, m
     assert each.copied(its_handle) == one.copied(handle)
 
 
-def test_what_is_behind_one_that_is_throttled_is_not_charged():
+def test_requests_behind_a_throttled_one_are_not_charged():
     sensors = Sensors(1)
     handle = sensors.open(1000.0, 0)
     uses = iter([(0, 9_000.0), (10, 2_000.0), (20, 1.0)])

@@ -101,7 +101,7 @@ def test_no_tokens_are_enough():
     assert [buckets.spend_strictly(handle, value, 7) for value in (55, 1000)] == [None, None]
 
 
-def test_older_versions_are_charged_and_told_to_wait():
+def test_older_versions_are_charged_and_get_a_throttle_time():
     buckets, handle = kafka_like()
     assert [buckets.spend_permissively(handle, value, 7) for value in (55, 5, 5)] == [None, 1000, 2000]
 
@@ -115,7 +115,7 @@ def test_what_is_given_back_is_there_again_but_never_more_than_the_bucket_holds(
     assert buckets.tokens(handle, 7) == 55
 
 
-def test_a_debt_survives_its_quota_if_nobody_spends_meanwhile():
+def test_a_debt_survives_its_quota_if_no_client_spends_meanwhile():
     buckets, handle = kafka_like()
     buckets.spend_strictly(handle, 65, 7)
     buckets.set_limit(handle, UNLIMITED, 7)
@@ -134,7 +134,7 @@ def test_a_refusal_without_a_time_to_wait_is_a_refusal():
     assert buckets.spend_strictly(handle, 1, 7) == 0
 
 
-def test_a_cap_shortens_what_is_told_but_forgives_nothing():
+def test_a_cap_shortens_the_throttle_time_and_the_debt_stays():
     buckets, handle = kafka_like(max_throttle_ms=1500)
     assert [buckets.spend_permissively(handle, value, 7) for value in (60, 50)] == [1000, 1500]
     assert (buckets.spend_strictly(handle, 1, 1507), buckets.throttle_ms(handle, 1507)) == (1500, 1500)
@@ -147,7 +147,7 @@ def test_a_delay_beyond_int32_is_cut():
     assert buckets.spend_permissively(handle, 1e12, 7) == MAX_THROTTLE_MS
 
 
-def test_a_reading_counts_what_was_spent_refused_and_told():
+def test_a_reading_counts_spending_refusals_and_throttles():
     buckets, handle = kafka_like()
     buckets.spend_strictly(handle, 60, 10)
     buckets.spend_strictly(handle, 60, 510)
@@ -194,7 +194,7 @@ def test_a_closed_row_is_stale_for_its_old_handle_and_full_for_its_next():
         (UNLIMITED, 0, 1e15, 1e15),
     ],
 )
-def test_what_nobody_has_confirmed_overdraws_by_no_more_than_the_longest_debt(limit, spent, value, most):
+def test_unconfirmed_spending_overdraws_by_no_more_than_the_longest_debt(limit, spent, value, most):
     buckets = TokenBuckets(1)
     handle = buckets.open(limit, 0)
     buckets.spend_permissively(handle, spent, 0)
@@ -209,10 +209,10 @@ def test_a_cap_longer_than_the_longest_debt_counts_instead():
 
 
 @pytest.mark.parametrize("cap", [0, MAX_THROTTLE_MS + 1])
-def test_a_cap_that_no_response_could_tell_is_refused(cap):
+def test_a_cap_that_no_response_can_carry_is_refused(cap):
     with pytest.raises(ValueError, match="expected a cap"):
         TokenBuckets(1, max_throttle_ms=cap)
 
 
-def test_what_a_request_is_told_shrinks_while_it_waits_for_its_response():
+def test_the_throttle_time_of_a_request_shrinks_while_it_waits_for_its_response():
     assert [remaining_ms(1000, 50, now) for now in (50, 300, 1050, 9999)] == [1000, 750, 0, 0]

@@ -1,4 +1,4 @@
-"""What is traced, done again from the lines alone, gives every throttle time to the millisecond."""
+"""A replay of the lines of a trace gives every throttle time to the millisecond."""
 
 from dataclasses import replace
 
@@ -195,7 +195,7 @@ def test_only_chosen_sensors_are_traced():
     assert (event.operation, event.value) == (Operation.CHARGE, 10)
 
 
-def test_a_traced_sensor_that_is_closed_is_told():
+def test_a_traced_sensor_that_is_closed_is_in_the_trace():
     lines = Lines()
     quota_manager = quota_manager_of(lines)
     quota_manager.bind(VC, 1, "alice", "etl", 0)
@@ -210,7 +210,7 @@ def test_what_is_not_traced_is_no_other_table():
     assert type(ClientQuotaManager(Sensors(4), QuotaTable()).request_sensors) is Sensors
 
 
-def test_what_a_replay_cannot_know_is_told():
+def test_a_replay_refuses_operations_that_it_cannot_know():
     lines = Lines()
     lines.add(QuotaType.PRODUCE, 0, 77, "charge", 1)
     *settings, event = lines.events

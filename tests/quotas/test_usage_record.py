@@ -1,4 +1,4 @@
-"""Lines of usage: what is written is read, what is broken is told."""
+"""Lines of usage: records that are written are read again, and damaged lines are reported."""
 
 from dataclasses import fields
 from zlib import crc32
@@ -59,7 +59,7 @@ def test_the_order_of_columns_stands():
     assert list(columns(UsageRecord)) == USAGE_COLUMNS.split()
 
 
-def test_every_column_is_told():
+def test_every_column_is_documented():
     for row in ROWS.values():
         assert all(column.metadata["about"] for column in fields(row))
 
@@ -87,7 +87,7 @@ def test_what_was_changed_or_cut_is_refused(row, data):
         ("1\tend\t\\N\t4", "records: expected int, got"),
     ],
 )
-def test_bad_lines_are_told(body, problem):
+def test_bad_lines_are_reported(body, problem):
     with pytest.raises(BadLine, match=problem.replace("\\", "\\\\")):
         read_line(line(body))
 
@@ -105,7 +105,7 @@ def test_columns_of_a_later_version_are_left_out():
     assert read_line(line("3\tend\t3\t9\t0\t\t\t0\tnew")) == END
 
 
-def test_a_name_that_is_no_text_is_kept_readable():
+def test_a_name_that_is_no_text_stays_readable():
     row = Dropped(instance="\udc80", epoch=1, stream="usage", first_sequence=1, last_sequence=2, reason="full")
     assert read_line(line_of(row)).instance == "\\udc80"
 
@@ -133,7 +133,7 @@ def test_a_profile_is_read_as_it_was_written(seconds):
 _REPORTED = (ThrottledUse(2_500, 8.5), ThrottledUse(2_502, 0.5))
 
 
-def test_what_was_not_throttled_is_told_in_short_and_earlier_profiles_are_read():
+def test_seconds_without_throttles_are_short_and_earlier_profiles_are_read():
     reported = [SecondOfUse(5, 7, 0, 3), SecondOfUse(1_000, 1.5, 20, 2, 1), SecondOfUse(2_000, 9, 20, 4, 2, _REPORTED)]
     assert profile_text(reported) == "5:7 1000:1.5:20:2:1 2000:9:20:4:2:2500=8.5,2502=0.5"
     assert read_profile("5:7 1000:1.5:20 2000:9:20:2:1") == [
@@ -143,13 +143,13 @@ def test_what_was_not_throttled_is_told_in_short_and_earlier_profiles_are_read()
     ]
 
 
-def test_what_later_profiles_tell_of_a_second_beyond_that_is_left_out():
+def test_fields_that_later_profiles_add_to_a_second_are_left_out():
     reported = [SecondOfUse(5, 7), SecondOfUse(1_000, 1.5, 20, 2, 1, ((1_077, 1),))]
     assert read_profile("5:7 1000:1.5:20:2:1:1077=1:x:9") == reported
     assert read_profile("5:7 1000:1.5:20:2:1::x") == [reported[0], reported[1]._replace(reported=())]
 
 
-def test_a_profile_that_cannot_be_read_tells_nothing():
+def test_a_profile_that_cannot_be_read_is_empty():
     for text in (
         "x",
         "1",

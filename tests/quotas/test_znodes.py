@@ -50,12 +50,12 @@ def node(**config):
 
 
 def kafka_says(folder, questions):
-    """What Kafka 3.9.2, the last with znodes, answers to each (operation, text); None where it throws."""
+    """What Kafka 3.9.2, the last with znodes, returns for each (operation, text); None where it throws."""
     lines = [f"{operation}\t{text.encode('utf-16-be', 'surrogatepass').hex()}\n" for operation, text in questions]
-    (folder / "questions").write_text("".join(lines))
+    (folder / "calls").write_text("".join(lines))
     command = java_program("NodeTexts", "3.9.2")
-    subprocess.run([*command, folder / "questions", folder / "answers"], check=True, timeout=600)
-    responses = (folder / "answers").read_text().splitlines()
+    subprocess.run([*command, folder / "calls", folder / "results"], check=True, timeout=600)
+    responses = (folder / "results").read_text().splitlines()
     assert len(responses) == len(questions)
     return [None if response == "-" else bytes.fromhex(response).decode("utf-16-be") for response in responses]
 
@@ -271,7 +271,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_nonsense_is_refused_whole_and_in_words(kind):
+def test_an_invalid_node_is_refused_whole_with_a_reason(kind):
     with pytest.raises(InvalidQuota, match="expected") as refused:
         content_of(ALICE, BAD[kind])
     assert len(str(refused.value)) < 200
@@ -358,7 +358,7 @@ def test_a_notification_names_the_path_below_config():
     assert notified_path(notification("users/alice/clients/app")) == "users/alice/clients/app"
 
 
-def test_notifications_of_version_1_are_of_client_ids_and_those_of_others_concern_nobody_here():
+def test_notifications_of_version_1_are_of_client_ids_and_those_of_other_types_are_ignored():
     assert notified_path(b'{"version":1,"entity_type":"clients","entity_name":"a%20b"}') == "clients/a%20b"
     assert notified_path(b'{"version":1,"entity_type":"topics","entity_name":"t"}') is None
     assert notified_path(b'{"version":2,"entity_path":"topics/t"}') is None
@@ -469,7 +469,7 @@ def test_what_is_read_is_in_force_with_its_znode_as_the_layer_until_the_node_is_
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_node_that_is_nonsense_keeps_its_last_good_quotas_whole_and_is_named(kind):
+def test_an_invalid_node_keeps_its_last_good_quotas_and_is_reported(kind):
     nodes = EntityNodes(PLACE)
     nodes.take("users/alice", node(producer_byte_rate="1", consumer_byte_rate="2"))
     nodes.take("users/bob", node(producer_byte_rate="3"))
@@ -485,7 +485,7 @@ def test_a_node_that_is_nonsense_keeps_its_last_good_quotas_whole_and_is_named(k
     assert nodes.problems == {}
 
 
-def test_a_node_that_was_never_good_or_has_no_entity_is_named_until_it_is_gone():
+def test_a_node_that_was_never_valid_or_has_no_entity_is_reported_until_it_is_gone():
     nodes = EntityNodes(PLACE)
     nodes.take("users/alice", b"?")
     nodes.take("users/%", node(producer_byte_rate="1"))
@@ -502,7 +502,7 @@ def test_a_node_that_was_never_good_or_has_no_entity_is_named_until_it_is_gone()
     assert nodes.paths == set()
 
 
-def test_unknown_keys_are_told_and_the_others_are_in_force():
+def test_unknown_keys_are_reported_and_the_others_are_in_force():
     nodes = EntityNodes(PLACE)
     nodes.take("users/alice", written({"producer_byte_rate": "5", "produser_byte_rate": "6", "SCRAM-SHA-512": "x"}))
     assert nodes.quotas == {ALICE: limits(producer_byte_rate=5)}
@@ -511,7 +511,7 @@ def test_unknown_keys_are_told_and_the_others_are_in_force():
     }
 
 
-def test_last_good_quotas_hold_until_their_node_has_been_read_and_where_it_is_nonsense():
+def test_last_good_quotas_count_until_their_node_has_been_read_and_while_it_is_invalid():
     last_good = {ALICE: limits(producer_byte_rate=5), Entity("."): limits("users/.", producer_byte_rate=6)}
     nodes = EntityNodes(PLACE, last_good)
     assert nodes.quotas == {ALICE: limits(producer_byte_rate=5)}
@@ -559,7 +559,7 @@ def test_each_change_of_quotas_or_problems_is_a_new_version_and_nothing_else_is(
     assert changed == [True, False, True, False, True, True, False, False]
 
 
-def test_an_alteration_of_a_node_that_is_nonsense_starts_from_what_is_in_force():
+def test_an_alteration_of_an_invalid_node_starts_from_the_quotas_in_force():
     nodes = EntityNodes(PLACE)
     nodes.take("users/alice", node(producer_byte_rate="1", consumer_byte_rate="2"))
     bad = b'{"version":1,"config":{"producer_byte_rate":7,"SCRAM-SHA-256":"x"}}'

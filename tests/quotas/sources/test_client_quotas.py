@@ -1,4 +1,4 @@
-"""What a cluster tells about its quotas, and what comes of nonsense (quota semantics 11)."""
+"""Quotas as a cluster reports them, and invalid ones among them (quota semantics 11)."""
 
 import math
 
@@ -37,7 +37,7 @@ def read(quotas, last_good=NO_QUOTAS):
         ((("user", "ユーザー/ +%\n"),), Entity("ユーザー/ +%\n")),
     ],
 )
-def test_every_kind_of_entity_is_told(parts, entity):
+def test_every_kind_of_entity_is_read(parts, entity):
     assert read({parts: {"producer_byte_rate": 1024.0, "request_percentage": 12.5}}) == (
         {entity: {PRODUCE: Limit(1024.0, "cluster"), QuotaKey(QuotaType.REQUEST): Limit(12.5, "cluster")}},
         {},
@@ -46,7 +46,7 @@ def test_every_kind_of_entity_is_told(parts, entity):
 
 
 @pytest.mark.parametrize("name", ["10.0.0.1", None, "::1"])
-def test_addresses_are_told_and_may_be_banned(name):
+def test_quotas_of_addresses_are_read_and_may_be_0(name):
     ip = DEFAULT if name is None else name
     quotas = read({(("ip", name),): {"connection_creation_rate": 0.0}}).quotas
     assert quotas == {Entity(ip=ip): {CONNECTION: Limit(0.0, "cluster")}}
@@ -65,7 +65,7 @@ def test_addresses_are_told_and_may_be_banned(name):
         ({"shadow_producer_byte_rate": 5.0}, "unknown quota 'shadow_producer_byte_rate'"),
     ],
 )
-def test_an_entity_with_nonsense_keeps_its_last_good_quotas_and_is_named(values, problem):
+def test_an_entity_with_invalid_quotas_keeps_its_last_good_ones_and_is_reported(values, problem):
     good = {PRODUCE: Limit(5.0, "cluster")}
     others = {(("user", "bob"),): {"producer_byte_rate": 9.0}}
     found = read({ALICE: values, **others}, {Entity("alice"): good, Entity("gone"): good})
@@ -85,7 +85,7 @@ def test_an_entity_with_nonsense_keeps_its_last_good_quotas_and_is_named(values,
         ((("user", "a"), ("ip", "::1")), "user='a', ip='::1'", "expected an ip by itself"),
     ],
 )
-def test_what_is_no_entity_is_named_and_left_out(parts, place, problem):
+def test_an_invalid_entity_is_reported_and_left_out(parts, place, problem):
     found = read({parts: {"producer_byte_rate": 5.0}, ALICE: {"producer_byte_rate": 7.0}})
     assert list(found.quotas) == [Entity("alice")]
     assert problem in found.problems[place]
@@ -110,7 +110,7 @@ def test_a_refused_describe_names_the_permission(code):
         reported(cluster.response(all_quotas_request()), NO_QUOTAS)
 
 
-def test_another_error_is_told_in_the_clusters_words():
+def test_another_error_has_the_message_of_the_cluster():
     cluster = FakeCluster()
     cluster.error = (15, "Coordinator of nothing")
     with pytest.raises(SourceUnavailable, match="Coordinator of nothing"):
@@ -120,7 +120,7 @@ def test_another_error_is_told_in_the_clusters_words():
 @pytest.mark.parametrize(
     "body", [b"", b"\0" * 7, bytes(DescribeClientQuotasResponse(entries=[]).encode(version=1))[:-2]]
 )
-def test_what_is_no_response_is_said_to_be_none(body):
+def test_a_malformed_response_makes_the_source_unavailable(body):
     with pytest.raises(SourceUnavailable, match="no list of quotas"):
         reported(Verbatim(1, body), NO_QUOTAS)
 

@@ -1,4 +1,4 @@
-"""Why the proxy's own connection to a node comes to nothing: on real sockets, with listeners that are played."""
+"""Why the proxy's own connection to a node fails: on real sockets, with simulated listeners."""
 
 import contextlib
 import socket
@@ -29,7 +29,7 @@ AS_PROXY = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "proxy", "sasl_pla
 
 
 class Listener:
-    """Answers ApiVersions, other requests with the bodies in `responses`, by API key; to those without it closes."""
+    """Responds to ApiVersions, and to other requests with the bodies in `responses`, by API key; else it closes."""
 
     def __init__(self, context=None, responses=None, versions=None):
         self.server = socket.create_server(("127.0.0.1", 0))
@@ -125,7 +125,7 @@ def test_an_api_that_came_with_a_later_kafka():
             own.ask(all_quotas_request())
 
 
-def test_a_response_that_is_none():
+def test_a_malformed_response():
     found = fault(Listener(responses={3: b"\0\0\0\7"}))
     assert (found.reason, found.problem) == ("answer_malformed", "its answer to Metadata cannot be read")
 
@@ -201,7 +201,7 @@ def test_a_wrong_password_whether_the_node_says_so_or_only_closes(said):
 
 
 def test_a_node_that_wants_a_certificate_and_is_shown_none(paper, monkeypatch):
-    """Its word for that comes behind the handshake, and is lost where we write before it is read."""
+    """Its alert comes after the handshake, and is lost if we write before it is read."""
     monkeypatch.setattr("quotas.sources.cluster_look._WORD_S", TIMEOUT_S)
     wants = server_context(paper[0].issue("127.0.0.1", name="strict"))
     wants.verify_mode = ssl.CERT_REQUIRED

@@ -1,4 +1,4 @@
-"""Which nodes a cluster has: asked of nodes that are played, in the versions that Kafka of different ages offers."""
+"""The nodes of a cluster, asked of simulated nodes in the versions that Kafka of different ages offers."""
 
 from contextlib import closing
 from struct import pack

@@ -132,7 +132,7 @@ def test_what_is_unset_follows_the_file_again(watched):
     assert watched.source.quotas == FileSource(FILE, "proxy.yaml").quotas
 
 
-def test_the_operators_file_is_taken_up_below_the_overlay_and_a_vain_edit_is_told(watched):
+def test_the_operators_file_is_read_below_the_overlay_and_an_edit_without_effect_is_reported(watched):
     altered(watched.source, Alteration(ALICE, {PRODUCE: 1.0}))
     watched.source.replace({ALICE: {PRODUCE: 11.0, FETCH: 22.0}})
     assert watched.source.quotas == {ALICE: {PRODUCE: Limit(1.0, "state.json"), FETCH: Limit(22.0, "proxy.yaml")}}
@@ -145,7 +145,7 @@ def test_the_operators_file_is_taken_up_below_the_overlay_and_a_vain_edit_is_tol
     assert watched.source.quotas[ALICE][PRODUCE] == Limit(11.0, "proxy.yaml")
 
 
-def test_an_edit_while_nobody_ran_is_told_at_the_next_start(watched, state):
+def test_an_edit_while_no_proxy_ran_is_reported_at_the_next_start(watched, state):
     altered(watched.source, Alteration(ALICE, {PRODUCE: 1.0}))
     source = FileSource({ALICE: {PRODUCE: 11.0}}, "proxy.yaml", state)
     source.start(lambda: None)
@@ -169,7 +169,7 @@ def test_what_another_process_writes_is_noticed(watched, state):
     watched.wait_until(lambda: BOB not in watched.source.quotas)
 
 
-def test_what_another_process_has_written_meanwhile_is_kept(watched, state):
+def test_changes_of_another_process_meanwhile_are_not_lost(watched, state):
     altered(FileSource(FILE, "proxy.yaml", state), SET_BOB, Alteration(ALICE, {PRODUCE: 1.0}))
     altered(watched.source, Alteration(ALICE, {FETCH: 2.0}))
     assert watched.source.quotas == {
@@ -205,7 +205,7 @@ def test_processes_that_write_at_once_lose_nothing_of_each_other(state):
     assert sorted(entities(state)) == sorted(("shared", f"{name}-{i}") for name in "abc" for i in range(25))
 
 
-def test_a_lock_that_is_never_let_go_is_told(watched, state, monkeypatch):
+def test_a_lock_that_is_never_released_is_reported(watched, state, monkeypatch):
     altered(watched.source, SET_BOB)
     monkeypatch.setattr(file_source, "_LOCK_WAIT_S", 0.05)
     lock = state.with_name("state.json.lock")
@@ -276,7 +276,7 @@ print(list(map(str, source.quotas)))
     assert sorted(path.name for path in state.parent.iterdir()) == ["state.json", "state.json.lock"]
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     source = FileSource(FILE, "proxy.yaml", tmp_path / "file" / "state.json")
     assert refused(source) == f"{tmp_path}/file/state.json.lock: cannot be opened: File exists"
@@ -306,7 +306,7 @@ def test_a_damaged_state_file_leaves_the_last_good_in_force_and_is_not_written_t
     assert BOB not in watched.source.quotas
 
 
-def test_a_state_file_that_is_damaged_at_the_start_is_told(state):
+def test_a_state_file_that_is_damaged_at_the_start_is_reported(state):
     state.parent.mkdir()
     state.write_text("{}")
     source = Watched(state).source
@@ -317,7 +317,7 @@ def test_a_state_file_that_is_damaged_at_the_start_is_told(state):
     source.stop()
 
 
-def test_a_state_file_that_is_too_large_is_told(watched, state, monkeypatch):
+def test_a_state_file_that_is_too_large_is_reported(watched, state, monkeypatch):
     monkeypatch.setattr(file_source, "MAX_STATE_BYTES", 1000)
     state.parent.mkdir()
     state.write_text('{"version": 1, "overlay": []' + " " * 1000 + "}")
@@ -325,7 +325,7 @@ def test_a_state_file_that_is_too_large_is_told(watched, state, monkeypatch):
     assert watched.source.problems == {str(state): "expected at most 1000 bytes"}
 
 
-def test_a_state_file_that_cannot_be_read_is_told_and_read_when_it_can(watched, state):
+def test_a_state_file_that_cannot_be_read_is_reported_and_read_as_soon_as_it_can_be(watched, state):
     altered(watched.source, SET_BOB)
     good, content = watched.source.quotas, state.read_bytes()
     state.unlink()

@@ -1,4 +1,4 @@
-"""The file of last good quotas: there after a restart, whole after a crash, and harmless when it is not to be had."""
+"""The file of last good quotas: there after a restart, whole after a crash, harmless if it cannot be read or written."""
 
 import errno
 import json
@@ -129,7 +129,7 @@ def test_without_a_file_it_starts_with_nothing_and_no_problem(path):
     assert list(path.parent.iterdir()) == []
 
 
-def test_what_another_gives_to_start_with_counts_where_there_is_no_file(path):
+def test_quotas_given_at_the_start_count_where_there_is_no_file(path):
     inner = Inner()
     with started(inner, path, last_good=BOB):
         assert inner.started_with == BOB
@@ -197,7 +197,7 @@ def test_a_change_is_written_without_an_end(path):
 
 
 def wait_until(condition):
-    """For what another thread does without telling anybody."""
+    """Waits for something that another thread does without a call."""
     for _ in range(6000):
         if condition():
             return
@@ -265,7 +265,7 @@ BAD_LIMITS = [
 @pytest.mark.parametrize(
     ("text", "why"), [*DAMAGED, *(((LIMIT % limit).encode(), why) for limit, why in BAD_LIMITS)], ids=str
 )
-def test_a_file_that_is_not_ours_is_kept_aside_and_named(path, text, why):
+def test_an_invalid_file_is_moved_aside_and_reported(path, text, why):
     path.write_bytes(text)
     inner = Inner()
     aside = path.with_name("last-good.json.damaged")
@@ -293,7 +293,7 @@ def test_a_file_of_another_source_is_left_alone(path, text):
     assert [found.name for found in path.parent.iterdir()] == [path.name]
 
 
-def test_damaged_files_are_kept_beside_each_other(path):
+def test_several_damaged_files_are_kept_under_different_names(path):
     for text in (b"one", b"two"):
         path.write_bytes(text)
         run_once(ALICE, path)

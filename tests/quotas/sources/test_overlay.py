@@ -105,7 +105,7 @@ def test_nothing_that_was_given_is_changed():
     assert (overlay, FILE) == ({ALICE: {PRODUCE: Change(1.0, None)}}, {ALICE: {PRODUCE: 10.0, FETCH: 20.0}})
 
 
-def test_an_edit_of_an_overlaid_key_is_told_until_it_agrees_or_the_key_is_set_anew():
+def test_an_edit_of_an_overlaid_key_is_reported_until_it_agrees_or_the_key_is_set_again():
     overlay = after({}, ALICE, producer_byte_rate=5)
     assert edits(FILE, "file", overlay, "state") == {}
     edited = {ALICE: {PRODUCE: 11.0}}
@@ -118,7 +118,7 @@ def test_an_edit_of_an_overlaid_key_is_told_until_it_agrees_or_the_key_is_set_an
     assert edits(edited, "file", anew, "state") == {}
 
 
-def test_an_edit_of_a_removed_key_is_told():
+def test_an_edit_of_a_removed_key_is_reported():
     overlay = after({}, ALICE, producer_byte_rate=None)
     [problem] = edits({ALICE: {PRODUCE: 11.0}}, "file", overlay, "state").values()
     assert problem.startswith("11 in file now, and not set in state")
@@ -181,7 +181,7 @@ def entry(entity={"user": "alice"}, key="producer_byte_rate", limit=5, over=None
         (damaged([{"entity": ["user"], "limits": {}}]), "overlay[0]: entity, limits: expected an object for each"),
     ],
 )
-def test_what_is_damaged_is_told_with_its_place(content, problem):
+def test_damage_is_reported_with_its_place(content, problem):
     with pytest.raises(DamagedOverlay) as found:
         parse_overlay(content)
     assert problem in str(found.value)

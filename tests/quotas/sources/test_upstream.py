@@ -1,4 +1,4 @@
-"""Reading and writing a cluster's quotas: what is told to whom, and what a cluster that is gone changes."""
+"""Reading and writing a cluster's quotas: when changes are reported, and what an unreachable cluster changes."""
 
 import threading
 from contextlib import contextmanager
@@ -55,7 +55,7 @@ def test_the_quotas_are_there_when_it_has_started():
         assert source.problems == {}
 
 
-def test_a_change_is_told_once_and_nothing_else_is():
+def test_a_change_is_reported_once_and_nothing_else_is():
     cluster, changes = FakeCluster({ALICE: {"producer_byte_rate": 5.0}}), Changes()
     with started(cluster, changes, **FAST) as source:
         assert changes.count == 1
@@ -76,7 +76,7 @@ def test_one_connection_serves_all_reads():
         assert len(cluster.connections) == 1
 
 
-def test_nonsense_leaves_the_last_good_quota_and_is_a_problem_while_it_lasts():
+def test_an_invalid_quota_leaves_the_last_good_one_and_is_a_problem_while_it_lasts():
     cluster, changes = FakeCluster({ALICE: {"producer_byte_rate": 5.0}}), Changes()
     with started(cluster, changes, **FAST) as source:
         cluster.quotas = {ALICE: {"producer_byte_rate": 1e-9}}
@@ -88,7 +88,7 @@ def test_nonsense_leaves_the_last_good_quota_and_is_a_problem_while_it_lasts():
         assert source.quotas == {Entity("alice"): limits(7.0)}
 
 
-def test_a_lost_cluster_leaves_all_and_is_named_until_it_is_back():
+def test_an_unreachable_cluster_leaves_all_quotas_and_is_a_problem_until_it_is_back():
     cluster, changes = FakeCluster({ALICE: {"producer_byte_rate": 5.0}}), Changes()
     with started(cluster, changes, bootstrap_servers=("a:1", "b:2"), **FAST) as source:
         cluster.down = {"a:1", "b:2"}
@@ -110,7 +110,7 @@ def test_the_next_server_is_asked_when_one_is_down():
         assert [connection.server for connection in cluster.open_connections] == ["c:3"]
 
 
-def test_it_begins_with_the_last_good_quotas_until_it_has_read_and_keeps_those_of_an_entity_with_nonsense():
+def test_it_begins_with_the_last_good_quotas_and_keeps_those_of_an_entity_with_invalid_ones():
     cluster, changes = FakeCluster({ALICE: {"producer_byte_rate": 1e-9}}), Changes()
     cluster.down = {"a:9092"}
     last_good = {Entity("alice"): limits(5.0), Entity("gone"): limits(6.0)}
@@ -129,9 +129,9 @@ def test_missing_permission_is_a_problem_that_names_server_and_permission():
         assert source.problems[THE_CLUSTER].startswith("a:9092: the proxy's own credentials need DescribeConfigs")
 
 
-def test_a_stumble_over_a_response_is_a_problem_and_no_end():
+def test_an_error_in_reading_a_response_is_a_problem_and_reading_goes_on():
     cluster, changes = FakeCluster(), Changes()
-    good, cluster.response = cluster.response, lambda request: "no answer"
+    good, cluster.response = cluster.response, lambda request: "no response"
     with started(cluster, changes, **FAST) as source:
         assert "AttributeError" in source.problems[THE_CLUSTER]
         cluster.response = good
@@ -139,7 +139,7 @@ def test_a_stumble_over_a_response_is_a_problem_and_no_end():
 
 
 class Silent:
-    """A connection that is never answered."""
+    """A connection on which no response ever comes."""
 
     def __init__(self):
         self.asked = threading.Event()
@@ -157,7 +157,7 @@ class Silent:
         pass
 
 
-def test_stop_ends_a_read_that_waits_and_nothing_is_told_after_it():
+def test_stop_ends_a_read_that_waits_and_nothing_is_reported_after_it():
     silent, changes = Silent(), Changes()
     source = UpstreamSource(UpstreamSettings(("a:9092",), timeout_s=0.0), lambda *_: silent)
     source.start(changes)
@@ -173,7 +173,7 @@ def test_stop_before_start_is_no_error():
     UpstreamSource(UpstreamSettings(("a:9092",)), FakeCluster().connect).stop()
 
 
-def test_a_cluster_that_is_gone_is_asked_ever_less_often_and_one_that_answers_at_the_interval():
+def test_an_unreachable_cluster_is_asked_ever_less_often_and_any_other_at_the_interval():
     pace = Pace(2.0)
     assert [pace.after_failure() for _ in range(7)] == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
     assert pace.after_read(0.1, 0.01) == 2.0
@@ -190,7 +190,7 @@ def test_a_slow_node_and_a_busy_processor_are_spared():
 # ----------------------------------------------------------------- writing
 
 
-def test_what_is_written_is_in_the_quotas_and_was_told():
+def test_what_is_written_is_in_the_quotas_and_was_reported():
     cluster, changes = FakeCluster(), Changes()
     with started(cluster, changes) as source:
         assert source.alter([Alteration(Entity("alice"), {PRODUCE: 8.0})]) == [None]
@@ -208,7 +208,7 @@ def test_a_cluster_that_lags_is_waited_for():
         assert source.quotas == {Entity("alice"): limits(8.0)}
 
 
-def test_a_change_that_does_not_show_in_time_is_said_to_be_written():
+def test_the_error_for_a_change_that_does_not_show_in_time_says_that_it_is_written():
     cluster = FakeCluster()
     cluster.lag = 1_000_000
     with started(cluster, shown_within_s=0.0) as source:
@@ -217,7 +217,7 @@ def test_a_change_that_does_not_show_in_time_is_said_to_be_written():
     assert "written, but after 0 s the cluster tells other quotas of user=alice" in str(result)
 
 
-def test_a_change_that_does_not_show_because_of_nonsense_says_so():
+def test_the_error_for_a_change_that_does_not_show_because_of_an_invalid_quota_says_so():
     cluster = FakeCluster({ALICE: {"consumer_byte_rate": 1e-9}})
     with started(cluster, shown_within_s=0.0) as source:
         [result] = source.alter([Alteration(Entity("alice"), {PRODUCE: 8.0})])
@@ -259,7 +259,7 @@ def test_refusals_are_per_entity():
     assert written is None
 
 
-def test_without_a_cluster_nothing_is_written_and_each_is_told_so():
+def test_without_a_cluster_nothing_is_written_and_each_alteration_fails():
     cluster = FakeCluster()
     cluster.down = {"a:9092"}
     with started(cluster) as source:
