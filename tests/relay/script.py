@@ -42,7 +42,7 @@ def us(now_ms: float) -> int:
 
 
 class FixedNodes:
-    """Advertises proxy.example with port 20000 + node id, but for the ids in `portless`."""
+    """Advertises proxy.example with port 20000 + node id, except for the ids in `portless`."""
 
     def __init__(self, host: bytes = b"proxy.example", portless: Sequence[int] = ()) -> None:
         self.host = host
@@ -89,7 +89,7 @@ class _Fed:
 
 
 class Script:
-    """One relay with both its sides, for tests: answers its asks at once unless told to `hold_decisions`.
+    """One relay with both its sides, for tests. Decisions come at once, except with `hold_decisions`.
 
     What is metered is checked after each step, or only when `check_usage` is called if there are very many.
     """

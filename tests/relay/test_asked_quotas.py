@@ -1,4 +1,4 @@
-"""Requests about quotas on a relay: asked about whole, answered in their turn, never sent to the node."""
+"""Requests about quotas on a relay: decided about whole, responded to in their turn, never sent to the node."""
 
 from struct import pack
 
@@ -39,7 +39,7 @@ def split(stream):
 
 @pytest.mark.parametrize("version", [0, 1])
 @pytest.mark.parametrize("cut", [1, 7, 10_000])
-def test_a_request_to_describe_is_answered_and_the_node_hears_nothing_of_it(make_relay, version, cut):
+def test_a_request_to_describe_gets_a_response_and_does_not_reach_the_node(make_relay, version, cut):
     script = asking(make_relay)
     frame = describe_request([("client-id", 0, "etl")], version=version, corr=9)
     for at in range(0, len(frame), cut):
@@ -95,7 +95,7 @@ def test_a_response_that_comes_after_the_end_of_its_connection_is_dropped(make_r
     assert script.relay.on_decision(ask.ticket, Decision(response=b"late"), NOW_US + 50_000) == []
 
 
-def test_a_throttled_client_waits_and_is_told_how_long(make_relay):
+def test_a_throttled_client_waits_and_gets_a_throttle_time(make_relay):
     script = asking(make_relay, produce=100)
     script.client(produce(1, size=1500) + describe_request([], corr=2))
     script.node(produced(1))

@@ -10,7 +10,7 @@ REMEMBERED = 64
 
 
 class Counting(Script):
-    """Notes which client-ids the relay has looked up: their sensors, and whose use is measured."""
+    """Notes the client-ids whose sensors and counters the relay has looked up."""
 
     def __init__(self, make, quota_manager=None):
         self.bound, self.met = [], []
@@ -63,7 +63,7 @@ def test_new_quotas_of_a_remembered_one_have_no_other_forgotten(make_relay):
     assert script.looked_up_for([concerned, *others]) == [concerned]
 
 
-def test_whose_use_is_measured_is_remembered_alike(script):
+def test_the_counters_of_client_ids_are_remembered_like_their_sensors(script):
     script.looked_up_for([*names(REMEMBERED), b"one more", *names(REMEMBERED - 1, first=1), *names(1)])
     assert script.met == script.bound
 

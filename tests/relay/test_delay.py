@@ -43,7 +43,7 @@ def old_fetched(version, corr=1, *, size, throttle_ms=0):
     return frame(head + b"f" * (size - len(head)))
 
 
-def test_a_response_over_quota_is_held_and_tells_nothing(make_relay):
+def test_a_response_over_quota_is_held_and_has_no_throttle_time(make_relay):
     script = delaying(make_relay, produce=100)
     script.client(produce(1, size=1500))
     assert script.node(produced(1), NOW_MS + 10) == b""
@@ -71,7 +71,7 @@ def test_no_further_request_is_taken_meanwhile(make_relay):
     assert script.node(heartbeaten(2) + heartbeaten(3), END_MS) == heartbeaten(2) + heartbeaten(3)
 
 
-def test_what_was_asked_before_is_answered_at_once(make_relay):
+def test_responses_to_earlier_requests_go_out_at_once(make_relay):
     script = delaying(make_relay, produce=100)
     script.client(heartbeat(1) + produce(2, size=1500))
     assert script.node(heartbeaten(1) + produced(2)) == heartbeaten(1)
@@ -79,7 +79,7 @@ def test_what_was_asked_before_is_answered_at_once(make_relay):
 
 
 @pytest.mark.parametrize(("version", "reported_ms"), [(1, 4990), (5, 4990), (6, 0), (7, 0)])
-def test_clients_that_do_not_wait_by_themselves_are_told_how_long_it_was(make_relay, version, reported_ms):
+def test_clients_that_do_not_wait_by_themselves_get_the_time_of_the_delay(make_relay, version, reported_ms):
     script = delaying(make_relay, produce=100)
     script.client(old_produce(version, size=1500))
     response = frame(pack(">ii", 1, 0) + pack(">i", 0))
@@ -172,7 +172,7 @@ def test_fetches_of_two_connections_are_each_held_for_what_they_owe_together(mak
     assert reading.total == 2000
 
 
-def test_the_nodes_own_throttle_is_told_as_far_as_the_hold_was_shorter(make_relay):
+def test_the_nodes_own_throttle_time_is_reported_as_far_as_the_delay_was_shorter(make_relay):
     script = delaying(make_relay, produce=100)
     script.client(produce(1, size=1500))
     script.node(produced(1, throttle_time_ms=9000))
@@ -216,7 +216,7 @@ def test_what_is_held_goes_out_before_the_connection_ends(make_relay, reason):
 
 
 @pytest.mark.parametrize("side", Side)
-def test_who_hangs_up_early_does_not_cost_the_client_its_response(make_relay, side):
+def test_a_side_that_hangs_up_early_does_not_cost_the_client_its_response(make_relay, side):
     script = delaying(make_relay, produce=100)
     script.client(produce(1, size=1500))
     script.node(produced(1))

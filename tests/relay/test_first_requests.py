@@ -38,7 +38,7 @@ def client_of(make_relay, quota_manager, limits=None):
 
 
 def overdraw(quota_manager, quota_type, now_ms, times=1.5, client_id="etl"):
-    """Somebody has used so many times what the quota allows at one instant."""
+    """Another client has used so many times what the quota allows at one instant."""
     client_sensors = quota_manager.bind("main", 1, "ANONYMOUS", client_id, now_ms)
     if quota_type is QuotaType.CONTROLLER_MUTATION:
         limit = quota_manager.buckets.limit(client_sensors.mutation)
@@ -62,7 +62,7 @@ KINDS = {
     "fetch that is delivered": ({"FETCH": 100}, QuotaType.FETCH, fetch(max_bytes=9), {"withholds": False}),
     "fetch that is withheld": ({"FETCH": 100}, QuotaType.FETCH, fetch(max_bytes=9), {"withholds": True}),
     "request time": ({"REQUEST": 0.1}, QuotaType.REQUEST, heartbeat(), {}),
-    "request time, held answers": ({"REQUEST": 0.1}, QuotaType.REQUEST, heartbeat(), {"delays": True}),
+    "request time, delayed responses": ({"REQUEST": 0.1}, QuotaType.REQUEST, heartbeat(), {"delays": True}),
     "topics": ({"CONTROLLER_MUTATION": 1}, QuotaType.CONTROLLER_MUTATION, mutation(5), {}),
 }
 
@@ -93,7 +93,7 @@ def test_the_first_request_on_a_new_connection_waits_for_what_is_owed(make_relay
 
 
 @pytest.mark.parametrize(("limits", "quota_type", "ask", "how"), KINDS.values(), ids=KINDS.keys())
-def test_whoever_owes_nothing_waits_for_nothing(make_relay, limits, quota_type, ask, how):
+def test_a_client_without_a_debt_does_not_wait(make_relay, limits, quota_type, ask, how):
     quota_manager = quota_manager_of(**limits)
     overdraw(quota_manager, quota_type, NOW_MS, times=1.0)
     script = client_of(make_relay, quota_manager, RelayLimits(**how))
@@ -102,7 +102,9 @@ def test_whoever_owes_nothing_waits_for_nothing(make_relay, limits, quota_type, 
 
 
 @pytest.mark.parametrize(("limits", "quota_type", "ask", "how"), KINDS.values(), ids=KINDS.keys())
-def test_a_connection_that_comes_to_be_used_by_somebody_else_is_a_new_one(make_relay, limits, quota_type, ask, how):
+def test_a_client_on_a_connection_that_another_used_before_waits_as_on_a_new_one(
+    make_relay, limits, quota_type, ask, how
+):
     quota_manager = quota_manager_of(**limits)
     overdraw(quota_manager, quota_type, NOW_MS)
     script = client_of(make_relay, quota_manager, RelayLimits(**how))
@@ -115,7 +117,7 @@ def test_a_connection_that_comes_to_be_used_by_somebody_else_is_a_new_one(make_r
 
 
 def test_a_quota_that_is_new_is_felt_at_once_on_a_connection_that_is_not(make_relay):
-    """What was used before there was a quota counts, as at a broker; the request goes on and its response tells."""
+    """What was used before there was a quota counts, as at a broker; the request goes on, its response has the time."""
     quota_manager = quota_manager_of(PRODUCE=2**62)
     script = client_of(make_relay, quota_manager)
     script.client(produce(1, size=20_000), NOW_MS)
@@ -129,7 +131,7 @@ def test_a_quota_that_is_new_is_felt_at_once_on_a_connection_that_is_not(make_re
 
 
 @pytest.mark.parametrize(("limits", "quota_type", "ask", "how"), KINDS.values(), ids=KINDS.keys())
-def test_a_shadow_quota_has_nobody_wait(make_relay, limits, quota_type, ask, how):
+def test_a_shadow_quota_has_no_client_wait(make_relay, limits, quota_type, ask, how):
     of_default = {QuotaType[name]: float(limit) for name, limit in limits.items()}
     quota_manager = ClientQuotaManager(Sensors(64), QuotaTable(), QuotaTable({Entity(client_id=DEFAULT): of_default}))
     for _ in range(3):
@@ -140,7 +142,7 @@ def test_a_shadow_quota_has_nobody_wait(make_relay, limits, quota_type, ask, how
 
 
 @pytest.mark.parametrize("ask", [heartbeat(), fetch(), mutation(5)], ids=["heartbeat", "fetch", "topics"])
-def test_what_another_quota_limits_does_not_wait(make_relay, ask):
+def test_requests_under_another_quota_do_not_wait(make_relay, ask):
     quota_manager = quota_manager_of(PRODUCE=100)
     overdraw(quota_manager, QuotaType.PRODUCE, NOW_MS)
     script = client_of(make_relay, quota_manager)
@@ -166,8 +168,8 @@ def test_topics_of_a_version_that_knows_the_error_are_refused_at_once(make_relay
     assert went_on(script)
 
 
-@pytest.mark.parametrize("ask", [UNKNOWN, HANDSHAKE], ids=["answered by the proxy", "out of place"])
-def test_what_no_node_works_for_waits_too(make_relay, ask):
+@pytest.mark.parametrize("ask", [UNKNOWN, HANDSHAKE], ids=["the proxy responds", "out of place"])
+def test_requests_that_cost_a_node_nothing_wait_too(make_relay, ask):
     quota_manager = quota_manager_of(REQUEST=0.1)
     overdraw(quota_manager, QuotaType.REQUEST, NOW_MS)
     script = client_of(make_relay, quota_manager)
@@ -196,7 +198,7 @@ def test_a_fetch_that_gets_nothing_is_not_asked_for_again_on_a_new_connection(ma
     assert script.client(fetch(3), NOW_MS + 4), "another limit, another wait"
 
 
-def test_whoever_hangs_up_after_each_produce_moves_no_more_than_one_request_per_cap_beyond_the_quota(make_relay):
+def test_a_client_that_hangs_up_after_each_produce_moves_one_request_per_cap_beyond_the_quota_at_most(make_relay):
     quota_manager, now_ms, moved = quota_manager_of(PRODUCE=1000), NOW_MS, 0
     while now_ms < NOW_MS + 660_000:
         script = client_of(make_relay, quota_manager)

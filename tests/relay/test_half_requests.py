@@ -36,7 +36,7 @@ def used(script):
     return sum(one.used for one in found), sum(one.requests for one in found), sum(one.in_bytes for one in found)
 
 
-def test_a_request_that_is_only_announced_charges_and_holds_nobody(make_relay):
+def test_a_request_that_is_only_announced_charges_nothing_and_holds_no_client(make_relay):
     quota_manager = quota_manager_with(produce=100)
     stranger, victim = Script(make_relay, quota_manager).connected(), Script(make_relay, quota_manager).connected()
     head = produce(1, size=100_000_000)[:40]
@@ -69,7 +69,7 @@ def test_the_last_byte_charges_the_whole_request_and_begins_the_mute(make_relay,
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(20, 3000), min_size=1, max_size=8), st.data())
-def test_what_is_charged_and_told_does_not_depend_on_how_tcp_cut_it(make_relay, sizes, data):
+def test_charges_and_throttle_times_do_not_depend_on_how_tcp_cuts_requests(make_relay, sizes, data):
     stream = b"".join(produce(corr, size=max(size, 60)) for corr, size in enumerate(sizes, 1))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
     whole, cut = (Script(make_relay, quota_manager_with(produce=1_000_000)).connected() for _ in range(2))
@@ -101,7 +101,7 @@ def loses_its_node(script):
 
 
 @pytest.mark.parametrize("ends", [hangs_up, is_lost, loses_its_node])
-def test_of_an_abandoned_request_what_came_is_charged_and_nobody_is_throttled_for_it(make_relay, ends):
+def test_the_part_of_an_abandoned_request_that_came_is_charged_and_throttles_no_client(make_relay, ends):
     script = Script(make_relay, quota_manager_with(produce=100)).connected()
     script.client(produce(1, size=SIZE)[:3004])
     assert charged(script) == 0

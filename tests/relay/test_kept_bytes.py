@@ -1,4 +1,4 @@
-"""What is kept for the requests in flight of one connection is bounded in bytes: beyond it the client is not read."""
+"""The memory for the requests in flight of one connection is bounded: beyond it the client is not read."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def describes(corr):
 
 
 def answer_all(script, most=100):
-    """Answers each question about quotas with a large response; how many there were."""
+    """Decides each request about quotas with a large response; returns how many there were."""
     for answered in range(most):
         if not script.asks:
             return answered
@@ -81,7 +81,7 @@ def test_long_client_ids_in_flight_are_bounded(make_relay, cut):
     assert bytes(script.sent[Side.NODE]) == b"".join(frames[:8])
 
 
-def test_a_client_with_a_long_id_that_waits_for_each_response_feels_nothing(make_relay):
+def test_a_client_with_a_long_id_that_waits_for_each_response_is_not_held_up(make_relay):
     script = Script(make_relay, limits=LIMITS).connected()
     for corr in range(1, 50):
         assert script.client(heartbeat(corr, client_id=b"x" * 32_000)) == heartbeat(corr, client_id=b"x" * 32_000)

@@ -1,4 +1,4 @@
-"""Answers that are too large to be held: they stream, and what stands at their end is still taken care of.
+"""Responses that are too large to be held: they stream, and the fields at their end are changed all the same.
 
 The bodies are made from the shapes of the API table, which test_api_table.py holds against Kafka's own classes.
 """

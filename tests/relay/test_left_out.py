@@ -35,7 +35,7 @@ def ours(node_id):
 
 
 def metadata(version, is_ours, controller=GONE, topics=2, partitions=5):
-    """What a node says, or what a client is told of it."""
+    """A response of a node, or what the client gets of it."""
     topic, address = MetadataResponse.MetadataResponseTopic, ours if is_ours else theirs
     nodes = [
         MetadataResponse.MetadataResponseBroker(node_id=i, host=address(i)[0], port=address(i)[1], rack="r")
@@ -140,7 +140,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("api_key", "version", "made"), CASES)
-def test_a_node_without_a_port_is_left_out_and_what_names_it_is_answered_as_by_a_broker(
+def test_a_node_without_a_port_is_left_out_and_responses_that_name_it_are_those_of_a_broker(
     make_relay, api_key, version, made
 ):
     response, reported = (framed(api_key, made(version, is_ours), version) for is_ours in (False, True))
@@ -153,7 +153,7 @@ def test_a_node_without_a_port_is_left_out_and_what_names_it_is_answered_as_by_a
 
 
 @pytest.mark.parametrize(("api_key", "made"), [(METADATA, metadata), (DESCRIBE_CLUSTER, describe_cluster)])
-def test_a_controller_that_clients_are_told_of_stays(make_relay, api_key, made):
+def test_a_controller_with_an_advertised_address_stays(make_relay, api_key, made):
     response, reported = (framed(api_key, made(1, is_ours, controller=2), 1) for is_ours in (False, True))
     assert asked(make_relay, api_key, 1).node(response) == reported
 
@@ -195,7 +195,7 @@ def test_what_follows_the_last_field_closes_the_connection(make_relay):
 
 
 def test_hints_go_as_a_whole_where_they_name_a_node_without_a_port(make_relay):
-    """Clients then ask for Metadata. The tagged field of Produce only gets a number that nobody knows."""
+    """Clients then ask for Metadata. The tagged field of Produce only gets an unknown number."""
     hints = b"\2" + pack(">i", GONE) + compact_string(b"node") + pack(">i", 9092) + b"\0\0"
     script = Script(make_relay, nodes=FixedNodes(portless=[GONE])).connected()
     script.client(share_fetch())

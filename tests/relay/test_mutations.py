@@ -59,7 +59,7 @@ def ask(names, corr: int = OWN_REQUEST_ID) -> bytes:
 
 
 def tell(script: Script, topics: dict[bytes, int], now_ms: int = NOW_MS) -> bytes:
-    """Answer what the relay enquired by name; what goes to the node then."""
+    """Respond to the relay's own request for topics by name; returns what goes to the node then."""
     before = len(script.sent[Side.NODE])
     assert b"cluster" not in script.node(metadata_by_name(OWN_REQUEST_ID, topics), now_ms)
     return bytes(script.sent[Side.NODE][before:])
@@ -78,7 +78,7 @@ def unknown(*names: bytes) -> dict[bytes, int]:
 
 
 def run_create(script: Script, *topics: tuple[bytes, int], corr: int = 1, now_ms: int = NOW_MS, version: int = 7):
-    """Send a creation of unknown topics through; what went to the node after the enquiry, and to the client."""
+    """Create unknown topics; returns what went to the node after the relay's own request, and to the client."""
     reported = len(script.sent[Side.CLIENT])
     names = [name for name, _ in topics]
     assert script.client(create(*topics, corr=corr, version=version), now_ms) == ask(names)
@@ -154,7 +154,7 @@ def test_the_request_that_overdraws_passes_and_the_next_is_refused_with_the_time
     assert tell(script, unknown(b"b"), NOW_MS + 3000) == create((b"b", 1), corr=3)
 
 
-def test_topics_of_one_request_are_judged_one_by_one_and_answered_in_its_order(make_relay):
+def test_topics_of_one_request_are_decided_one_by_one_and_their_results_keep_its_order(make_relay):
     script = connected(make_relay)
     names = [b"a", b"b", b"c", b"d"]
     script.client(create((b"a", 12), (b"b", 1), (b"c", 0), (b"d", 3)))
@@ -340,7 +340,7 @@ def test_growth_is_refused_from_version_3_on(make_relay, version, refuses):
 
 
 def test_partitions_that_a_node_does_not_know_of_yet_are_charged(make_relay):
-    """A node answers before its own view of the cluster has what it has just had done."""
+    """A node responds before its own view of the cluster has the change that it has just had made."""
     script = connected(make_relay, 10.0)
     run_create(script, (b"t", 5))
     grow = create_partitions(3, [grown_topic(3, b"t", 100)], corr=2)
@@ -507,7 +507,7 @@ def test_what_a_client_asked_before_it_hung_up_waits_until_it_reads_again(make_r
 # ------------------------------------------------------------------------------ shadows
 
 
-def test_a_shadow_quota_refuses_nobody_and_counts_what_it_would_have(make_relay):
+def test_a_shadow_quota_refuses_no_request_and_counts_what_it_would_have_refused(make_relay):
     script = connected(make_relay, None, 1.0)
     for i, expected in ((1, -1.0), (2, -1.0)):
         sent, reported = run_create(script, (b"t%d" % i, 12), corr=i)
@@ -566,7 +566,7 @@ def test_more_than_ten_thousand_topics_are_created_as_without_a_quota(make_relay
 
 
 @pytest.mark.parametrize("rate", [0.001, 10.0, 1000.0])
-def test_of_more_than_ten_thousand_topics_each_is_answered(make_relay, rate):
+def test_of_more_than_ten_thousand_topics_each_gets_a_result(make_relay, rate):
     """As by a broker: they pass until one has overdrawn the bucket."""
     script = connected(make_relay, rate)
     passing = int(11 * rate) + 1
@@ -587,7 +587,7 @@ def test_a_topic_of_more_than_ten_thousand_assignments_is_created(make_relay):
     assert tokens(script) == 11e6 - 12_000
 
 
-def test_very_many_are_judged_and_settled_in_steps(make_relay):
+def test_very_many_topics_are_decided_and_settled_in_steps(make_relay):
     script = connected(make_relay, 1e6)
     script.hold_decisions = True
     responses = [metadata_by_name(OWN_REQUEST_ID, unknown(*MANY)), made(*[created(7, name, 37) for name in MANY])]
@@ -611,7 +611,7 @@ def test_very_many_are_judged_and_settled_in_steps(make_relay):
     assert script.sent[Side.CLIENT] == responses[1]
 
 
-def test_a_quota_that_goes_while_very_many_are_judged_charges_the_rest_nothing(make_relay):
+def test_a_quota_that_is_removed_while_very_many_topics_are_decided_charges_the_rest_nothing(make_relay):
     script = connected(make_relay, 1e6)
     script.client(create(*[(name, 2) for name in MANY]))
     script.hold_decisions = True
@@ -628,7 +628,7 @@ def test_a_quota_that_goes_while_very_many_are_judged_charges_the_rest_nothing(m
     assert script.sent[Side.NODE].endswith(create(*[(name, 2) for name in MANY]))
 
 
-def test_a_topic_refused_by_its_id_is_told_with_its_name(make_relay):
+def test_the_refusal_of_a_topic_by_its_id_has_its_name(make_relay):
     script = connected(make_relay)
     script.client(delete_topics(6, [ID_A, ID_B]))
     known = topic_partitions_by_id({ID_A: (b"orders", 12), ID_B: (b"payments", 3)})
@@ -640,7 +640,7 @@ def test_a_topic_refused_by_its_id_is_told_with_its_name(make_relay):
 
 
 def topic_partitions_by_id(topics: dict[bytes, tuple[bytes, int]]) -> bytes:
-    """The response to Metadata v12 of an enquiry by id, with the names of the topics."""
+    """The response to Metadata v12, the relay's own request by id, with the names of the topics."""
     frame = metadata_by_id(OWN_REQUEST_ID, {topic_id: count for topic_id, (_, count) in topics.items()})
     for topic_id, (name, _) in topics.items():
         frame = frame.replace(compact_string(topic_id) + topic_id, compact_string(name) + topic_id)
@@ -652,7 +652,7 @@ def topic_partitions_by_id(topics: dict[bytes, tuple[bytes, int]]) -> bytes:
     [metadata_by_name(OWN_REQUEST_ID, {b"a": 2})[:-1], made(created(7, b"a"), corr=OWN_REQUEST_ID)],
     ids=["too short", "something else"],
 )
-def test_an_enquiry_whose_response_is_nonsense_ends_the_connection(make_relay, response):
+def test_an_own_request_with_a_malformed_response_ends_the_connection(make_relay, response):
     script = connected(make_relay)
     script.client(create((b"a", 1)))
     script.node(pack(">i", len(response) - 4) + response[4:])
@@ -668,7 +668,7 @@ def test_what_came_before_a_response_that_ends_the_connection_goes_out_once(make
     assert script.sent[Side.CLIENT] == heartbeaten(1)
 
 
-def test_a_response_that_is_nonsense_ends_the_connection(make_relay):
+def test_a_malformed_response_ends_the_connection(make_relay):
     script = connected(make_relay)
     run_create(script, (b"a", 1))
     script.node(made(created(6, b"a")))
@@ -702,7 +702,7 @@ def test_everything_may_come_in_pieces(make_relay, size):
     assert script.sent[Side.NODE] == heartbeat(1) + ask([b"a", b"b"]) + create((b"a", 12), corr=2) + heartbeat(3)
 
 
-def test_a_full_queue_does_not_keep_the_proxy_from_enquiring(make_relay):
+def test_a_full_queue_does_not_keep_the_proxy_from_its_own_requests(make_relay):
     script = connected(make_relay, limits=RelayLimits(max_in_flight=1))
     assert script.client(create((b"a", 1)) + heartbeat(2)) == ask([b"a"])
     assert tell(script, unknown(b"a")) == create((b"a", 1))
@@ -724,7 +724,7 @@ def test_what_is_held_is_counted_and_a_slow_client_is_not_asked_for_more(make_re
 
 HUGE = 2_000_000_000
 MOST_OWED = 60.0
-"""What a rate of 1/s may owe for what nobody has confirmed: `max_debt_ms`."""
+"""What a rate of 1/s may owe for topics that no response has confirmed: `max_debt_ms`."""
 REFUSED = made(created(7, b"big", 37, message=b"too many"), corr=2)
 GONE = [CloseReason.CLIENT_LOST, CloseReason.IDLE_TIMEOUT, CloseReason.CLIENT_READS_NOTHING]
 

@@ -65,7 +65,7 @@ def test_a_first_request_that_does_not_come_to_its_end(make_relay):
 
 @pytest.mark.parametrize("cut", [1, 5, 13, 50, 99])
 def test_a_request_that_dribbles(make_relay, cut):
-    """A byte a second is no progress; other requests and answers are none for this one either."""
+    """A byte a second is no progress, and neither are other requests and responses."""
     waiter = Waiter(make_relay)
     waiter.script.connected()
     slow = produce(2, size=1000)
@@ -113,7 +113,7 @@ def test_an_idle_connection(make_relay):
     assert waiter.until(1) == (1, CloseReason.IDLE_TIMEOUT)
 
 
-def test_a_client_that_has_only_been_answered_by_us_may_be_idle_too(make_relay):
+def test_a_client_with_responses_of_the_proxy_only_may_be_idle_too(make_relay):
     waiter = Waiter(make_relay)
     waiter.script.connected()
     waiter.client(request(API_VERSIONS, 99, tags=True))
@@ -238,8 +238,8 @@ def test_a_client_that_reads_a_byte_now_and_then_reads():
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["produce", "heartbeat", "response", "wake"]), max_size=30), st.data())
-def test_who_sends_whole_requests_is_never_closed_for_them(make_relay, moves, data):
-    """Whatever is asked, answered and throttled, and however many stand unread behind a mute."""
+def test_a_client_that_sends_whole_requests_is_never_closed_for_them(make_relay, moves, data):
+    """Whatever the requests, responses and throttles are, and however many requests wait unread behind a mute."""
     waiter = Waiter(make_relay, TimeOuts(5_000, 1_000, 0, 0), quota_manager=quota_manager_with(produce=1000))
     script = waiter.script.connected()
     corr = answered = 0

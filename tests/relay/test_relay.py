@@ -46,7 +46,7 @@ def test_what_came_while_connecting_goes_out_once_connected(make_relay):
     assert script.reads[Side.CLIENT]
 
 
-def test_requests_and_answers_pass_unchanged(make_relay):
+def test_requests_and_responses_pass_unchanged(make_relay):
     script = Script(make_relay).connected()
     assert script.client(produce(7) + heartbeat(8) + fetch(9)) == produce(7) + heartbeat(8) + fetch(9)
     assert script.node(produced(7) + heartbeaten(8) + fetched(9)) == produced(7) + heartbeaten(8) + fetched(9)
@@ -183,7 +183,7 @@ def test_a_null_client_id_is_the_empty_one(make_relay):
     assert script.client(heartbeat(2, client_id=b"")) == heartbeat(2, client_id=b"")
 
 
-def test_api_versions_of_an_unknown_version_is_answered_in_its_turn(make_relay):
+def test_the_response_to_an_unknown_version_of_api_versions_comes_in_its_turn(make_relay):
     script = Script(make_relay).connected()
     newer = request(API_VERSIONS, 99, b"whatever", corr=2, tags=True)
     assert script.client(heartbeat(1) + newer + heartbeat(3)) == heartbeat(1) + heartbeat(3)
@@ -214,7 +214,7 @@ def test_a_blocked_side_stops_the_reading_of_the_other(make_relay):
     assert script.reads[Side.CLIENT]
 
 
-def test_too_many_unanswered_requests_wait_for_responses(make_relay):
+def test_more_requests_than_may_be_in_flight_wait_for_responses(make_relay):
     script = Script(make_relay, limits=RelayLimits(max_in_flight=2)).connected()
     assert script.client(heartbeat(1) + heartbeat(2) + heartbeat(3)) == heartbeat(1) + heartbeat(2)
     script.node(heartbeaten(1))
@@ -345,7 +345,7 @@ def test_a_node_that_hangs_up_after_a_tls_alert_is_named(make_relay):
     assert "TLS alert" in script.closed.detail
 
 
-def test_a_response_that_nobody_asked_for_closes(make_relay):
+def test_a_response_without_a_request_closes(make_relay):
     script = Script(make_relay).connected()
     script.client(heartbeat(1))
     assert script.node(heartbeaten(1) + heartbeaten(2)) == heartbeaten(1)
@@ -431,7 +431,7 @@ def test_own_responses_take_their_turn_between_two_responses_that_come_at_once(m
     assert script.node(heartbeaten(1) + heartbeaten(3)) == heartbeaten(1) + ours + heartbeaten(3)
 
 
-def test_requests_that_are_answered_here_are_bounded_too(make_relay):
+def test_requests_that_the_proxy_responds_to_are_bounded_too(make_relay):
     script = Script(make_relay, limits=RelayLimits(max_in_flight=10)).connected()
     script.client(heartbeat(0) + request(API_VERSIONS, 99, tags=True) * 100)
     assert not script.reads[Side.CLIENT]
@@ -557,7 +557,7 @@ def test_fetches_without_a_quota_need_not_wait_for_each_other(make_relay):
     assert script.client(fetch(1) + fetch(2)) == fetch(1) + fetch(2)
 
 
-def test_who_comes_back_with_a_fetch_waits_for_what_is_owed(make_relay):
+def test_a_client_that_comes_back_with_a_fetch_waits_for_its_debt(make_relay):
     script, _ = over_quota(make_relay)
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))
     again = Script(make_relay, script.quota_manager).connected()

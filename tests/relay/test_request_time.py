@@ -1,4 +1,4 @@
-"""Request time (KIP-124): what a request is charged, who feels it, and that a node which stalls charges nobody."""
+"""Request time (KIP-124): the charge and the throttle of a request, and that no client pays for a node that stalls."""
 
 from struct import pack
 
@@ -182,7 +182,7 @@ def test_a_fetch_that_is_both_too_large_and_too_slow_is_charged_once(make_relay)
     assert script.quota_manager.sensors.reading(client_sensors.fetch, NOW_MS).total == 900
 
 
-def test_what_the_proxy_answers_is_charged_what_it_would_cost_the_node(make_relay):
+def test_a_request_that_the_proxy_responds_to_is_charged_what_it_would_cost_the_node(make_relay):
     script = timed(make_relay, percent=1e-4)
     exchange = Exchanges(script)
     exchange(took_us=0)
@@ -192,7 +192,7 @@ def test_what_the_proxy_answers_is_charged_what_it_would_cost_the_node(make_rela
     assert script.client(heartbeat(8), NOW_MS + 2) == b""
 
 
-def test_what_the_proxy_answers_is_charged_though_it_is_the_first_request_of_its_client(make_relay):
+def test_a_request_that_the_proxy_responds_to_is_charged_though_it_is_the_first_of_its_client(make_relay):
     script = timed(make_relay, percent=1e-4)
     unknown = request(API_VERSIONS, 99, b"\1\1\0", tags=True)
     script.client(unknown)
@@ -215,7 +215,7 @@ def test_a_response_that_is_asked_about_is_charged_when_it_goes_out(make_relay):
 
 
 @pytest.mark.parametrize(("ask", "response"), [(heartbeat, heartbeaten), (fetch, fetched), (produce, produced)])
-def test_a_sensor_that_is_closed_while_its_request_is_in_flight_harms_nobody(make_relay, ask, response):
+def test_a_sensor_may_be_closed_while_its_request_is_in_flight(make_relay, ask, response):
     quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.REQUEST: 50.0}}))
     script = Script(make_relay, quota_manager).connected()
     exchange = Exchanges(script)

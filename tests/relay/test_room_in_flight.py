@@ -1,4 +1,4 @@
-"""What is charged at its response is bounded before: no more is in flight than a limit of request time has room for."""
+"""Requests that are charged at their responses are bounded: only as many are in flight as their limit has room for."""
 
 from struct import pack
 
@@ -47,7 +47,7 @@ def taken(sent, client_id=b"etl"):
 
 
 def spend(script, count, now_ms=NOW_MS):
-    """The client has had so many requests answered, one after another, each 1 ms after it was sent."""
+    """The client has got so many responses, one after another, each 1 ms after its request was sent."""
     for number in range(count):
         script.client(heartbeat(number), now_ms + number)
         script.node(heartbeaten(number), now_ms + number + 1)
@@ -64,7 +64,7 @@ def test_no_more_is_in_flight_than_the_quota_has_room_for(make_relay, trains):
 
 
 @pytest.mark.parametrize("cut", [1, 3, 100])
-def test_whoever_is_over_the_quota_has_one_in_flight(make_relay, cut):
+def test_a_client_over_the_quota_has_one_request_in_flight(make_relay, cut):
     script = client_of(make_relay, quota_manager_of())
     spend(script, OF_A_BURST)
     now_ms = NOW_MS + 1000
@@ -94,10 +94,10 @@ def test_connections_of_one_entity_share_the_room_and_each_has_one(make_relay):
     assert sent == [70, 30, 1, 1, 1]
     for corr in range(70):
         scripts[0].node(heartbeaten(corr), NOW_MS + 1 + corr)
-    assert scripts[4].client(heartbeat(100, client_id=b"x-4"), NOW_MS + 80) == b"", "its first is not answered yet"
+    assert scripts[4].client(heartbeat(100, client_id=b"x-4"), NOW_MS + 80) == b"", "its first has no response yet"
 
 
-def test_somebody_else_is_not_held_back(make_relay):
+def test_another_client_is_not_held_back(make_relay):
     quota_manager = quota_manager_of(entity=Entity(client_id=DEFAULT))
     script, other = client_of(make_relay, quota_manager), client_of(make_relay, quota_manager)
     script.client(heartbeats(0, 1000))
@@ -138,7 +138,7 @@ def test_an_authentication_keeps_no_room(make_relay, ends):
 @pytest.mark.parametrize("ends", ["answered", "half-way"])
 @pytest.mark.parametrize("limited", [None, Entity(user="ANONYMOUS")])
 def test_a_request_whose_quota_changes_half_way_keeps_no_room(make_relay, limited, ends):
-    """With its last byte it is looked up anew who measures it."""
+    """With its last byte its sensors are looked up anew."""
     quota_manager = quota_manager_of()
     script = client_of(make_relay, quota_manager)
     frame = produce(1, size=1000)
@@ -221,7 +221,7 @@ def test_what_is_exempt_needs_no_room(make_relay):
     assert script.client(silent, NOW_MS + 1001) == silent
 
 
-def test_what_the_proxy_answers_itself_needs_room_too(make_relay):
+def test_a_request_that_the_proxy_responds_to_needs_room_too(make_relay):
     script = client_of(make_relay, quota_manager_of())
     spend(script, OF_A_BURST)
     script.client(heartbeat(500) + UNKNOWN * 3, NOW_MS + 1001)
@@ -246,7 +246,7 @@ def test_a_limit_that_comes_or_goes_counts_from_the_next_request_on(make_relay):
     assert quota_manager.time_in_flight == {}
 
 
-def test_whoever_hangs_up_pays_for_what_the_node_is_at(make_relay):
+def test_a_client_that_hangs_up_pays_for_the_request_that_the_node_works_on(make_relay):
     quota_manager = quota_manager_of()
     for took_ms, cost_us in ((0.02, 20), (5, 50)):
         script = client_of(make_relay, quota_manager)

@@ -140,7 +140,7 @@ def test_oauthbearer(make_relay):
         (ALICE, "alice", True),
     ],
 )
-def test_by_plain_some_names_are_everybodys(make_relay, token, user, visible):
+def test_by_plain_some_names_are_shared_by_all_clients(make_relay, token, user, visible):
     script = client_of(make_relay, user)
     passes(script, (handshake("PLAIN"), handshaken()), (authenticate(token), authenticated()))
     assert throttled_user(script) == user
@@ -247,7 +247,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("exchange", FAILURES.values(), ids=FAILURES.keys())
 @pytest.mark.parametrize("first", ["node", "client"])
-def test_a_failed_authentication_names_nobody(make_relay, exchange, first):
+def test_a_failed_authentication_gives_no_user(make_relay, exchange, first):
     script = client_of(make_relay, "alice", DEFAULT)
     passes(script, *exchange)
     assert (script.facts.user, script.met, script.throttles) == ("", [], [])
@@ -258,7 +258,7 @@ def test_a_failed_authentication_names_nobody(make_relay, exchange, first):
 
 
 @pytest.mark.parametrize("exchange", FAILURES.values(), ids=FAILURES.keys())
-def test_whoever_fails_and_goes_on_spends_nothing(make_relay, exchange):
+def test_a_client_that_fails_and_goes_on_is_charged_nothing(make_relay, exchange):
     script = client_of(make_relay, "alice", DEFAULT)
     passes(script, *exchange)
     sent = bytes(script.sent[Side.NODE])
@@ -271,7 +271,7 @@ def test_whoever_fails_and_goes_on_spends_nothing(make_relay, exchange):
 
 
 @pytest.mark.parametrize("ends", [0, 1])
-def test_a_node_that_only_closes_has_accepted_nobody(make_relay, ends):
+def test_a_node_that_only_closes_has_accepted_no_user(make_relay, ends):
     script = client_of(make_relay, "alice")
     exchange = [(handshake(version=ends), handshaken()), ((authenticate if ends else bare)(ALICE), b"")]
     passes(script, *exchange)
@@ -303,7 +303,7 @@ def test_what_is_sent_behind_a_login_that_fails_never_reaches_the_node(make_rela
     assert script.throttles == []
 
 
-def test_who_shows_the_token_of_another_first_is_not_taken_for_him(make_relay):
+def test_a_client_that_shows_the_token_of_another_user_first_is_not_that_user(make_relay):
     """A node lets a client try again whose bearer token it has rejected."""
     script = client_of(make_relay, "victim")
     passes(
@@ -316,7 +316,7 @@ def test_who_shows_the_token_of_another_first_is_not_taken_for_him(make_relay):
     assert script.facts.user == "mallory"
 
 
-def test_the_proof_of_scram_names_nobody_else(make_relay):
+def test_the_proof_of_scram_names_no_other_user(make_relay):
     script = client_of(make_relay, "victim")
     passes(
         script,
@@ -361,7 +361,7 @@ def test_api_versions_before_an_authentication_is_not_charged_and_behind_it_is(m
     assert reading.charges == 1
 
 
-def test_a_version_of_api_versions_that_nobody_knows_is_answered_before(make_relay):
+def test_an_unknown_version_of_api_versions_gets_a_response_before_a_login(make_relay):
     script = client_of(make_relay, "alice")
     script.client(request(API_VERSIONS, 99, b"\1\1\0", corr=2, tags=True))
     assert script.sent[Side.CLIENT][4:].startswith(pack(">ih", 2, 35))
@@ -372,7 +372,7 @@ def test_a_version_of_api_versions_that_nobody_knows_is_answered_before(make_rel
 # ------------------------------------------------------------- not demanded
 
 
-def test_where_sasl_is_not_demanded_the_client_is_who_it_was_until_then(make_relay):
+def test_where_sasl_is_not_demanded_the_client_keeps_its_user_until_then(make_relay):
     script = client_of(make_relay, "alice", "ANONYMOUS", limits=RelayLimits())
     script.client(produce(1, size=100))
     assert script.node(produced(1)) == produced(1)
@@ -416,7 +416,7 @@ def test_re_authentication_as_another_is_for_the_node_to_refuse(make_relay):
     assert throttled_user(script) is None
 
 
-def test_what_was_in_flight_is_charged_to_whom_it_was_sent_for(make_relay):
+def test_requests_in_flight_are_charged_to_the_user_that_sent_them(make_relay):
     table = QuotaTable({Entity(user="alice"): {QuotaType.FETCH: 1000.0}, Entity(user="bob"): {QuotaType.FETCH: 1000.0}})
     script = client_of(make_relay, quota_manager=ClientQuotaManager(Sensors(64), table))
     logs_in(script)
@@ -462,7 +462,7 @@ def test_a_sasl_frame_that_comes_in_pieces_passes_a_mute_too(make_relay):
 
 
 def test_sasl_out_of_place_is_no_way_around_a_mute(make_relay):
-    """A node whose sessions do not end answers a late handshake like any request, as often as it comes."""
+    """A node whose sessions do not end responds to a late handshake like to any request, as often as it comes."""
     script = client_of(make_relay, "alice")
     logs_in(script)
     passes(script, (handshake(), handshaken(error=34)))
@@ -488,7 +488,7 @@ OUT_OF_PLACE = {
 
 @pytest.mark.parametrize("demanded", [True, False])
 @pytest.mark.parametrize("exchange", OUT_OF_PLACE.values(), ids=OUT_OF_PLACE.keys())
-def test_sasl_that_a_node_answers_as_out_of_place_is_charged_like_any_request(make_relay, exchange, demanded):
+def test_sasl_that_a_node_calls_out_of_place_is_charged_like_any_request(make_relay, exchange, demanded):
     user = "alice" if demanded else "ANONYMOUS"
     script = client_of(
         make_relay, quota_manager=quota_manager_of_time(user), limits=RelayLimits(authenticates=demanded)
@@ -506,7 +506,7 @@ def test_sasl_that_a_node_answers_as_out_of_place_is_charged_like_any_request(ma
         assert script.client(ask, NOW_MS + 2) == b""
 
 
-def test_where_nobody_can_log_in_sasl_waits_for_a_mute_like_any_request(make_relay):
+def test_where_no_client_can_log_in_sasl_waits_for_a_mute_like_any_request(make_relay):
     script = client_of(make_relay, "ANONYMOUS", limits=RelayLimits())
     script.client(produce(3, size=1500))
     script.node(produced(3))
@@ -514,7 +514,7 @@ def test_where_nobody_can_log_in_sasl_waits_for_a_mute_like_any_request(make_rel
     assert script.time(END_MS) == handshake()
 
 
-def test_an_exchange_that_goes_on_and_a_new_one_are_charged_to_nobody(make_relay):
+def test_an_exchange_that_goes_on_and_a_new_one_are_not_charged(make_relay):
     script = client_of(make_relay, quota_manager=quota_manager_of_time("alice"))
     logs_in(script)
     logs_in(script)
@@ -523,7 +523,7 @@ def test_an_exchange_that_goes_on_and_a_new_one_are_charged_to_nobody(make_relay
     assert [reading.charges for _, reading in script.quota_manager.readings(NOW_MS)] == [0]
 
 
-def test_a_version_of_api_versions_that_nobody_knows_is_charged_once_somebody_is_known(make_relay):
+def test_an_unknown_version_of_api_versions_is_charged_once_the_user_is_known(make_relay):
     unknown = request(API_VERSIONS, 99, b"\1\1\0", corr=2, tags=True)
     script = client_of(make_relay, quota_manager=quota_manager_of_time("alice"))
     for _ in range(5):
@@ -569,7 +569,7 @@ def test_a_mute_is_not_forgotten_for_an_authentication_and_its_response_is_not_h
     logs_in(script)
     script.client(produce(3, size=1500))
     assert script.client(handshake(corr=4)) == handshake(corr=4)
-    assert script.node(produced(3) + handshaken(4)) == b"", "answers keep their order"
+    assert script.node(produced(3) + handshaken(4)) == b"", "responses keep their order"
     before = len(script.sent[Side.CLIENT])
     script.time(END_MS)
     assert script.sent[Side.CLIENT][before:] == produced(3) + handshaken(4)
@@ -593,7 +593,7 @@ def test_gssapi_is_named_after_its_mechanism_or_by_the_operator(make_relay):
         assert script.met[0].visible is (user == "kerberos")
 
 
-def test_delegation_tokens_and_opaque_bearer_tokens_are_nobodys_names(make_relay):
+def test_delegation_tokens_and_opaque_bearer_tokens_give_no_names(make_relay):
     script = client_of(make_relay)
     passes(
         script,
@@ -620,7 +620,7 @@ def test_a_mechanism_that_is_no_word_does_not_become_a_name(make_relay, mechanis
 
 
 def challenged(script):
-    """Of a mechanism whose nodes answer whoever comes with something."""
+    """A login by a mechanism whose nodes respond to every token with another one."""
     passes(
         script,
         (handshake("DIGEST-MD5"), handshaken()),
@@ -652,7 +652,7 @@ def test_a_challenge_is_no_success_whatever_is_sent_behind_it(make_relay, respon
     assert (script.met, script.throttles, script.facts.may_alter) == ([], [], False)
 
 
-def test_where_sasl_is_not_demanded_a_challenge_leaves_the_client_who_it_was(make_relay):
+def test_where_sasl_is_not_demanded_a_challenge_leaves_the_user_as_it_was(make_relay):
     script = client_of(make_relay, "ANONYMOUS", limits=RelayLimits())
     challenged(script)
     asked = produce(7, size=1500)
@@ -662,7 +662,7 @@ def test_where_sasl_is_not_demanded_a_challenge_leaves_the_client_who_it_was(mak
     assert script.throttles
 
 
-def test_a_node_that_closes_amid_an_exchange_has_accepted_nobody(make_relay):
+def test_a_node_that_closes_amid_an_exchange_has_accepted_no_user(make_relay):
     script = client_of(make_relay, "corp", rules=SaslRules({"DIGEST-MD5": "corp"}))
     challenged(script)
     script.client(produce(3, size=1500) + produce(4, size=1500))
@@ -671,7 +671,7 @@ def test_a_node_that_closes_amid_an_exchange_has_accepted_nobody(make_relay):
     assert (script.met, script.throttles) == ([], [])
 
 
-def test_quotas_are_described_by_the_proxy_to_nobody_who_has_not_logged_in(make_relay):
+def test_the_proxy_describes_quotas_to_no_client_that_has_not_logged_in(make_relay):
     script = client_of(make_relay)
     challenged(script)
     before = len(script.sent[Side.CLIENT])
@@ -685,7 +685,7 @@ def test_quotas_are_described_by_the_proxy_to_nobody_who_has_not_logged_in(make_
 
 
 def proves(script, *, error=0, entries=((3, 0, 12),)):
-    """The node answers the proxy's own ApiVersions; what goes on to it then."""
+    """The node responds to the proxy's own ApiVersions; returns what goes to the node then."""
     assert script.sent[Side.NODE].endswith(PROOF_ASKED)
     body = pack(">hi", error, len(entries)) + b"".join(pack(">hhh", *entry) for entry in entries)
     before = len(script.sent[Side.NODE]), len(script.sent[Side.CLIENT])
@@ -722,7 +722,7 @@ def test_a_request_behind_them_shows_that_they_are_through_and_is_charged(make_r
 
 
 @pytest.mark.parametrize("acks", [1, 0])
-def test_an_attacker_who_cannot_log_in_spends_nothing(make_relay, acks):
+def test_an_attacker_who_cannot_log_in_is_charged_nothing(make_relay, acks):
     script = client_of(make_relay, "kerberos", rules=SaslRules({"GSSAPI": "kerberos"}))
     passes(script, (handshake("GSSAPI", version=0), handshaken()))
     script.client(bare(b"\x60junk") + produce(7, size=1500, acks=acks) + produce(8, size=1500))
@@ -732,7 +732,7 @@ def test_an_attacker_who_cannot_log_in_spends_nothing(make_relay, acks):
     assert (script.met, script.throttles) == ([], [])
 
 
-def test_a_late_handshake_behind_them_does_not_make_another_of_the_client(make_relay):
+def test_a_late_handshake_behind_them_does_not_change_the_user(make_relay):
     script = client_of(make_relay, "kerberos", rules=SaslRules({"GSSAPI": "kerberos"}))
     gssapi(script)
     assert script.client(handshake("PLAIN", corr=5)) == handshake("PLAIN", corr=5)
@@ -829,7 +829,7 @@ def test_no_secret_is_shown(make_relay):
     assert "secret" not in repr(script.facts.login)
 
 
-def test_a_client_that_hangs_up_half_way_is_nobody(make_relay):
+def test_a_client_that_hangs_up_half_way_has_no_user(make_relay):
     script = client_of(make_relay, "alice")
     script.client(handshake())
     script.do(script.relay.on_eof(Side.CLIENT, 1000 * NOW_MS))

@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials on a relay: what the node tells passes; who may describe quotas meets no refusal."""
+"""DescribeUserScramCredentials on a relay: responses pass, but users who may describe quotas get no refusal."""
 
 from struct import pack
 
@@ -28,7 +28,7 @@ def request(corr, users=ALL):
 
 
 def response(corr, error=0, throttle_ms=0):
-    """What a node says: one user, or an error with its message."""
+    """A response of a node: one user, or an error with its message."""
     reported = (
         b"\1"
         if error
@@ -54,7 +54,7 @@ def script(make_relay):
 
 
 def asked(script, frame):
-    """The node is asked what it offers, and hears of nothing else."""
+    """The node gets the proxy's own ApiVersions and nothing else."""
     assert script.client(frame) == OFFER_ASKED
 
 
@@ -67,7 +67,7 @@ def test_there_are_no_users_where_the_node_has_no_such_api(script, may_describe)
     assert script.node(heartbeaten(8)) == heartbeaten(8)
 
 
-def test_what_a_node_tells_passes_as_it_is(script):
+def test_the_response_of_a_node_passes_as_it_is(script):
     script.facts.may_describe = True
     asked(script, request(7))
     script.node(offer(18, SCRAM))
@@ -87,7 +87,9 @@ def test_what_a_node_tells_passes_as_it_is(script):
     ],
 )
 @pytest.mark.parametrize("cut", [1, 10_000])
-def test_a_refusal_is_no_users_for_who_may_describe_their_quotas(script, user, may_describe, users, hidden, cut):
+def test_a_user_who_may_describe_quotas_gets_no_users_instead_of_a_refusal(
+    script, user, may_describe, users, hidden, cut
+):
     script.facts.user, script.facts.may_describe = user, may_describe
     asked(script, request(7, users) + heartbeat(8))
     script.node(offer(18, SCRAM))
@@ -98,7 +100,7 @@ def test_a_refusal_is_no_users_for_who_may_describe_their_quotas(script, user, m
     assert script.sent[Side.CLIENT] == (no_users(7, throttle_ms=9) if hidden else refusal)
 
 
-def test_a_node_that_does_not_say_what_it_offers_is_asked_all_the_same(script):
+def test_a_request_goes_on_to_a_node_that_does_not_say_what_it_offers(script):
     asked(script, request(7))
     script.node(framed(pack(">ihi", OWN_REQUEST_ID, 34, 0)))
     assert script.sent[Side.NODE] == OFFER_ASKED + request(7)

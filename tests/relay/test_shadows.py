@@ -1,4 +1,4 @@
-"""Shadow quotas: nobody feels them, and their rows count what sensors in force would have been charged for the same."""
+"""Shadow quotas throttle no client, and their rows count what sensors in force would have been charged."""
 
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ class Step:
 
 
 class Conversation:
-    """A client that says all it has to say, step by step, and a node that answers what has reached it."""
+    """A client that sends its requests step by step, and a node that responds to those that have reached it."""
 
     def __init__(self, make_relay, quota_manager, asks):
         self.script = Script(make_relay, quota_manager).connected()
@@ -77,7 +77,7 @@ class Conversation:
         self._note()
 
     def _note(self):
-        """Which answers have begun to go out, and which requests the node has whole: then a Produce is charged."""
+        """Which responses have begun to go out, and which requests the node has whole: then a Produce is charged."""
         node, client = self.script.sent[Side.NODE], self.script.sent[Side.CLIENT]
         while self.sent_at[Side.NODE] < len(node):
             self.sent_at[Side.NODE] += len(self.frames[self.taken])

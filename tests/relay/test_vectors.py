@@ -1,4 +1,4 @@
-"""Every API and version of Kafka 3.9.2 and 4.3.1 passes a relay byte for byte, but for what a proxy must change.
+"""Every API and version of Kafka 3.9.2 and 4.3.1 passes a relay byte for byte, except for what a proxy must change.
 
 The frames, and what they must become, are made by Kafka's own message classes.
 """
@@ -55,7 +55,7 @@ class NodesAtHome:
 
 @cache
 def requests_by_api(kafka_version: str) -> dict[tuple[int, int], bytes]:
-    """One request of each API and version that is answered."""
+    """One request of each API and version that gets a response."""
     return {
         (vector.key, vector.version): vector.frame
         for vector in message_vectors(kafka_version)
@@ -66,7 +66,7 @@ def requests_by_api(kafka_version: str) -> dict[tuple[int, int], bytes]:
 def awaiting(
     make_relay, vector: Vector, nodes, quota_manager: ClientQuotaManager | None = None, before: bytes = b""
 ) -> Script:
-    """A relay that has sent on `before`, and the request that the vector answers."""
+    """A relay that has sent on `before`, and the request that the vector is the response to."""
     script = Script(make_relay, quota_manager or UNLIMITED, nodes=nodes, checks_usage=False).connected()
     script.facts.listener.offer = lambda api_key: (-(2**15), 2**15 - 1)
     script.facts.listener.answered = ()
@@ -151,7 +151,7 @@ def test_requests_pass_byte_for_byte(make_relay, kafka_version):
 
 
 @every_kafka
-def test_responses_pass_byte_for_byte_but_for_addresses(make_relay, kafka_version):
+def test_responses_pass_byte_for_byte_except_for_addresses(make_relay, kafka_version):
     assert responses_pass(make_relay, chosen(kafka_version, is_response=True), A_FEW) > 1000
 
 
@@ -181,12 +181,12 @@ def test_the_throttle_time_is_written_where_the_version_has_it(make_relay, kafka
 
 
 def is_version_error(vector: Vector) -> bool:
-    """ApiVersions with error 35 is answered in body version 0, which the message classes cannot tell."""
+    """A response to ApiVersions with error 35 has body version 0, which the message classes cannot know."""
     return vector.key == API_VERSIONS and vector.frame[8:10] == pack(">h", UNSUPPORTED_VERSION)
 
 
 def means_something_else(vector: Vector) -> bool:
-    """What a proxy answers by itself, and answers to ApiVersions that it reads otherwise.
+    """Requests that the proxy responds to by itself, and responses to ApiVersions that it reads otherwise.
 
     Those are the ones with error 35, or that offer an API of no version at all.
     """

@@ -127,7 +127,7 @@ def test_a_change_of_the_quotas_of_others_has_it_looked_at_once_more(make_relay,
     assert (len(looks), bytes(script.sent[Side.NODE])) == (1, b"")
 
 
-def test_the_end_amid_one_is_told_and_all_that_came_is_metered(make_relay):
+def test_the_end_amid_a_request_is_reported_and_all_bytes_are_metered(make_relay):
     script = Script(make_relay).connected()
     in_pieces(script, LARGE[:5000], 500)
     script.do(script.relay.on_eof(Side.CLIENT, NOW_US))

@@ -1,4 +1,4 @@
-"""With the fetch policy `empty` whoever is over quota gets a broker's empty response, whatever the node has sent."""
+"""With `throttle.fetch: empty` a client over quota gets a broker's empty response, whatever the node has sent."""
 
 from struct import pack
 
@@ -98,7 +98,9 @@ def test_clients_understand_it(make_relay, version):
         (5, 70, 0, 0, 0),
     ],
 )
-def test_what_is_told_of_sessions(make_relay, version, epoch, nodes_error, nodes_session, told_error, reported_session):
+def test_the_session_in_an_empty_response(
+    make_relay, version, epoch, nodes_error, nodes_session, told_error, reported_session
+):
     script = withholding(make_relay)
     script.client(versioned_fetch(version, epoch, session_id=SESSION if epoch else 0))
     size = 1500 + (version >= 12)
@@ -176,7 +178,7 @@ def test_a_new_connection_waits_for_the_throttle_of_its_entity(make_relay):
     assert script.node(fetched(2, size=900), NOW_MS + 1000) == fetched(2, size=900)
 
 
-def test_the_larger_of_our_throttle_time_and_the_nodes_is_told(make_relay):
+def test_the_larger_of_our_throttle_time_and_the_nodes_is_reported(make_relay):
     script = withholding(make_relay)
     script.client(fetch(1))
     assert script.node(fetched(1, size=1500, throttle_time_ms=9000)) == empty(11, throttle_ms=9000)
@@ -184,7 +186,7 @@ def test_the_larger_of_our_throttle_time_and_the_nodes_is_told(make_relay):
     assert script.counters.throttles_by_node == 1
 
 
-def test_no_debt_is_left_where_none_is_kept(make_relay):
+def test_no_debt_is_left_where_max_debt_ms_is_0(make_relay):
     script = withholding(make_relay, max_throttle_ms=1000, max_debt_ms=0)
     script.client(fetch(1))
     assert script.node(fetched(1, size=100_000)) == empty(11, throttle_ms=1000)
@@ -280,7 +282,7 @@ def test_a_fetch_too_short_for_its_session_ends_the_connection(make_relay):
 
 
 @pytest.mark.parametrize("fetch_quota", [None, 10_000])
-def test_whoever_is_over_the_quota_of_request_time_gets_no_data_and_is_charged_none(make_relay, fetch_quota):
+def test_a_client_over_the_quota_of_request_time_gets_no_data_and_is_charged_none(make_relay, fetch_quota):
     limits = {QuotaType.REQUEST: 1e-4} | ({} if fetch_quota is None else {QuotaType.FETCH: float(fetch_quota)})
     costs = RequestCosts({}, {FETCH: Cost(50.0)})
     quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=costs)
@@ -296,7 +298,7 @@ def test_whoever_is_over_the_quota_of_request_time_gets_no_data_and_is_charged_n
         assert quota_manager.sensors.reading(client_sensors.fetch, NOW_MS).total == 0
 
 
-def test_who_is_within_both_quotas_gets_the_data(make_relay):
+def test_a_client_within_both_quotas_gets_the_data(make_relay):
     limits = {QuotaType.REQUEST: 100.0, QuotaType.FETCH: 10_000.0}
     quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}))
     script = Script(make_relay, quota_manager, WITHHOLDS).connected()
