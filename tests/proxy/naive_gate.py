@@ -1,4 +1,4 @@
-"""The door the slow way, straight from its description: the model that `Admission` is held to.
+"""Admission the slow way, straight from its description: the model that `Admission` is compared with.
 
 All that waits or is held stands in lists that are searched; rates are those of `tests.quotas.windowed_rate`.
 """

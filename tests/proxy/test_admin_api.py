@@ -1,4 +1,4 @@
-"""The JSON API: what it answers, to whom, and what it says about bad questions."""
+"""The JSON API: its responses, which clients get them, and its errors for bad requests."""
 
 import asyncio
 import json
@@ -99,7 +99,7 @@ async def quota(api, name, query):
     return next(reported for reported in body["quotas"] if reported["quota"] == name)
 
 
-async def test_a_client_is_told_its_rule_what_it_beats_and_who_shares(api):
+async def test_the_explanation_of_a_client_has_its_rule_what_it_beats_and_who_shares(api):
     reported = await quota(api, "producer_byte_rate", "user=alice&client_id=etl")
     assert reported == {
         "quota": "producer_byte_rate",
@@ -123,7 +123,7 @@ async def test_a_client_is_told_its_rule_what_it_beats_and_who_shares(api):
     }
 
 
-async def test_what_is_used_now_and_the_last_throttles_of_all_who_share_are_told(api, clusters, clock):
+async def test_the_explanation_has_the_present_use_and_the_last_throttles_of_all_who_share(api, clusters, clock):
     use_and_be_throttled(clusters[0], clock)
     use_and_be_throttled(clusters[0], clock, client_id=b"web", value=100)
     clock.advance(1000)
@@ -150,7 +150,7 @@ async def test_what_is_used_now_and_the_last_throttles_of_all_who_share_are_told
     }
 
 
-async def test_a_shadow_is_told_with_what_it_measures(api, clusters, clock):
+async def test_the_explanation_has_shadow_quotas_with_their_use(api, clusters, clock):
     client_sensors = clusters[0].quota_manager.bind("main", 1, "alice", "etl", clock.now_ms())
     clusters[0].quota_manager.shadow_sensors.charge(client_sensors.shadow_fetch, 500, clock.now_ms())
     reported = await quota(api, "shadow_consumer_byte_rate", "user=alice&client_id=etl")
@@ -160,7 +160,7 @@ async def test_a_shadow_is_told_with_what_it_measures(api, clusters, clock):
     assert [(use["node_id"], use["rate"]) for use in reported["use"]] == [(1, 50.0)]
 
 
-async def test_an_address_is_told_with_its_use_and_as_whose_it_counts(api, clusters):
+async def test_the_explanation_of_an_address_has_its_use_and_the_network_that_it_counts_as(api, clusters):
     clusters[0].quotas = {Entity(ip=DEFAULT): {QuotaKey(QuotaType.CONNECTION): Limit(5.0, "proxy.yaml")}}
     reported = await quota(api, "connection_creation_rate", "ip=10.0.0.1")
     assert (reported["enforced"], reported["rule"]["limit"]) == (True, 5)
@@ -170,7 +170,7 @@ async def test_an_address_is_told_with_its_use_and_as_whose_it_counts(api, clust
     assert (use["node_id"], use["rate"], use["limit"]) == (None, 3.0, 5)
 
 
-async def test_the_bucket_of_controller_mutations_is_told_for_all_nodes(clock, clusters, api):
+async def test_the_bucket_of_controller_mutations_is_that_of_all_nodes(clock, clusters, api):
     quotas = {Entity("alice"): {QuotaKey(QuotaType.CONTROLLER_MUTATION): Limit(2.0, "proxy.yaml")}}
     clusters[0].quotas = quotas
     quota_manager = clusters[0].quota_manager
@@ -189,7 +189,7 @@ async def test_the_bucket_of_controller_mutations_is_told_for_all_nodes(clock, c
     assert (unbound["rule"], unbound["use"]) == (None, [])
 
 
-async def test_throttles_by_nodes_are_told_by_themselves(api, clusters, clock):
+async def test_throttles_by_nodes_are_listed_apart(api, clusters, clock):
     facts = ConnectionFacts(ListenerFacts("main", None, clusters[0].quota_manager, None), 1, "alice")
     clusters[0].last_throttles.note("10.0.0.1", Throttled(None, 700, b"etl"), facts, clock.now_ms())
     _, body, _ = await api.get("explain?user=alice&client_id=etl")
@@ -199,7 +199,7 @@ async def test_throttles_by_nodes_are_told_by_themselves(api, clusters, clock):
     assert other["node_throttles"] == []
 
 
-async def test_who_shares_the_sensor_of_newcomers_is_told_that(api, clock, clusters):
+async def test_the_explanation_says_if_new_clients_share_a_sensor(api, clock, clusters):
     quota_manager = clusters[0].quota_manager
     for number in range(80):
         client_sensors = quota_manager.bind("main", 1, "bob", f"c{number}", clock.now_ms())
@@ -208,7 +208,7 @@ async def test_who_shares_the_sensor_of_newcomers_is_told_that(api, clock, clust
     assert [(use["node_id"], use["shared_by"]) for use in reported["use"]] == [(1, {"client-id": None})]
 
 
-async def test_a_client_that_says_nothing_about_itself_is_anonymous_and_has_no_client_id(api):
+async def test_a_client_without_parameters_is_anonymous_and_has_no_client_id(api):
     _, body, headers = await api.get("explain")
     assert body["client"] == {"user": "ANONYMOUS", "client_id": "", "ip": None}
     assert body["live"] is True
@@ -261,11 +261,11 @@ async def test_quotas_come_with_their_layers_in_parts(api):
         ("quotas?%0a=1", r"\n: unknown parameter, expected limit, offset, virtual_cluster"),
     ],
 )
-async def test_a_bad_question_is_told_what_is_wrong_with_it(api, path, error):
+async def test_the_error_says_what_is_wrong_with_a_request(api, path, error):
     assert (await api.get(path))[:2] == (400, {"error": error})
 
 
-async def test_what_requests_are_taken_to_cost_is_told(api, clusters):
+async def test_the_costs_of_requests_are_listed(api, clusters):
     costs = clusters[0].quota_manager.costs
     assert (await api.get("request-costs?virtual_cluster=main"))[1] == {"virtual_cluster": "main", "nodes": []}
     costs.pin({3: Cost(40.0, 0.25)})
@@ -279,7 +279,7 @@ async def test_what_requests_are_taken_to_cost_is_told(api, clusters):
     assert reported["apis"]["Produce"]["samples"] == SAMPLES
 
 
-async def test_byte_caps_are_told(api):
+async def test_byte_caps_are_listed(api):
     reported = {
         "listener": "plain",
         "direction": "ingress",
@@ -325,13 +325,13 @@ async def test_a_token_that_is_no_text_is_refused(api):
     writer.close()
 
 
-async def test_with_a_token_only_who_bears_it_gets_a_response(api):
+async def test_with_a_token_only_requests_that_bear_it_get_a_response(api):
     api.server.token = TOKEN
     refused = {"error": "Authorization: expected 'Bearer' and the token of admin.token_file"}
     for headers in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": TOKEN}, {"Authorization": "é"}):
-        status, body, answered = await api.get("quotas", **headers)
+        status, body, response_headers = await api.get("quotas", **headers)
         assert (status, body) == (401, refused)
-        assert answered["WWW-Authenticate"].startswith("Bearer")
+        assert response_headers["WWW-Authenticate"].startswith("Bearer")
     assert (await api.get("nothing"))[0] == 401
     assert (await api.get("quotas", Authorization=f"Bearer {TOKEN}", Host="proxy.example"))[0] == 200
 
@@ -365,7 +365,7 @@ def test_a_token_is_read_from_beside_the_configuration(tmp_path):
         (b"\xff" * 20, "expected a token of ASCII characters in {}, got others"),
     ],
 )
-def test_a_token_that_is_none_is_told_with_its_setting(tmp_path, content, problem):
+def test_an_invalid_token_is_reported_with_its_setting(tmp_path, content, problem):
     if content is not None:
         (tmp_path / "token").write_bytes(content)
     with pytest.raises(ConfigErrors) as caught:

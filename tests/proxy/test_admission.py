@@ -1,4 +1,4 @@
-"""Who comes in, who waits and who is closed, by script and beside a model."""
+"""Which connections are admitted, wait or are closed, by script and beside a model."""
 
 import itertools
 from dataclasses import replace
@@ -319,7 +319,7 @@ def test_without_a_count_of_its_own_nobody_anonymous_is_counted_out():
     assert not admission.user_became(places[0], "alice")
 
 
-def test_what_is_known_of_an_address_is_told():
+def test_the_reading_of_an_address():
     admission = gate(ipv4_prefix=24)
     limit(admission, creation_rate=5.0, connections=7)
     connect(admission)

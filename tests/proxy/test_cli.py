@@ -121,7 +121,7 @@ def test_run_does_not_start_with_a_bad_file(service, bad_file):
     assert service.calls == []
 
 
-def test_run_tells_a_setting_that_turns_out_wrong_at_start(service):
+def test_run_reports_a_setting_that_turns_out_wrong_at_start(service):
     service.outcome = ConfigErrors([Problem("metrics.port", "expected a free port, got 9404")])
     result = invoke("run", "-c", EXAMPLE)
     assert result.exit_code == 2

@@ -275,7 +275,7 @@ BAD_VALUES = [
 
 
 @pytest.mark.parametrize(("path", "value", "problem"), BAD_VALUES)
-def test_a_bad_value_is_told_with_its_path_and_what_was_found(path, value, problem):
+def test_a_bad_value_is_reported_with_its_path_and_what_was_found(path, value, problem):
     assert problems(changed(path, value)) == [problem]
 
 
@@ -393,14 +393,14 @@ BAD_SOURCES = [
 
 
 @pytest.mark.parametrize(("quotas", "expected"), BAD_SOURCES)
-def test_a_source_that_cannot_be_is_refused(quotas, expected):
+def test_an_impossible_source_is_refused(quotas, expected):
     assert problems(changed(cluster("quotas"), quotas)) == expected
 
 
 TOPIC = {"bootstrap_servers": ["kafka:9092"], "topic": "records"}
 
 
-def test_a_topic_for_usage_records_is_taken_with_whoever_the_proxy_is_there():
+def test_a_topic_for_usage_records_has_its_own_credentials():
     secured = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "username": "me", "password_file": "p"}
     config = config_of(changed(("usage",), {"directory": "spool", "kafka": {**TOPIC, **secured}}))
     assert (config.usage.kafka.topic, config.usage.kafka.compression) == ("records", "gzip")
@@ -413,7 +413,7 @@ def test_a_topic_for_usage_records_is_taken_with_whoever_the_proxy_is_there():
     assert changes_needing_restart(config, config_of(MINIMAL)) == ["usage.directory", "usage.kafka"]
 
 
-def test_records_are_not_kept_for_certain_longer_than_at_all():
+def test_keep_at_least_s_is_at_most_keep_s():
     usage = {"directory": "spool", "keep_s": 60, "kafka": {**TOPIC, "username": "me"}}
     assert problems(changed(("usage",), usage)) == [
         "usage.keep_at_least_s: expected at most keep_s, 60, got 3600",
@@ -514,7 +514,7 @@ def test_two_addresses_may_have_the_same_ports():
     assert len(config_of(second_listener("127.0.0.2", 19092)).virtual_clusters[0].listeners) == 2
 
 
-def test_all_problems_are_told_in_one_run_even_where_one_could_hide_another():
+def test_all_problems_are_reported_in_one_run_even_where_one_could_hide_another():
     data = second_listener("127.0.0.1", 19094)
     data["virtual_clusters"][0]["listeners"][0].update(advertised_host="0.0.0.0", prot=3)
     data["virtual_clusters"][0]["quotas"]["entries"] = [{"user": "a"}, {"user": 7}]
@@ -561,7 +561,7 @@ def test_all_problems_are_told_in_one_run_even_where_one_could_hide_another():
         ("[" * 5000, "a.yaml: expected at most 50 levels, got more"),
     ],
 )
-def test_what_is_not_good_yaml_is_told_with_its_line(text, problem):
+def test_invalid_yaml_is_reported_with_its_file_and_line(text, problem):
     with pytest.raises(Problems) as caught:
         config_in(text)
     assert str(caught.value) == problem
@@ -718,7 +718,7 @@ def test_any_text_becomes_problems_of_one_line(text):
     assert str(caught.value).isprintable() or len(caught.value.problems) > 1
 
 
-def test_files_that_cannot_be_read_are_told(tmp_path):
+def test_files_that_cannot_be_read_are_named(tmp_path):
     def reported(path):
         with pytest.raises(ConfigErrors) as caught:
             load_config(path)
@@ -738,7 +738,7 @@ def test_files_that_cannot_be_read_are_told(tmp_path):
     assert reported(broken) == f"{broken}: line 2, column 2: expected ',' or ']', but got ':'"
 
 
-def test_of_very_many_problems_the_first_hundred_are_told():
+def test_of_very_many_problems_the_first_hundred_are_reported():
     entries = [{"user": f"u{i}", "producer_byte_rat": 1} for i in range(5_000)]
     *first, last = problems(changed(cluster("quotas", "entries"), entries))
     assert [line.partition(":")[0] for line in first] == [f"{ENTRIES}[{i}].producer_byte_rat" for i in range(100)]
@@ -879,7 +879,7 @@ def test_every_setting_is_explained():
     assert [row[0] for row in rows if len(row) != 5 or len(row[3]) < 10] == []
 
 
-def test_a_file_that_cannot_be_read_is_told_from_one_that_is_wrong(tmp_path):
+def test_an_unreadable_file_has_another_error_than_an_invalid_one(tmp_path):
     """The first may pass by itself: it is read again."""
     with pytest.raises(ConfigUnreadable, match="cannot be read: Is a directory"):
         load_config(tmp_path)
@@ -930,7 +930,7 @@ def balanced(**settings):
     return data
 
 
-def test_a_listener_may_believe_load_balancers():
+def test_a_listener_may_trust_load_balancers():
     old, new = config_of(MINIMAL), config_of(balanced())
     assert changes_needing_restart(old, new) == []
     listeners = new.virtual_clusters[0].listeners
@@ -942,7 +942,7 @@ def test_a_listener_may_believe_load_balancers():
     )
 
 
-def test_load_balancers_have_to_be_told_from_everybody_else():
+def test_the_networks_of_load_balancers_have_to_be_given():
     for mode in ("optional", "required"):
         assert problems(balanced(proxy_protocol=mode, trusted_networks=[])) == [
             f"{LISTENER}.trusted_networks: expected the networks of load balancers with proxy_protocol '{mode}', "
@@ -953,7 +953,7 @@ def test_load_balancers_have_to_be_told_from_everybody_else():
         assert found.startswith(f"{LISTENER}.trusted_networks[1]: expected an IP address, or a network like 10.0.0.0/8")
 
 
-def test_believing_too_much_is_warned_about():
+def test_trusting_too_much_is_warned_about():
     everybody = config_of(balanced(proxy_protocol="optional", trusted_networks=["10.0.0.1", "0.0.0.0/0"]))
     assert [str(warning) for warning in warnings_of(everybody, range(0))] == [
         f"{LISTENER}.proxy_protocol: counts a load balancer that sends no header as one client: once all of them do, "
@@ -962,7 +962,7 @@ def test_believing_too_much_is_warned_about():
     ]
 
 
-def test_how_nodes_are_connected_to_may_change_but_not_what_they_are_told():
+def test_settings_of_connections_to_nodes_may_change_but_not_send_proxy_protocol():
     paced = {**MINIMAL["virtual_clusters"][0]["upstream"], "connections_per_second": 20, "source_addresses": ["::1"]}
     assert changes_needing_restart(config_of(MINIMAL), config_of(changed(cluster("upstream"), paced))) == []
     telling = changed(cluster("upstream", "send_proxy_protocol"), True)
@@ -1036,7 +1036,7 @@ def reported_warnings(data):
     return [str(warning) for warning in warnings_of(config_of(data), range(0))]
 
 
-def test_networks_that_nobody_is_asked_to_trust_are_warned_about():
+def test_trusted_networks_without_proxy_protocol_are_warned_about():
     data = copy.deepcopy(MINIMAL)
     [cluster] = data["virtual_clusters"]
     cluster["listeners"][0] |= {"trusted_networks": ["10.0.0.0/8"]}
@@ -1095,7 +1095,7 @@ def together(model):
 @pytest.mark.parametrize(
     ("pattern", "model"), [(pattern, model) for pattern, model in sections("", Config) if together(model)]
 )
-def test_what_is_wrong_with_a_section_is_said_wherever_the_section_stands(pattern, model):
+def test_problems_of_a_section_are_reported_wherever_the_section_stands(pattern, model):
     data, below, problem = WRONG_TOGETHER[model]
     for step in reversed(pattern.split(".")):
         data = {step.removesuffix("[]"): [data] if step.endswith("[]") else data}

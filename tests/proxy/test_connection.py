@@ -1,4 +1,4 @@
-"""The shell of one connection, with streams and a clock that are played."""
+"""`Connection` with simulated streams and a simulated clock."""
 
 import asyncio
 from struct import pack
@@ -112,7 +112,7 @@ ETL = (("client-id", "etl"),)
 SET_ETL = alter_request([(ETL, [("producer_byte_rate", 7.0, False)])])
 
 
-async def test_an_alteration_is_answered_when_it_is_written():
+async def test_the_response_to_an_alteration_comes_when_it_is_written():
     shell = Shell()
     shell.connection.facts.may_alter = True
     shell.written = asyncio.Event()
@@ -137,7 +137,7 @@ async def test_an_alteration_is_written_though_its_client_is_gone():
     assert CloseReason.INTERNAL_ERROR not in shell.ended
 
 
-async def test_the_addresses_of_a_response_are_put_in_for_nobody_who_is_gone():
+async def test_the_addresses_of_a_response_are_not_put_in_for_a_client_that_is_gone():
     coordinators = b"".join(b"\1" + pack(">i", i) + b"\2h" + pack(">ih", 9092, 0) + b"\1\0" for i in range(10_000))
     response = frame(pack(">i", 1) + b"\0" + pack(">i", 0) + uvarint(10_001) + coordinators + b"\0")
     shell = Shell()
@@ -154,7 +154,7 @@ async def test_the_addresses_of_a_response_are_put_in_for_nobody_who_is_gone():
 
 
 async def test_nothing_is_decided_for_a_client_that_is_found_to_be_gone_just_before():
-    """Its response cannot be written, and behind that in the same read stands what was enquired for its next
+    """Its response cannot be written, and behind it in the same read is the response to our own request for its next
     request.
     """
     shell = Shell()
@@ -169,7 +169,7 @@ async def test_nothing_is_decided_for_a_client_that_is_found_to_be_gone_just_bef
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["answered", "closed by the node"])
-async def test_a_node_is_read_until_it_has_answered_what_its_client_was_charged_for(kept):
+async def test_a_node_is_read_until_its_response_to_a_charged_mutation_has_come(kept):
     shell = Shell()
     quota_manager = shell.connection.facts.listener.quota_manager
     quota_manager.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}), 0)
@@ -223,7 +223,7 @@ async def test_half_a_request_keeps_its_node_until_that_has_closed_too():
     assert (shell.node.closed, shell.node.hung_up) == (True, False)
 
 
-async def test_who_leaves_while_the_node_is_being_connected_to_is_not_waited_for():
+async def test_a_client_that_leaves_while_the_node_is_being_connected_to_is_not_waited_for():
     shell = Shell()
     never = asyncio.get_running_loop().create_future()
     shell.connect = lambda connection, reached: never
@@ -310,7 +310,7 @@ def look(shell, seconds, **time_outs):
         shell.connection.look_after(shell.clock.now_ms(), 1000, TimeOuts(**time_outs))
 
 
-async def test_a_client_that_is_too_slow_is_closed_once_and_told_why():
+async def test_a_client_that_is_too_slow_is_closed_once_and_logged_with_the_reason():
     with capture_logs() as logs:
         shell = Shell()
         look(shell, 60, first_byte_ms=5000)
@@ -319,7 +319,7 @@ async def test_a_client_that_is_too_slow_is_closed_once_and_told_why():
 
 
 @pytest.mark.parametrize("reset", [False, True])
-async def test_who_only_looks_whether_somebody_is_here_is_counted_and_not_told(reset):
+async def test_a_connection_without_any_bytes_is_logged_at_debug(reset):
     with capture_logs() as logs:
         shell = Shell()
         if reset:
@@ -332,7 +332,7 @@ async def test_who_only_looks_whether_somebody_is_here_is_counted_and_not_told(r
 
 @pytest.mark.parametrize("sent", [heartbeat(1)[:6], produce(1, size=2_000)[:500]], ids=["a head", "a body"])
 @pytest.mark.parametrize(("news", "level"), [(True, "info"), (False, "debug")])
-async def test_who_hangs_up_before_a_whole_request_is_told_of_as_of_a_mistake(sent, news, level):
+async def test_a_client_that_hangs_up_before_a_whole_request_is_logged_like_a_mistake(sent, news, level):
     with capture_logs() as logs:
         shell = Shell()
         shell.is_worth_a_line = lambda connection, reason, detail: news
@@ -341,7 +341,7 @@ async def test_who_hangs_up_before_a_whole_request_is_told_of_as_of_a_mistake(se
     assert [(line["reason"], line["log_level"]) for line in logs] == [("client_closed", level)]
 
 
-async def test_who_hangs_up_behind_a_request_has_a_line():
+async def test_a_client_that_hangs_up_after_a_request_has_a_line():
     with capture_logs() as logs:
         shell = Shell()
         shell.is_worth_a_line = lambda connection, reason, detail: False
@@ -373,7 +373,7 @@ async def test_a_client_that_reads_none_of_its_responses_is_closed():
     assert shell.ended == [CloseReason.CLIENT_READS_NOTHING]
 
 
-async def test_being_idle_is_nobodys_fault():
+async def test_an_idle_connection_is_not_logged_as_a_fault():
     with capture_logs() as logs:
         shell = Shell()
         await shell.client_sends(heartbeat(1))
@@ -397,7 +397,7 @@ async def test_the_end_of_a_connection_names_the_user_that_logged_in_and_how():
 
 
 async def logs_in_and_ends(*steps, news=True):
-    """The log line of a connection whose node ends it, and what was said to be worth a line."""
+    """The log line of a connection that its node ends, and the events that were to be logged."""
     reported = []
     with capture_logs() as logs:
         shell = Shell(limits=RelayLimits(authenticates=True))
@@ -461,6 +461,6 @@ async def test_a_login_may_fail_in_other_ways(case):
     assert line["error_message"] == ("unknown-user" if case == "SCRAM" else None)
 
 
-async def test_a_client_that_makes_the_same_mistake_again_is_told_of_to_who_hunts_a_fault():
+async def test_the_same_mistake_of_a_client_again_is_logged_at_debug():
     line, _ = await logs_in_and_ends(ASKED, (authenticate(plain(b"alice")), authenticated(error=58)), news=False)
     assert line["log_level"] == "debug"

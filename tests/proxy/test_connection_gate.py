@@ -1,4 +1,4 @@
-"""The door on the event loop: what the log is told of limits that are reached."""
+"""The connection gate on the event loop: the log lines about limits that are reached."""
 
 import socket
 
@@ -39,7 +39,7 @@ def reported(logs):
     ]
 
 
-async def test_a_full_listener_is_told_of_when_the_first_waits_and_when_nobody_has_for_long(at_the_gate):
+async def test_a_full_listener_is_logged_when_the_first_connection_waits_and_when_none_has_for_long(at_the_gate):
     gate, clock, logs = at_the_gate
     gate.set_listener_limits(KEY, ConnectionLimits(connections=1))
     assert gate.arrive(KEY, incoming())
@@ -62,7 +62,7 @@ async def test_a_full_listener_is_told_of_when_the_first_waits_and_when_nobody_h
     assert reported(logs)[1:] == [{**setting, "duration_ms": 6_000, "waited": 3}]
 
 
-async def test_the_limit_that_has_somebody_wait_is_named(at_the_gate):
+async def test_the_limit_that_has_a_connection_wait_is_named(at_the_gate):
     gate, _, logs = at_the_gate
     gate.set_limits(ConnectionLimits(creation_rate=1), 10)
     for _ in range(11):
@@ -76,7 +76,7 @@ async def test_the_limit_that_has_somebody_wait_is_named(at_the_gate):
     assert [line["setting"] for line in reported(logs)][1:] == ["connections.max_connections"]
 
 
-async def test_a_full_process_tells_how_many_it_has_turned_away(at_the_gate):
+async def test_a_full_process_logs_how_many_connections_it_has_closed(at_the_gate):
     gate, clock, logs = at_the_gate
     for _ in range(500):
         gate.log.note_full(10_000)

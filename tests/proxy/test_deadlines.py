@@ -6,7 +6,7 @@ from proxy.net.deadlines import Deadlines
 from tests.timeouts import TIMEOUT_S
 
 
-async def test_who_waits_for_too_long_is_told_in_turn_and_who_was_called_off_is_not():
+async def test_waits_that_are_too_long_end_in_turn_and_cancelled_ones_do_not():
     overdue, last = [], asyncio.Event()
     deadlines = Deadlines(0.001, lambda name: (overdue.append(name), last.set() if name == "d" else None))
     for name in "abc":

@@ -63,7 +63,7 @@ def path(tmp_path, free_port):
     return path
 
 
-def test_without_a_proxy_the_source_is_explained_and_that_is_said(path, free_port):
+def test_without_a_proxy_the_source_is_explained_with_a_message(path, free_port):
     status, out, err = explain(path, "--user", "alice", "--client-id", "etl", "--ip", "10.0.0.1")
     assert status == 0
     assert err == (
@@ -106,7 +106,7 @@ def test_json_says_that_it_is_not_from_a_proxy(path):
     assert form["quotas"][0]["quota"] == "producer_byte_rate"
 
 
-def test_caps_are_told_though_they_are_nobodys_quota(path):
+def test_caps_are_shown_though_they_are_no_quota(path):
     config = json.loads(path.read_text())
     [cluster] = config["virtual_clusters"]
     cluster["caps"] = {"egress_bytes_per_s": 5_000}
@@ -200,7 +200,7 @@ class Serving:
         await self.listener.stop()
 
 
-async def test_a_running_proxy_tells_what_it_measures(path, proxy):
+async def test_a_running_proxy_reports_its_measurements(path, proxy):
     status, out, err = await asyncio.to_thread(explain, path, "--user", "alice", "--client-id", "etl")
     assert status == 0
     assert err.startswith("answered by the proxy at 127.0.0.1:")
@@ -253,14 +253,14 @@ async def test_a_proxy_that_does_not_know_the_virtual_cluster_refuses(path, prox
     )
 
 
-async def test_something_else_at_the_port_is_told(path):
+async def test_another_http_server_at_the_port_is_reported(path):
     async with Serving(path, web.Application()):
         status, _, err = await asyncio.to_thread(explain, path)
     assert status == 1
     assert err.endswith("answers, but not as kafka-throttle does: status 404\n")
 
 
-async def test_something_that_speaks_no_http_is_told(path):
+async def test_a_server_that_speaks_no_http_is_reported(path):
     async def response(reader, writer):
         writer.write(b"\0\0\0\x08nonsense\r\n\r\n")
         writer.close()
@@ -280,7 +280,7 @@ def test_it_is_reached_from_its_own_machine(bind, reached):
     assert str(address_of(AdminConfig(bind=bind, port=1, token_file="token"))) == reached
 
 
-async def test_a_token_bucket_is_told_by_what_is_left_in_it(path):
+async def test_a_token_bucket_is_shown_with_its_tokens(path):
     quotas = {Entity("alice"): {QuotaKey(QuotaType.CONTROLLER_MUTATION): Limit(2.0, "proxy.yaml")}}
     clock, quota_manager = (
         FakeClock(epoch_ms=1_700_000_000_000),

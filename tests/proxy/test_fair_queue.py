@@ -1,4 +1,4 @@
-"""Who is next when many have come at once."""
+"""Which connection is next when many have come at once."""
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ def test_all_come_out_once_and_those_of_one_in_their_order(comers):
 
 
 @given(COMERS, st.sampled_from("abcd"))
-def test_nobody_waits_for_more_than_one_of_each_other_before_each_of_its_own(comers, whose):
+def test_each_waits_for_at_most_one_of_every_other_before_each_of_its_own(comers, whose):
     taken = [name for name, _ in filled(comers).take_all()]
     own_before = 0
     for at, name in enumerate(taken):
@@ -43,6 +43,6 @@ def test_nobody_waits_for_more_than_one_of_each_other_before_each_of_its_own(com
             own_before += 1
 
 
-def test_there_is_nothing_to_take_where_nobody_waits():
+def test_an_empty_queue_has_nothing_to_take():
     with pytest.raises(IndexError):
         FairQueue().take()

@@ -1,4 +1,4 @@
-"""Who connects to an HTTP listener: so many at a time, and nobody who only stays."""
+"""Connections to an HTTP listener: their number is bounded, and idle ones are closed."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""The memory of who was throttled last: bounded, and not flooded by one client."""
+"""The memory of the last throttles: bounded, and not filled by one client."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_each_address_node_and_quota_type_stands_by_itself_the_latest_first(quot
     assert throttles.by_nodes("bob", "etl", 10) == []
 
 
-def test_what_was_measured_is_kept(quota_manager, throttles):
+def test_a_throttle_has_the_measurement_of_its_moment(quota_manager, throttles):
     sensor = quota_manager.bind("main", 1, "alice", "etl", 0).produce
     quota_manager.sensors.charge(sensor, 800, 0)
     quota_manager.sensors.charge(sensor, 900, 0)

@@ -1,4 +1,4 @@
-"""Who goes on first when many have come at once, on real sockets."""
+"""Which connection is admitted first when many have come at once, on real sockets."""
 
 import asyncio
 import socket
@@ -117,7 +117,7 @@ async def test_when_a_port_is_given_to_another_node_nobody_goes_on_with_the_one_
     assert not house.listener.connections
 
 
-async def test_the_log_spells_addresses_as_everybody_does():
+async def test_the_log_spells_addresses_as_usual():
     with ExitStack() as stack:
         house = House(stack, "::")
         house.come("127.0.0.1")
@@ -128,7 +128,7 @@ async def test_the_log_spells_addresses_as_everybody_does():
         assert house.logged[1] == f"[::1]:{sixth.getsockname()[1]}"
 
 
-def test_a_port_that_is_taken_is_told_as_everybody_spells_it():
+def test_the_error_for_a_port_in_use_spells_the_address_as_usual():
     with ExitStack() as stack:
         taken = stack.enter_context(socket.create_server(("::1", 0), family=socket.AF_INET6))
         port = taken.getsockname()[1]
@@ -189,7 +189,7 @@ async def test_an_accepted_socket_does_not_wait_and_has_what_the_listening_one_h
         accept(house.socket)
 
 
-async def test_a_name_that_clients_share_is_told_once(house):
+async def test_a_name_that_clients_share_is_logged_once(house):
     gssapi, opaque = (Identity(f"?{mechanism}", mechanism, False) for mechanism in ("GSSAPI", "OAUTHBEARER"))
     with capture_logs() as logs:
         for identity in (gssapi, opaque, gssapi, Identity("alice", "PLAIN", True), opaque):
@@ -228,7 +228,7 @@ async def test_hostile_and_broken_clients_are_summed_up_for_each_address(house, 
     [(CloseReason.NODE_UNREACHABLE, 1), (CloseReason.INTERNAL_ERROR, 5)],
     ids=lambda value: value,
 )
-async def test_a_node_that_is_away_is_told_once_of_each_address_and_a_bug_each_time(house, reason, reported):
+async def test_an_unreachable_node_is_logged_once_for_each_address_and_a_bug_each_time(house, reason, reported):
     house.come(*[GOOD] * 5)
     house.accept_all()
     with capture_logs() as logs:

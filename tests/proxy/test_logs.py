@@ -37,7 +37,7 @@ def test_an_event_is_one_json_object_with_its_keys(capsys):
     }
 
 
-def test_a_logger_that_is_bound_later_is_made_once_and_only_when_something_is_told(capsys):
+def test_a_logger_that_is_bound_later_is_made_once_and_only_for_a_line(capsys):
     logs.configure("info", "json")
     made = []
 
@@ -112,7 +112,7 @@ def test_debug_lets_chatty_libraries_through(capsys):
     assert [line["event"] for line in lines(capsys)] == ["chatter"]
 
 
-def test_even_debug_tells_no_password_of_the_proxys_own(capsys):
+def test_even_debug_shows_no_password_of_the_proxys_own(capsys):
     logs.configure("debug", "json")
     logging.getLogger("kafka.admin.client").debug("Starting with %s", {"sasl_plain_password": "secret"})
     logging.getLogger("kafka.admin.client").info("started")
@@ -127,7 +127,7 @@ def test_configuring_twice_logs_once(capsys):
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_a_traceback_is_kept(capsys, form):
+def test_a_traceback_is_whole(capsys, form):
     logs.configure("info", form)
     try:
         raise AssertionError("our\x1b bug")
@@ -135,7 +135,7 @@ def test_a_traceback_is_kept(capsys, form):
         structlog.get_logger().exception("internal_error")
     err = capsys.readouterr().err
     assert "Traceback" in err
-    assert "test_a_traceback_is_kept" in err
+    assert "test_a_traceback_is_whole" in err
     assert "\x1b" not in err
 
 

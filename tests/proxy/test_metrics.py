@@ -126,14 +126,14 @@ def test_only_the_entities_that_use_most_have_series_of_their_own(metrics):
     assert value("kafka_throttle_other_entities_rate", RULE) == 15
 
 
-def test_who_has_no_quota_has_no_limit_to_show(metrics):
+def test_an_entity_without_a_quota_has_no_series_of_its_limit(metrics):
     metrics.add_entities(lambda: [use("a", 10.0, limit=None)])
     labels = {**RULE, "user": "", "client_id": "a"}
     assert metrics.registry.get_sample_value("kafka_throttle_entity_rate", labels) == 10
     assert metrics.registry.get_sample_value("kafka_throttle_entity_limit", labels) is None
 
 
-def test_caps_tell_what_they_let_through_and_had_wait(metrics):
+def test_caps_have_metrics_of_their_bytes_and_waits(metrics):
     metrics.add_caps(lambda: [CapTotals("main", "", "egress", 1000, 5000, 7, 2500, 3)])
     value, labels = (
         metrics.registry.get_sample_value,
@@ -211,7 +211,7 @@ OF_THE_GATE = """
 """.split()  # noqa: SIM905
 
 
-def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(metrics):
+def test_every_metric_has_our_prefix_and_every_family_is_there_from_the_start(metrics):
     names = {family.name for family in metrics.registry.collect()}
     ours = {name for name in names if name.startswith("kafka_throttle_")}
     assert all(name.startswith(("process_", "python_gc_")) for name in names - ours)
@@ -287,7 +287,7 @@ def test_two_processes_worth_of_metrics_do_not_meet():
     assert second.registry.get_sample_value("kafka_throttle_config_reloads_total", {"result": "applied"}) == 0
 
 
-def test_very_many_entities_are_looked_at_in_steps_and_told_as_at_once():
+def test_very_many_entities_are_read_in_steps_with_the_same_result():
     rows = [use(f"c{i}", rate=float(i * 7919 % 5003), throttled_ms=i % 3) for i in range(5000)]
     at_once, in_steps = (Metrics(CollectorRegistry(), top_entities=7) for _ in range(2))
     for metrics in (at_once, in_steps):
@@ -307,7 +307,7 @@ def test_very_many_entities_are_looked_at_in_steps_and_told_as_at_once():
     assert names == {row.client_id for row in sorted(rows, key=lambda row: -row.rate)[:7]}
 
 
-def test_the_gate_is_told_with_its_limits_and_the_addresses_that_come_fastest(metrics):
+def test_the_gate_has_metrics_of_its_limits_and_of_the_addresses_that_come_fastest(metrics):
     metrics.top_entities = 2
     instance = InstanceGate(3.0, None, 7, 9, 1, 2_000, 8, 10_000)
     listeners = [ListenerGate("main", "plain", 2.5, 4.0, None, 3, 1_500, 2, 700)]

@@ -52,7 +52,7 @@ async def test_a_strange_accept_header_still_gets_metrics(get, accept):
     assert b"kafka_throttle_build_info" in body
 
 
-async def test_a_process_that_answers_is_alive(get):
+async def test_a_process_that_responds_is_alive(get):
     assert (await get("/livez"))[::2] == (200, b'{"live": true}')
 
 
@@ -69,7 +69,7 @@ async def test_nothing_else_is_served(get):
     assert (await get("/metrics", method="HEAD"))[0] == 200
 
 
-async def test_a_port_in_use_is_told_with_its_setting():
+async def test_a_port_in_use_is_reported_with_its_setting():
     first = MetricsSite(Metrics(CollectorRegistry()), list)
     port = await first.start("127.0.0.1", 0)
     second = MetricsSite(Metrics(CollectorRegistry()), list)
@@ -81,7 +81,7 @@ async def test_a_port_in_use_is_told_with_its_setting():
     assert str(caught.value) == f"metrics.port: expected a free port of 127.0.0.1, got {port}, which is in use"
 
 
-async def test_an_address_of_another_machine_is_told_with_its_setting():
+async def test_an_address_of_another_machine_is_reported_with_its_setting():
     server = MetricsSite(Metrics(CollectorRegistry()), list)
     with pytest.raises(ConfigErrors) as caught:
         await server.start("192.0.2.1", 0)

@@ -1,4 +1,4 @@
-"""Who a connection comes from, on real sockets: the peer, or whoever a trusted peer speaks for."""
+"""The client of a connection, on real sockets: the peer, or the client that a trusted peer names."""
 
 import asyncio
 import socket
@@ -64,7 +64,7 @@ async def way():
 
 @pytest.mark.parametrize("header", [V1, V2], ids=["v1", "v2"])
 @pytest.mark.parametrize("required", [True, False])
-async def test_the_client_is_whom_a_trusted_peer_names_and_its_own_bytes_stay(header, required):
+async def test_the_client_is_the_one_that_a_trusted_peer_names_and_its_own_bytes_stay(header, required):
     way = Way(required)
     way.peer.sendall(header + REQUEST)
     way.begin()

@@ -86,7 +86,7 @@ def test_a_line_that_is_known_stays(file):
     assert [each.line for each in raised.value.problems] == [99, 12]
 
 
-def test_loading_tells_lines(file):
+def test_problems_of_a_configuration_have_lines(file):
     with pytest.raises(ConfigErrors) as raised:
         load_config(file)
     assert [(each.path, each.line) for each in raised.value.problems] == [

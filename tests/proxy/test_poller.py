@@ -83,7 +83,7 @@ async def test_what_others_have_had_done_is_done_though_one_of_them_fails(socket
     assert not sockets.poller.sweeps
 
 
-async def test_what_fails_at_the_end_of_a_batch_is_told_and_what_others_have_had_done_is_done(sockets):
+async def test_a_failure_at_the_end_of_a_batch_is_logged_and_the_calls_of_others_are_made(sockets):
     reported = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context["exception"]))
     failure = RuntimeError("a bug")

@@ -1,4 +1,4 @@
-"""Who may describe and alter which quotas, and what is said to the rest (quota semantics 11)."""
+"""Which users may describe and alter which quotas, and the responses to the others (quota semantics 11)."""
 
 from math import inf, nan
 
@@ -164,7 +164,7 @@ def test_a_filter_that_makes_no_sense_is_refused(components, code, message, vers
     assert ask(components, version=version) == (code, message, None)
 
 
-def test_everybody_may_describe_their_own(version):
+def test_every_user_may_describe_its_own_quotas(version):
     own = {"may_alter": False, "may_describe": False, "user": "alice", "version": version}
     assert found([("user", EXACT, "alice")], **own) == {Entity("alice"), Entity("alice", "app"), Entity("alice", D)}
     assert found([("client-id", EXACT, "app"), ("user", EXACT, "alice")], strict=True, **own) == {
@@ -256,7 +256,7 @@ def test_changes_are_written_before_the_response(version):
         ([("ip", "::ffff:10.1.2.3")], Entity(ip="10.1.2.3")),
     ],
 )
-def test_every_kind_of_entity_is_altered_and_told_as_it_was_asked(parts, entity):
+def test_every_kind_of_entity_is_altered_and_the_response_repeats_it(parts, entity):
     key = CONNECTION if entity.ip is not None else MUTATION
     assert alterations([(parts, [put(key.text, 3)])]) == [Alteration(entity, {key: 3.0})]
     [(code, message, reported)] = alter([(parts, [put(key.text, 3)])])
@@ -346,7 +346,7 @@ def test_values_that_are_no_quota_are_refused(key, value, message):
         (M, [0.1, 2.0**70]),
     ],
 )
-def test_values_are_kept_as_they_are(key, values):
+def test_values_stay_as_they_are(key, values):
     entity = ADDRESS if key == C else ALICE
     for value in values:
         [alteration] = alterations([(entity, [put(key, value)])])
@@ -359,7 +359,7 @@ def test_an_entity_is_changed_whole_or_not_at_all_and_the_others_are():
     assert [code for code, _, _ in alter(entries)] == [INVALID, 0, INVALID]
 
 
-def test_of_several_problems_the_first_is_told():
+def test_of_several_problems_the_first_is_in_the_response():
     [(_, message, _)] = alter([(ALICE, [put(P, 5), put("one", 1), put("two", 1), put(F, -1)])])
     assert message == "Invalid configuration key one"
 
@@ -406,7 +406,7 @@ def test_nothing_to_do_is_done_at_once(version):
         assert len(altered(decision.response, version)) == len(entries)
 
 
-def test_what_could_not_be_written_is_told():
+def test_an_alteration_that_could_not_be_written_has_an_error():
     entries = [(ALICE, [put(P, 5)]), (APP, [put(P, 0)]), (ADDRESS, [put(C, 5)]), ((("user", "b"),), [put(P, 5)])]
     results = [AlterationRefused("not here"), SourceUnavailable("disk: full"), None]
     assert alter(entries, results=results) == [
@@ -417,7 +417,7 @@ def test_what_could_not_be_written_is_told():
     ]
 
 
-def test_who_may_not_alter_is_told_so_for_every_entry_as_it_was_asked(version):
+def test_a_user_who_may_not_alter_gets_an_error_for_every_entry_of_the_request(version):
     twice = (("user", "a"), ("user", "b"))
     entries = [(ALICE, [put(P, 5)]), (ALICE, [put("x", nan)]), (twice, []), ((), [])]
     for who in ({"may_alter": False}, {"may_alter": False, "may_describe": False, "user": "alice"}):
@@ -530,7 +530,7 @@ def test_of_very_many_one_is_found_in_one_step():
 
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("user", ["alice", "nobody", "<default>", "shadow", ""])
-def test_what_is_told_of_a_user_is_the_same_when_its_entities_are_known(user, strict):
+def test_the_quotas_described_of_a_user_are_the_same_when_its_entities_are_known(user, strict):
     frame = describe_request([("user", EXACT, user)], strict, version=1, corr=70)
     ask = DecisionRequest(1, DecisionKind.QUOTA_API, Side.CLIENT, frame[5], 1, frame)
     scanning, knowing = facts(user=user), facts(user=user)

@@ -79,7 +79,7 @@ def test_where_there_are_no_layers_unsetting_removes():
         unset(Layerless(AlterationRefused("no")), ALICE, [PRODUCE])
 
 
-def test_the_cluster_as_a_source_is_kept_on_disk_where_a_file_is_named(tmp_path):
+def test_last_good_quotas_of_the_cluster_are_on_disk_where_a_file_is_named(tmp_path):
     state_file = str(tmp_path / "last-good.json")
     assert isinstance(source_of(cluster(rate=None, source="upstream"), tmp_path / "proxy.yaml"), UpstreamSource)
     kept = source_of(cluster(rate=None, source="upstream", state_file=state_file), tmp_path / "proxy.yaml")
@@ -99,7 +99,7 @@ def test_zookeeper_is_asked_under_a_root_of_our_own_unless_another_is_named(tmp_
         assert found.sasl is found.tls is None
 
 
-def test_a_password_that_cannot_be_read_is_told_with_its_setting(tmp_path):
+def test_a_password_that_cannot_be_read_is_reported_with_its_setting(tmp_path):
     zookeeper = {"servers": ["10.0.0.1:2181"], "username": "kt", "password_file": "password"}
     with pytest.raises(ConfigErrors) as caught:
         source_of(cluster(rate=None, source="zookeeper", zookeeper=zookeeper), tmp_path / "proxy.yaml")

@@ -166,14 +166,14 @@ def test_a_quota_that_will_bind_nobody_is_warned_about(path):
         ),
     ],
 )
-def test_bad_input_is_told_and_ends_with_2_before_anything_is_written(path, arguments, problem):
+def test_bad_input_is_reported_and_ends_with_2_before_anything_is_written(path, arguments, problem):
     status, out, err = quotas(path, "set", *arguments)
     assert (status, out) == (2, "")
     assert err.startswith(problem)
     assert not path.with_name("state-main.json").exists()
 
 
-def test_without_an_argument_the_usage_is_told(path):
+def test_without_an_argument_the_usage_is_printed(path):
     assert quotas(path, "set", "--user", "a")[0] == 2
     assert quotas(path, "unset", "--user", "a")[0] == 2
 
@@ -240,7 +240,7 @@ def test_a_bad_configuration_ends_with_2(tmp_path):
     assert (status, err) == (2, "virtual_clusters: expected a list, got 1 (line 1)\n")
 
 
-def test_the_version_is_told():
+def test_the_version_is_printed():
     done = CliRunner().invoke(main, ["--version"])
     assert done.exit_code == 0
     assert done.output.startswith("kafka-throttle, version ")

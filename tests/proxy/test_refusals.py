@@ -3,7 +3,7 @@
 from proxy.gate.refusals import Refusals
 
 
-def test_an_address_that_is_refused_is_told_of_when_it_begins_and_when_it_is_over():
+def test_refusals_of_an_address_are_logged_when_they_begin_and_when_they_are_over():
     refusals = Refusals()
     assert refusals.note("main", "10.0.0.1", "ip_rate_exceeded", 0)
     assert not refusals.note("main", "10.0.0.1", "ip_rate_exceeded", 9_000)
@@ -30,7 +30,7 @@ def test_very_many_addresses_are_no_more_lines_than_a_log_can_take():
     assert refusals.note("main", "4999", "ip_rate_exceeded", 15_001)
 
 
-def test_each_mistake_of_an_address_is_told_once_until_it_has_stayed_away_for_long():
+def test_each_mistake_of_an_address_is_logged_once_until_it_has_not_come_for_long():
     faults = Refusals(60_000, tells_each=True)
     assert faults.note("main", "10.0.0.1", "tls_expected", 0)
     assert not faults.note("main", "10.0.0.1", "tls_expected", 59_000)
@@ -42,7 +42,7 @@ def test_each_mistake_of_an_address_is_told_once_until_it_has_stayed_away_for_lo
     assert faults.note("main", "10.0.0.1", "tls_expected", 178_001)
 
 
-def test_an_address_that_makes_up_a_new_mistake_each_time_is_told_of_a_few_times():
+def test_an_address_with_a_new_mistake_each_time_is_logged_a_few_times():
     faults = Refusals(60_000, tells_each=True)
     assert [faults.note("main", "10.0.0.1", f"user {i}", i) for i in range(500)] == [True] * 16 + [False] * 484
     [episode] = faults.over(100_000)

@@ -1,4 +1,4 @@
-"""Streams on real sockets: what is read, written, held back and told when either end goes away."""
+"""Streams on real sockets: reads, writes, full buffers, and the end of either side."""
 
 import asyncio
 import socket
@@ -26,7 +26,7 @@ def cap(limit):
 
 
 class StreamListener:
-    """Notes what it is told."""
+    """Notes each call of the stream."""
 
     def __init__(self, room=256 * 1024):
         self.room = room
@@ -104,7 +104,7 @@ async def ends():
     made.peer.close()
 
 
-async def test_what_the_peer_sends_is_read_and_then_its_end_told_once(ends):
+async def test_what_the_peer_sends_is_read_and_then_its_end_reported_once(ends):
     ends.peer.sendall(b"abc")
     await ends.until(lambda: ends.owner.data == b"abc")
     ends.peer.shutdown(socket.SHUT_WR)
@@ -187,7 +187,7 @@ async def test_pieces_arrive_in_order_however_little_the_kernel_takes(ends):
     assert await ends.receive_all() == b"".join(sent)
 
 
-async def test_a_full_buffer_is_told_and_so_is_room(ends):
+async def test_a_full_buffer_is_reported_and_so_is_room(ends):
     piece = bytes(32 * 1024)
     while "full" not in ends.owner.reported:
         ends.stream.write([piece])
@@ -245,7 +245,7 @@ async def test_an_abort_drops_everything_at_once(ends):
     assert len(await ends.receive_all()) < 4_000_000
 
 
-async def test_a_reset_is_told_with_its_error(ends):
+async def test_a_reset_is_reported_with_its_error(ends):
     ends.reset()
     await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
 
@@ -284,14 +284,14 @@ async def test_a_client_that_is_gone_is_noticed_though_nobody_reads_it(ends):
 async def test_what_a_node_sent_before_it_went_is_delivered_though_nobody_reads_it_yet():
     ends = Ends(side=Side.NODE)
     ends.stream.pause_reading()
-    ends.peer.sendall(b"an answer")
+    ends.peer.sendall(b"a response")
     await asyncio.sleep(0.02)
     ends.reset()
     await asyncio.sleep(0.02)
     assert ends.owner.reported == []
     ends.stream.resume_reading()
     await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
-    assert ends.owner.data == b"an answer"
+    assert ends.owner.data == b"a response"
 
 
 async def test_an_owner_may_close_from_within_a_read(ends):
@@ -361,7 +361,7 @@ async def test_what_was_written_amid_a_sweep_is_there_before_the_end(ends, end):
     assert ends.stream.lost_bytes == 0
 
 
-async def test_more_than_the_kernel_takes_amid_a_sweep_is_kept_and_told(ends):
+async def test_more_than_the_kernel_takes_amid_a_sweep_is_buffered_and_reported(ends):
     data = bytes(4 << 20)
     await Swept(ends).does(lambda: ends.stream.write([data]))
     await ends.until(lambda: ends.owner.reported == ["full"])

@@ -32,7 +32,7 @@ _ENDED_A_SWEEP_EARLIER = [[("peer_sends", 9)], [("peer_sends", 9), ("peer_ends",
 
 
 class Run:
-    """A stream, and its owner, who does one thing when he is told that it is full, and one when bytes have come."""
+    """A stream, and its owner, which does one thing when the stream is full, and one when bytes have come."""
 
     def __init__(self, stack, side, when_full, when_bytes_come):
         ours, self.peer = (stack.enter_context(sock) for sock in socket.socketpair())
@@ -123,7 +123,7 @@ class Run:
         self.poller.remove(self.ours.fileno())
 
     async def finish(self):
-        """Everybody takes what there is for him until nothing moves any more; then the stream is closed."""
+        """Both sides take all there is for them until nothing moves any more; then the stream is closed."""
         self.do(("resume", None))
         for _ in range(200):
             before = len(self.received), len(self.data), self.stream.unsent_bytes, list(self.reported)

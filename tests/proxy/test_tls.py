@@ -64,7 +64,7 @@ def files(issued):
 
 
 class Node:
-    """Answers each Heartbeat and Produce; counts connections."""
+    """Responds to each Heartbeat and Produce; counts connections."""
 
     def __init__(self):
         self.connections = 0
@@ -234,7 +234,7 @@ async def test_a_certificate_names_the_user(paper, rules, user, version):
         client.close()
 
 
-async def test_who_need_not_show_a_certificate_and_does_not_is_anonymous(paper):
+async def test_a_client_without_a_certificate_is_anonymous_where_none_is_required(paper):
     async with proxying(mutual(paper, auth="requested")) as proxy:
         client = await proxy.client(client_context(paper.ours))
         assert await client.ask(heartbeat(1)) == heartbeaten(1)
@@ -329,7 +329,7 @@ async def test_a_client_that_does_not_trust_the_listener_says_so(paper, version)
     assert any("alert unknown ca" in line.get("detail", "") for line in logs)
 
 
-async def test_who_speaks_no_tls_is_told_from_one_who_speaks_it_badly(paper):
+async def test_a_client_without_tls_has_another_reason_than_one_whose_tls_is_wrong(paper):
     with capture_logs() as logs:
         async with proxying(files(paper.listener)) as proxy:
             for count, data in enumerate((heartbeat(1), b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05garbage"), 1):
@@ -343,7 +343,7 @@ async def test_who_speaks_no_tls_is_told_from_one_who_speaks_it_badly(paper):
     assert reported[2][0] == "tls_failed"
 
 
-async def test_tls_on_a_plain_listener_is_told_once(paper):
+async def test_tls_on_a_plain_listener_is_logged_once(paper):
     with capture_logs() as logs:
         async with proxying() as proxy:
             for count in (1, 2, 3):
@@ -354,7 +354,7 @@ async def test_tls_on_a_plain_listener_is_told_once(paper):
     assert reported == ["warning", "debug", "debug"]
 
 
-async def test_a_client_that_speaks_no_tls_again_and_again_is_told_of_when_it_begins_and_when_it_is_over(paper):
+async def test_a_client_that_often_speaks_no_tls_is_logged_when_it_begins_and_when_it_is_over(paper):
     clock = FakeClock()
     with capture_logs() as logs:
         async with proxying(files(paper.listener), clock=clock) as proxy:
@@ -522,12 +522,12 @@ async def test_a_server_name_leads_to_its_node_and_none_to_any(paper):
 
 
 async def unnamed(proxy):
-    """A client that asks for no name."""
+    """A client that sends no server name."""
     context = ssl._create_unverified_context()
     return Client(*await asyncio.open_connection("127.0.0.1", proxy.port, ssl=context, server_hostname=""))
 
 
-async def test_who_says_no_name_bootstraps_and_that_is_told_once_of_each_address(paper):
+async def test_a_client_without_a_server_name_bootstraps_and_is_logged_once_for_each_address(paper):
     clock = FakeClock()
     with capture_logs() as logs:
         async with proxying(files(paper.listener), clock=clock, **BY_NAME) as proxy:
@@ -544,7 +544,7 @@ async def test_who_says_no_name_bootstraps_and_that_is_told_once_of_each_address
     assert (line["counts_as"], line["connections"]) == ("127.0.0.1", 3)
 
 
-async def test_who_says_no_name_is_closed_where_one_is_demanded(paper):
+async def test_a_client_without_a_server_name_is_closed_where_one_is_demanded(paper):
     with capture_logs() as logs:
         async with proxying(files(paper.listener), **BY_NAME, require_server_name=True) as proxy:
             with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):
@@ -573,7 +573,7 @@ async def test_each_whole_name_of_the_certificate_bootstraps(paper):
     other.server.close()
 
 
-async def test_a_name_of_nobodys_is_refused(paper):
+async def test_an_unknown_server_name_is_refused(paper):
     with capture_logs() as logs:
         async with proxying(files(paper.listener), **BY_NAME) as proxy:
             with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):
@@ -660,7 +660,7 @@ async def test_nodes_are_shown_new_certificates_too(paper, tmp_path):
         watching.cancel()
 
 
-async def test_the_end_of_a_certificate_is_a_metric_and_told_before_it_comes_once_a_day(paper):
+async def test_the_end_of_a_certificate_is_a_metric_and_is_logged_once_a_day_before_it_comes(paper):
     ends_s = int(paper.listener.certificate.not_valid_after_utc.timestamp())
     clock = FakeClock(epoch_ms=(ends_s - 10 * 86_400) * 1000)
     with capture_logs() as logs:

@@ -46,7 +46,7 @@ def reported(data):
         ({"certificate_file": "c", "certifcate": "c"}, "certifcate: unknown key, did you mean 'certificate_file'?"),
     ],
 )
-def test_what_is_wrong_with_tls_is_told(tls, expected):
+def test_wrong_settings_of_tls_are_reported(tls, expected):
     problems = reported(with_tls(tls=tls))
     assert all(problem.startswith(f"{LISTENER}.tls") for problem in problems)
     assert any(expected in problem for problem in problems), problems

@@ -130,7 +130,7 @@ async def ends(request, contexts):
     made.close()
 
 
-async def test_what_the_peer_sends_is_read_and_then_its_goodbye_told_once(ends):
+async def test_what_the_peer_sends_is_read_and_then_its_goodbye_reported_once(ends):
     ends.send(b"abc")
     await ends.until(lambda: ends.owner.data == b"abc")
     ends.goodbye()  # the socket stays open
@@ -141,7 +141,7 @@ async def test_what_the_peer_sends_is_read_and_then_its_goodbye_told_once(ends):
     assert ends.owner.reported == ["eof"]
 
 
-async def test_bytes_and_a_goodbye_in_one_packet_are_both_told(ends):
+async def test_bytes_and_a_goodbye_in_one_packet_are_both_reported(ends):
     data = ends.encrypted(b"abc")
     with contextlib.suppress(ssl.SSLError):
         ends.peer.unwrap()
@@ -157,7 +157,7 @@ async def test_an_end_without_a_goodbye_is_an_end(ends):
     assert ends.owner.data == b"abc"
 
 
-async def test_a_record_that_is_damaged_is_told_after_what_came_before_it(ends):
+async def test_a_damaged_record_is_reported_after_what_came_before_it(ends):
     damaged = bytearray(ends.encrypted(b"second"))
     damaged[-1] ^= 1
     ends.raw.sendall(ends.encrypted(b"third"))  # out of turn, too
@@ -254,7 +254,7 @@ async def test_pieces_arrive_in_order_however_little_the_kernel_takes(ends):
     assert await ends.receive_all() == (b"".join(sent), True)
 
 
-async def test_a_full_buffer_is_told_and_so_is_room(ends):
+async def test_a_full_buffer_is_reported_and_so_is_room(ends):
     piece = bytes(32 * 1024)
     while "full" not in ends.owner.reported:
         ends.stream.write([piece])
@@ -358,7 +358,7 @@ async def test_both_directions_at_once_under_all_sizes(ends):
     assert await reading == (down, True)
 
 
-async def test_whoever_takes_a_little_is_seen_to_take_it(contexts):
+async def test_a_peer_that_reads_a_little_is_seen_to_read(contexts):
     """Though the kernel tells of room only when much of its buffer is free, and a record is one piece."""
     ends = Ends(contexts)
     ends.raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

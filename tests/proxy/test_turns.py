@@ -37,7 +37,7 @@ async def test_each_has_its_step_in_turn():
     assert "".join(done) == "ababab"
 
 
-async def test_what_fails_or_is_called_off_holds_up_nobody():
+async def test_work_that_fails_or_is_cancelled_holds_up_no_other():
     def fails():
         yield
         raise ValueError

@@ -93,7 +93,7 @@ async def test_a_source_address_that_is_not_there_is_passed_over_and_named_when_
     assert node.failed == [1]
 
 
-async def test_who_gets_no_turn_to_connect_in_time_is_told_why(node):
+async def test_a_connection_without_a_turn_in_time_fails_with_the_reason(node):
     node.upstream.reconfigure(node.config(connections_per_second=0.5))
     await node.connect()
     node.upstream.reconfigure(node.config(connections_per_second=0.5, connect_timeout_ms=100))
@@ -118,7 +118,7 @@ async def test_lifting_the_pace_lets_those_go_who_wait(node):
 
 @pytest.mark.parametrize("announced", [True, False])
 async def test_connections_of_its_own_say_so_where_nodes_want_to_know(node, announced):
-    """Both those that look for nodes and those that read quotas."""
+    """Both the connections that look for nodes and those that read quotas."""
     config = node.config(send_proxy_protocol=announced, connect_timeout_ms=20_000)
 
     def ask_for_quotas():
@@ -140,7 +140,7 @@ async def test_connections_of_its_own_say_so_where_nodes_want_to_know(node, anno
 
 
 async def test_what_keeps_the_proxy_from_its_cluster_is_named_once_for_each_reason(tmp_path, monkeypatch):
-    """First nobody is there, then somebody that speaks TLS."""
+    """First no server is there, then one that speaks TLS."""
     monkeypatch.setattr("proxy.upstream.discovery._LONGEST_LOOK_S", TIMEOUT_S)
     context = server_context(Authority(tmp_path).issue("127.0.0.1"))
     node = Node(connect_timeout_ms=100)
@@ -225,7 +225,7 @@ async def test_a_name_whose_one_address_has_a_zone_is_connected_to_as_any_other(
 
 
 @pytest.mark.parametrize("node_id", [1, BOOTSTRAP_NODE_ID])
-async def test_a_node_that_refuses_is_told_later_and_counted(node, node_id):
+async def test_a_refusal_of_a_node_is_reported_later_and_counted(node, node_id):
     node.server.close()
     asker, _ = open_(node, node_id)
     assert not asker.outcome.done()
@@ -236,7 +236,7 @@ async def test_a_node_that_refuses_is_told_later_and_counted(node, node_id):
 
 
 @pytest.mark.parametrize(("host", "port"), [("255.255.255.255", 1), ("127.0.0.1\0", 1)])
-async def test_an_address_that_cannot_even_be_tried_is_told_later(node, host, port):
+async def test_an_address_that_cannot_be_tried_is_reported_later(node, host, port):
     node.upstream.directory.learn(7, host, port)
     asker, _ = open_(node, 7)
     assert not asker.outcome.done()
@@ -267,7 +267,7 @@ async def test_a_port_that_there_cannot_be_leaves_a_node_where_it_was(node, port
     assert node.upstream.directory.address(1) == where
 
 
-async def test_a_node_that_does_not_answer_is_given_up_in_time_and_who_is_not_wanted_is_dropped(node):
+async def test_a_node_that_does_not_accept_is_given_up_in_time_and_an_unwanted_connection_is_dropped(node):
     with deaf_address() as deaf:
         node.upstream.directory.learn(7, *deaf)
         node.upstream.reconfigure(node.config(connect_timeout_ms=100))
@@ -360,14 +360,14 @@ async def test_the_proxys_own_look_reaches_a_cluster_past_dead_addresses_and_ser
         looking.cancel()
 
 
-async def test_nodes_that_do_not_tell_their_num_partitions_hold_up_nobody(node, monkeypatch):
-    answered = asyncio.Event()
+async def test_nodes_that_do_not_report_num_partitions_hold_up_no_client(node, monkeypatch):
+    responds = asyncio.Event()
 
     async def nodes_named_by(*_):
         return [MetadataNode(5, "127.0.0.1", node.port)]
 
     async def default_partitions_of(*_):
-        await answered.wait()
+        await responds.wait()
         return 7
 
     monkeypatch.setattr("proxy.upstream.discovery._LONGEST_EXTRA_LOOK_S", 0)
@@ -378,7 +378,7 @@ async def test_nodes_that_do_not_tell_their_num_partitions_hold_up_nobody(node, 
         assert node.upstream.directory.address(5) == ("127.0.0.1", node.port)
     with capture_logs():
         assert node.upstream.discovery.default_partitions() == 1
-    answered.set()
+    responds.set()
     monkeypatch.setattr("proxy.upstream.discovery._LONGEST_EXTRA_LOOK_S", TIMEOUT_S)
     assert await node.upstream.discovery._learn()
     assert node.upstream.discovery.default_partitions() == 7
@@ -392,7 +392,7 @@ async def test_the_round_trip_is_asked_for_now_and_then(node):
     assert asked == [True, False, False]
 
 
-async def test_who_is_not_wanted_any_more_before_it_began_never_begins(node):
+async def test_a_connection_that_is_given_up_before_it_began_never_begins(node):
     asker, under_way = open_(node)
     under_way.cancel()
     other, _ = open_(node)

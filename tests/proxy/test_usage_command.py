@@ -19,7 +19,7 @@ def test_other_commands_import_no_spark():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_who_lacks_the_extra_is_told_how_to_get_it():
+def test_without_the_extra_the_error_says_how_to_install_it():
     code = "import sys; sys.modules['pyspark'] = None; from proxy.cli.main import main; main()"
     command = [sys.executable, "-c", code, "usage", "ingest", "--from", "x", "--table", "y"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -28,7 +28,7 @@ def test_who_lacks_the_extra_is_told_how_to_get_it():
     assert done.stderr == wanted
 
 
-def test_mistakes_on_the_command_line_are_told():
+def test_mistakes_on_the_command_line_are_reported():
     assert "got both" in run("ingest", "--from", "x", "--table", "y", "--once", "--every", "3").output
     assert "got neither" in run("ingest", "--table", "y").output
     assert "got both" in run("ingest", "--from", "x", "--from-topic", "y", "--table", "y").output
@@ -52,7 +52,7 @@ def test_mistakes_on_the_command_line_are_told():
         ("--kafka-conf", "a=b", "sasl.password:hunter2=x", "KEY=VALUE with a setting of Kafka's consumer"),
     ],
 )
-def test_of_what_is_no_setting_its_place_is_told_and_nothing_else(option, good, bad, expected):
+def test_of_an_invalid_setting_only_its_place_is_shown(option, good, bad, expected):
     command = ("ingest", "--from-topic", "x", "--table", "y", "--bootstrap-server", "here:1")
     if option == "--conf":
         command = ("compact", "--table", "y")
@@ -69,7 +69,7 @@ def ship(spool, *arguments, server="127.0.0.1:9"):
     return run("ship", "--from", str(spool), "--to-topic", "records", "--bootstrap-server", server, *arguments)
 
 
-def test_what_cannot_be_shipped_is_told(tmp_path):
+def test_settings_that_cannot_be_shipped_with_are_reported(tmp_path):
     result = ship(tmp_path)
     assert (result.exit_code, result.output) == (0, "0 files, 0 lines sent to records\n")
     with alone_at(tmp_path):

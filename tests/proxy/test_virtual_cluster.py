@@ -12,7 +12,7 @@ SPARES = 9100
 
 
 class Cluster:
-    """A listener with ports for nodes 0 to 2, and three spares, unless told otherwise."""
+    """A listener with ports for nodes 0 to 2, and three spares, if nothing else is given."""
 
     def __init__(self, spares=3, **settings):
         self.clock = FakeClock()
@@ -30,7 +30,7 @@ class Cluster:
         self.directory.note_all(node_ids)
 
     def reported(self, *node_ids):
-        """The ports that clients are told in one response; None for a node that is left out."""
+        """The ports that clients get in one response; None for a node that is left out."""
         return [self._reported(node_id) for node_id in node_ids]
 
     def _reported(self, node_id):
@@ -72,7 +72,7 @@ def test_all_nodes_may_be_replaced_at_once(cluster):
         assert None not in cluster.reported(*ids)
 
 
-def test_one_node_without_a_port_is_left_out_counted_and_told_of_once_a_minute(cluster):
+def test_a_node_without_a_port_is_left_out_counted_and_logged_once_a_minute(cluster):
     with capture_logs() as logs:
         assert cluster.reported(3, 4, 5, 6) == [9100, 9101, 9102, None]
         assert cluster.reported(6, 3) == [None, 9100]
