@@ -1,4 +1,4 @@
-"""The file of last good quotas: there after a restart, whole after a crash, harmless if it cannot be read or written."""
+"""The file of last good quotas: there after a restart, whole after a crash, harmless if it cannot be read."""
 
 import errno
 import json
