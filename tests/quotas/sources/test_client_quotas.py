@@ -5,9 +5,10 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kafka import errors
 from kafka.protocol.admin import DescribeClientQuotasResponse
 
-from protocol.messages.client_quotas import Verbatim, all_quotas_request
+from protocol.messages.client_quotas import AlteredEntity, EntityPart, Verbatim, all_quotas_request
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.sources.client_quotas import alter_request, altered, reported, shows
@@ -166,6 +167,18 @@ def test_alterations_are_written_and_each_has_its_result():
     assert str(results[1]) == "Invalid configuration key"
     assert "error 7" in str(results[2])
     assert "need AlterConfigs on the Cluster resource" in str(results[3])
+
+
+def test_errors_after_which_kafkas_clients_try_again_leave_the_source_unavailable():
+    """The table is that of kafka-python; all other errors are refusals."""
+    alteration = Alteration(Entity("alice"), {PRODUCE: 1.0})
+    known = [
+        error for error in vars(errors).values() if isinstance(error, type) and (getattr(error, "errno", 0) or 0) > 0
+    ]
+    assert len(known) > 100
+    for error in known:
+        [result] = altered([AlteredEntity(error.errno, None, [EntityPart("user", "alice")])], [alteration], {})
+        assert type(result) is (SourceUnavailable if error.retriable else AlterationRefused), error
 
 
 def test_an_address_is_altered_under_the_clusters_spelling():
