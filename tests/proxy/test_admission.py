@@ -52,7 +52,7 @@ def due(admission, now_ms):
 # ----------------------------------------------------------- rates of addresses
 
 
-def test_who_comes_too_fast_is_held_for_its_delay_and_then_closed():
+def test_a_connection_that_comes_too_fast_is_held_for_its_delay_and_then_closed():
     admission = gate()
     limit(admission, creation_rate=2.0)
     places = [connect(admission) for _ in range(20)]
@@ -99,7 +99,7 @@ def test_each_that_is_held_ends_at_its_own_time():
     assert due(admission, 1_000) == [("long", TOO_FAST), ("later", TOO_FAST)]
 
 
-def test_a_refused_one_delays_nobody():
+def test_a_refused_connection_delays_no_other():
     admission = gate()
     limit(admission, rates={HERE: 0.0})
     admission.quotas.set_listener_limits(FRONT, ConnectionLimits(creation_rate=1.0), 0)
@@ -150,7 +150,7 @@ def test_addresses_of_one_prefix_are_one_unless_something_is_said_about_one():
     assert connect(admission, "fe80::1%eth0").origin == "fe80::/64"
 
 
-def test_a_shadow_sees_every_attempt_and_holds_nobody():
+def test_a_shadow_counts_every_attempt_and_holds_none():
     admission = gate(waits=True)
     limit(admission, creation_rate=2.0, shadow_rate=1.0)
     for _ in range(25):
@@ -181,7 +181,7 @@ def test_with_wait_the_head_comes_in_when_the_rate_allows_and_newcomers_stand_be
     assert admission.held == 0
 
 
-def test_with_wait_nobody_overtakes_and_nobody_is_held_longer_than_a_window():
+def test_with_wait_no_connection_overtakes_and_none_is_held_longer_than_a_window():
     admission = gate(waits=True)
     limit(admission, creation_rate=1.0)
     for _ in range(10):
@@ -194,7 +194,7 @@ def test_with_wait_nobody_overtakes_and_nobody_is_held_longer_than_a_window():
     assert due(admission, at_ms) == [("a", Step.ADMITTED), ("b", Step.ADMITTED)]
 
 
-def test_with_wait_nobody_is_left_behind_by_a_gate_that_takes_one_thing_at_a_time():
+def test_with_wait_no_connection_is_left_behind_by_a_gate_that_takes_one_event_at_a_time():
     admission = gate(waits=True)
     limit(admission, creation_rate=1.0)
     for address in (HERE, THERE):
@@ -253,7 +253,7 @@ def test_a_listener_over_its_rate_has_one_wait_and_the_other_goes_on():
     assert (counts.throttles, counts.throttled_ms, admission.counts[BACK].throttles) == (1, 500, 0)
 
 
-def test_one_without_a_slot_waits_until_somebody_leaves():
+def test_a_connection_without_a_slot_waits_until_another_leaves():
     admission = gate()
     admission.quotas.set_instance_limits(ConnectionLimits(connections=1), 0)
     place = connect(admission)
@@ -266,7 +266,7 @@ def test_one_without_a_slot_waits_until_somebody_leaves():
     assert isinstance(admission.admit(FRONT, "front", HERE, 10_000), ConnectionSlot)
 
 
-def test_who_is_on_the_way_takes_a_slot_until_it_is_given_up():
+def test_a_connection_on_its_way_in_takes_a_slot_until_it_is_given_up():
     admission = gate()
     admission.quotas.set_listener_limits(FRONT, ConnectionLimits(connections=1), 0)
     assert admission.arrive(FRONT, "reads its header", 0)
@@ -312,7 +312,7 @@ def test_an_address_and_a_user_have_as_many_as_they_may():
     assert all(admission.user_became(connect(admission), user) for user in users)
 
 
-def test_without_a_count_of_its_own_nobody_anonymous_is_counted_out():
+def test_anonymous_clients_are_not_limited_without_an_override():
     admission = gate(per_user=0)
     places = [connect(admission) for _ in range(5)]
     assert all(admission.user_became(place, ANONYMOUS) for place in places)

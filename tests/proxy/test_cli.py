@@ -65,7 +65,7 @@ def test_check_says_what_a_valid_file_comes_to():
     )
 
 
-def test_check_tells_every_problem_on_a_line_of_standard_error_and_exits_with_2(bad_file):
+def test_check_prints_every_problem_on_a_line_of_standard_error_and_exits_with_2(bad_file):
     result = invoke("check", "-c", bad_file)
     assert result.exit_code == 2
     assert result.stdout == ""

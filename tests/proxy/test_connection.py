@@ -168,7 +168,7 @@ async def test_nothing_is_decided_for_a_client_that_is_found_to_be_gone_just_bef
     assert bucket.total == 0
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["answered", "closed by the node"])
+@pytest.mark.parametrize("kept", [True, False], ids=["response", "closed by the node"])
 async def test_a_node_is_read_until_its_response_to_a_charged_mutation_has_come(kept):
     shell = Shell()
     quota_manager = shell.connection.facts.listener.quota_manager
@@ -246,7 +246,7 @@ async def test_a_muted_client_is_read_in_small_pieces_and_woken_by_the_timer():
     assert shell.client.reading
 
 
-async def test_a_throttle_is_logged_once_with_who_and_why():
+async def test_a_throttle_is_logged_once_with_the_client_and_the_reason():
     with capture_logs() as logs:
         shell = Shell(produce=100)
         await shell.client_sends(produce(1, size=1500))
@@ -415,7 +415,7 @@ async def logs_in_and_ends(*steps, news=True):
 ASKED = (handshake(), handshaken())
 
 
-async def test_a_login_that_failed_names_the_mechanism_who_was_claimed_and_what_the_node_said():
+async def test_a_login_that_failed_is_logged_with_the_mechanism_the_claimed_user_and_the_nodes_message():
     refused = authenticated(error=58, text=b"Authentication failed: Invalid\nusername or password")
     line, reported = await logs_in_and_ends(ASKED, (authenticate(plain(b"ali\nce")), refused))
     assert (line["user"], line["reason"], line["log_level"]) == (None, "authentication_failed", "warning")

@@ -1,4 +1,4 @@
-"""`kafka-throttle explain`, with a proxy that answers, without one, and with something else at its port."""
+"""`kafka-throttle explain`, with a proxy that responds, without one, and with another server at its port."""
 
 import asyncio
 import json

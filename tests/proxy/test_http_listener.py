@@ -71,7 +71,7 @@ async def test_an_address_that_fills_it_makes_room_for_others_and_not_for_itself
     ]
 
 
-async def test_who_has_left_makes_room(serve):
+async def test_a_connection_that_has_ended_makes_room(serve):
     port = await serve(most=1)
     for _ in range(5):
         visitor = await visit(port)
@@ -81,7 +81,7 @@ async def test_who_has_left_makes_room(serve):
 
 
 @pytest.mark.parametrize("sent", [b"", REQUEST[:9]], ids=["nothing", "half a request"])
-async def test_who_only_stays_is_closed(serve, sent):
+async def test_an_idle_connection_is_closed(serve, sent):
     visitor = await visit(await serve(idle_s=0.05))
     visitor.writer.write(sent)
     assert await visitor.is_closed()
@@ -102,7 +102,7 @@ async def test_a_request_that_never_ends_is_closed_however_often_something_comes
     dripping.cancel()
 
 
-async def test_who_does_not_read_the_response_is_closed(serve):
+async def test_a_client_that_does_not_read_the_response_is_closed(serve):
     gone = asyncio.Event()
 
     async def large(request):
@@ -121,7 +121,7 @@ async def test_who_does_not_read_the_response_is_closed(serve):
             await gone.wait()
 
 
-async def test_who_comes_again_in_time_stays(serve):
+async def test_a_connection_with_a_next_request_in_time_stays(serve):
     visitor = await visit(await serve(idle_s=TIMEOUT_S))
     for _ in range(3):
         assert await visitor.ask() == b"well"

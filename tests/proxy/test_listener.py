@@ -107,7 +107,7 @@ async def test_behind_a_crowd_addresses_take_turns(house):
     assert (house.listener.open_sockets, house.gate.admission.quotas.connections) == (42, 42)
 
 
-async def test_when_a_port_is_given_to_another_node_nobody_goes_on_with_the_one_that_is_gone(house):
+async def test_when_a_port_is_given_to_another_node_no_client_goes_on_with_the_node_that_is_gone(house):
     house.come(GOOD, GOOD)
     house.accept_all()
     house.listener._let_go_of_port(house.port + 1)
@@ -155,7 +155,7 @@ async def test_a_connection_that_cannot_be_watched_ends_and_then_counts_no_more(
     assert [counters.connections_open for counters in house.listener.relays.counters.values()] == [0]
 
 
-async def test_who_waits_for_a_turn_is_closed_when_nobody_is_accepted_any_more(house):
+async def test_a_connection_that_waits_for_a_turn_is_closed_when_none_is_accepted_any_more(house):
     clients = house.come(*[STORM] * 20)
     house.accept_all()
     assert (len(house.opened), house.listener.open_sockets) == (8, 20)

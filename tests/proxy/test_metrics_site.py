@@ -38,7 +38,7 @@ async def test_metrics_come_as_plain_text_unless_asked_otherwise(get):
     assert not body.endswith(b"# EOF\n")
 
 
-async def test_metrics_come_as_openmetrics_for_who_asks(get):
+async def test_metrics_come_as_openmetrics_if_asked_for(get):
     status, content_type, body = await get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert status == 200
     assert content_type.startswith("application/openmetrics-text; version=1.0.0")

@@ -38,7 +38,7 @@ class Paced:
             await asyncio.sleep(0)
 
     async def advance(self, ms):
-        """Let time pass in steps of 1 ms; whoever wanted to be woken is."""
+        """Let time pass in steps of 1 ms, and make the calls that were asked for."""
         for _ in range(ms):
             self.clock.advance(1)
             for serve in [serve for serve, at_us in self.wakes.items() if at_us <= self.clock.now_us()]:
@@ -56,7 +56,7 @@ async def test_turns_come_evenly_and_in_order():
     assert (paced.pace.waiting, paced.wakes, paced.pace.unused) == (0, {}, True)
 
 
-async def test_who_asks_for_very_many_waits_for_itself():
+async def test_an_address_that_asks_for_very_many_waits_for_itself():
     paced = Paced(10)
     await paced.ask("one 1", "one 2", "one 3", "one 4", "two 1", "two 2", "three 1")
     paced.tasks["one 3"].cancel()
@@ -66,13 +66,13 @@ async def test_who_asks_for_very_many_waits_for_itself():
     assert (paced.pace.waiting, paced.wakes, paced.pace.unused) == (0, {}, True)
 
 
-async def test_without_a_rate_nobody_waits():
+async def test_without_a_rate_no_connection_waits():
     paced = Paced(None)
     await paced.ask(*range(100))
     assert paced.turns == [(number, 0) for number in range(100)]
 
 
-async def test_who_has_given_up_takes_nobodys_turn():
+async def test_a_connection_that_is_given_up_takes_no_turn():
     paced = Paced(10)
     await paced.ask("a", "b", "c", "d")
     paced.tasks["b"].cancel()
@@ -100,7 +100,7 @@ async def test_a_pause_is_not_saved_up():
     assert all(later - earlier >= 89 for earlier, later in pairwise(times))
 
 
-async def test_a_new_rate_holds_for_those_who_wait():
+async def test_a_new_rate_counts_for_waiting_connections():
     paced = Paced(0.01)
     await paced.ask(*"abcde")
     await paced.advance(1000)

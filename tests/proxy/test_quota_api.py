@@ -183,7 +183,7 @@ def test_every_user_may_describe_its_own_quotas(version):
         assert ask(components, **own) == (NOT_AUTHORISED, None, None)
 
 
-def test_who_may_describe_may_not_alter_for_that(version):
+def test_a_user_who_may_describe_may_not_alter(version):
     assert alter([(ALICE, [(P, 1.0, False)])], version=version, may_alter=False) == [refused(ALICE)]
 
 
@@ -456,7 +456,7 @@ def counted(method, calls):
     return call
 
 
-def test_who_may_not_describe_is_refused_by_the_first_of_many_components(version):
+def test_a_user_who_may_not_describe_is_refused_by_the_first_of_many_components(version):
     components = [("client-id", EXACT, "a")] * MANY
     assert ask(components, version=version, may_describe=False) == (NOT_AUTHORISED, None, None)
 

@@ -66,7 +66,7 @@ async def test_what_is_altered_is_in_force_when_the_response_comes(state):
         assert bound.quota_manager.sensors.limit(bound.bind(1).produce) == 10.0
 
 
-async def test_a_file_that_has_changed_is_taken_up_whoever_tells(state):
+async def test_a_changed_file_is_put_in_force(state):
     async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=1) as bound:
         await asyncio.to_thread(bound.source.replace, {EVERYBODY: {PRODUCE: 11.0}, Entity("v"): {PRODUCE: 1.0}})
         await bound.book.take_up()
@@ -76,7 +76,7 @@ async def test_a_file_that_has_changed_is_taken_up_whoever_tells(state):
 
 @pytest.mark.parametrize("way", ["the API", "the configuration", "the state file"])
 async def test_a_change_is_put_in_force_once_however_it_comes(monkeypatch, state, way):
-    """Its source tells of it, and whoever has made it has it taken up, too; the state file is looked at again."""
+    """The source reports it, and the caller that has made it puts it in force, too; the state file is read again."""
     monkeypatch.setattr(file, "_POLL_S", 0.01)
     async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=1) as bound:
         in_force, reported = counted(bound.quota_manager, "replacing"), []

@@ -219,7 +219,7 @@ async def test_closing_a_paused_stream_whose_peer_has_ended_takes_no_further_wor
     await ends.until(lambda: ends.owner.reported == ["lost"])
 
 
-async def test_hanging_up_waits_for_nobody_and_the_peer_has_all_that_was_sent(ends):
+async def test_hanging_up_does_not_wait_and_the_peer_has_all_that_was_sent(ends):
     ends.stream.write([b"the last"])
     ends.stream.hang_up()
     assert ends.owner.reported == ["lost"]
@@ -264,7 +264,7 @@ async def test_what_came_before_a_fault_in_writing_is_delivered(ends):
     assert len(ends.owner.reported) == 1
 
 
-async def test_a_peer_that_goes_while_nobody_reads_and_bytes_wait_is_noticed(ends):
+async def test_a_peer_that_goes_while_it_is_not_read_and_bytes_wait_is_noticed(ends):
     ends.stream.pause_reading()
     while "full" not in ends.owner.reported:
         ends.stream.write([bytes(32 * 1024)])
@@ -274,14 +274,14 @@ async def test_a_peer_that_goes_while_nobody_reads_and_bytes_wait_is_noticed(end
     assert len(ends.owner.reported) == 2
 
 
-async def test_a_client_that_is_gone_is_noticed_though_nobody_reads_it(ends):
+async def test_a_client_that_is_gone_is_noticed_though_it_is_not_read(ends):
     ends.stream.pause_reading()
     ends.peer.sendall(b"unread")
     ends.reset()
     await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
 
 
-async def test_what_a_node_sent_before_it_went_is_delivered_though_nobody_reads_it_yet():
+async def test_bytes_that_a_node_sent_before_it_went_are_delivered_when_the_owner_reads():
     ends = Ends(side=Side.NODE)
     ends.stream.pause_reading()
     ends.peer.sendall(b"a response")

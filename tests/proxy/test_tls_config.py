@@ -192,7 +192,7 @@ def test_check_reads_every_file_that_is_named(tmp_path):
     assert checked(tmp_path, data) == (2, f"log.levle: unknown key, did you mean 'level'? (line 1)\n{reported}")
 
 
-def test_check_tells_of_files_beside_all_else_that_is_wrong_but_not_of_those_of_sections_that_are(tmp_path):
+def test_check_reports_files_beside_other_problems_but_not_those_of_invalid_sections(tmp_path):
     data = with_tls({"ca_file": "/no/ca", "ciphers": 5}, tls={"certificate_file": "/no/own"})
     data["virtual_clusters"][0]["listeners"].append(5)
     data["virtual_clusters"] += [7, {"listeners": [{"tls": {"certificate_file": "/no/other"}}]}]

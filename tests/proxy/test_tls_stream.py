@@ -300,7 +300,7 @@ async def test_a_peer_that_ended_first_gets_what_is_buffered_and_a_goodbye(ends,
     await ends.until(lambda: ends.owner.reported[-1] == "lost")
 
 
-async def test_a_client_that_is_gone_is_noticed_though_nobody_reads_it(ends):
+async def test_a_client_that_is_gone_is_noticed_though_it_is_not_read(ends):
     ends.stream.pause_reading()
     ends.send(b"unread")
     ends.reset()

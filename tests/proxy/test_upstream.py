@@ -105,7 +105,7 @@ async def test_a_connection_without_a_turn_in_time_fails_with_the_reason(node):
     assert (node.paced, node.failed) == ([], [])
 
 
-async def test_lifting_the_pace_lets_those_go_who_wait(node):
+async def test_without_a_pace_waiting_connections_go_on(node):
     node.upstream.reconfigure(node.config(connections_per_second=0.5, connect_timeout_ms=300_000))
     await node.connect()
     waiting = asyncio.create_task(node.connect())

@@ -111,7 +111,7 @@ def test_a_dead_node():
     assert (found.reason, found.setting) == ("unreachable", ADDRESSES)
 
 
-def test_an_api_in_versions_that_nobody_asks_in():
+def test_an_api_in_versions_that_the_proxy_does_not_use():
     found = fault(Listener(versions={3: (90, 99)}))
     assert found.problem == "it offers the API Metadata in versions 90 to 99, the proxy asks in 1 to 13"
     assert found.reason == "api_missing"
@@ -158,7 +158,7 @@ def test_a_plain_listener_spoken_to_in_tls(paper):
     assert (found.reason, found.setting) == ("tls_unexpected", PROTOCOL)
 
 
-def test_a_certificate_of_somebody_unknown(paper):
+def test_a_certificate_of_an_unknown_authority(paper):
     found = fault(Listener(paper[2]), security_protocol="SSL", ssl_cafile=str(paper[1].file))
     assert (found.reason, found.setting) == ("certificate_refused", CA_FILE)
 

@@ -100,7 +100,7 @@ def test_the_state_file_is_for_its_owner_only_and_nothing_is_left_beside_it(watc
     assert {stat.S_IMODE(path.stat().st_mode) for path in state.parent.iterdir()} == {0o600}
 
 
-def test_what_was_set_aside_by_one_that_was_killed_is_in_nobodys_way(watched, state):
+def test_a_temporary_file_of_a_killed_process_does_no_harm(watched, state):
     state.parent.mkdir()
     state.with_name("state.json.new").write_text("half of")
     altered(watched.source, SET_BOB)
@@ -387,7 +387,7 @@ def test_what_is_in_force_after_changes_is_what_would_be_read_anew(tmp_path_fact
         source.stop()
 
 
-def test_a_file_that_nobody_else_has_changed_is_not_read_again(watched, state, monkeypatch):
+def test_a_file_that_no_other_process_has_changed_is_not_read_again(watched, state, monkeypatch):
     altered(watched.source, SET_BOB)
     read = []
     monkeypatch.setattr(file_source, "parse_overlay", lambda content: read.append(content) or {})
