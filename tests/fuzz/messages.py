@@ -210,19 +210,19 @@ _READS: tuple[Callable[[FieldReader], object], ...] = (
 def _fields(data: bytes) -> None:
     """Fields in any order: a read stays within the frame, and what it returns is read again as it is written."""
     compact, count = data[:1] > b"\x7f", data[0] & 15 if data else 0
-    reader = FieldReader(data, 1 + count, compact)
-    writer = FieldWriter(compact)
+    frame = data[1 + count :]
+    reader, writer = FieldReader(frame, 0, compact), FieldWriter(compact)
     with suppress(ProtocolError):
         for which in data[1 : 1 + count]:
             start, read = reader.offset, _READS[which % len(_READS)]
             value = read(reader)
-            assert start <= reader.offset <= len(data)
+            assert start <= reader.offset <= len(frame)
             if isinstance(value, str):
                 assert FieldReader(writer.text(value), 0, compact).text() == value
             elif isinstance(value, bytes):
                 assert FieldReader(writer.blob(value), 0, compact).blob() == value
             elif isinstance(value, range):
-                assert len(value) <= len(data) - reader.offset
+                assert len(value) <= len(frame) - reader.offset
 
 
 _FIELDS = (
