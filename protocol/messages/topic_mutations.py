@@ -356,7 +356,7 @@ class _Fields(Reader):
                     else:
                         self.offset = at
                         size = self.uvarint()
-                        at = self.offset + size - 1
+                        at = self.offset + max(size - 1, 0)
                 at += 3
                 self.offset = at
                 if frame[at]:

@@ -208,6 +208,13 @@ def test_changed_bytes_raise_nothing_but_protocol_errors(data):
         assert read(cut, vector.key, vector.version).items == ()
 
 
+@pytest.mark.parametrize("value", [b"\0", b"\x80\0", b"\x80\x80\0", b"\x81\0", b"\x85\x00abcd"])
+def test_a_configuration_in_a_result_may_have_lengths_of_any_form(value):
+    frame = mutated(CREATE_TOPICS, 7, [created(7, b"a", partitions=3, configs=2)]).replace(b"\x051000", value)
+    [result] = read_mutation_response(frame, CREATE_TOPICS, 7).results
+    assert (result.end, result.partitions) == (len(frame) - 1, 3)
+
+
 def test_without_refused_topics_there_is_no_splice():
     request = read_mutation_request(delete_topics(5, [b"a"]), DELETE_TOPICS, 5)
     assert request.without([]) == ()
