@@ -151,11 +151,11 @@ def _own_connection(data: bytes) -> None:
 
 def _played(step: Step[Any], bodies: Iterator[bytes]) -> bool:
     """Whether the step came to its end with these bodies of responses."""
-    frame = next(step)
+    frame, _ = next(step)
     for body in bodies:
         assert _PASSWORD not in frame
         try:
-            frame = step.send(bytes(4) + frame[8:12] + body)
+            frame, _ = step.send(bytes(4) + frame[8:12] + body)
         except StopIteration:
             return True
     return False
