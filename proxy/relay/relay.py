@@ -57,17 +57,7 @@ _NOBODY_LISTENS: Final = frozenset({CloseReason.CLIENT_LOST, CloseReason.INTERNA
 
 
 class Relay:
-    """One client connection with its upstream connection. Does no I/O and reads no clock.
-
-    Each `on_*` method takes what happened and when (`now_us`, monotonic), and returns what to do, in order. After a
-    Close the relay only corrects what was charged for mutations: by DecisionRequests, and a HangUp in the end. Requests
-    and responses keep their order, and a frame that is not understood is not sent on.
-
-    - `unsettled`: after a Close, whether responses of the node are still wanted.
-    - `ended_idle`: whether, at the Close, nothing was in flight or incomplete: neither side owed the other anything.
-    - `ended_unasked`: whether, at the Close, no whole request had come.
-    - `ended_unheard`: whether, at the Close, the client had sent nothing at all.
-    """
+    """A `ConnectionRelay`. Requests and responses keep their order; a frame that is not understood is not sent on."""
 
     __slots__ = (
         "_accounting",

@@ -33,7 +33,7 @@ from proxy.relay.actions import (
     WakeAt,
 )
 from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts
-from proxy.relay.relay import Relay
+from proxy.relay.seam import ConnectionRelay
 from proxy.server.episode import ThrottleEpisode
 from proxy.side import Side
 from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
@@ -84,11 +84,11 @@ Step = Callable[[int], list[Action]]
 
 
 class Connection:
-    """Drives one Relay between a client and a node."""
+    """Drives one relay between a client and a node."""
 
     def __init__(
         self,
-        relay: Relay,
+        relay: ConnectionRelay,
         facts: ConnectionFacts,
         home: ConnectionHost,
         clock: Clock,

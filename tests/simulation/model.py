@@ -28,7 +28,7 @@ from proxy.relay.actions import (
     Throttled,
     WakeAt,
 )
-from proxy.relay.relay import Relay
+from proxy.relay.seam import ConnectionRelay
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
@@ -109,7 +109,7 @@ class Model:
         self,
         plan: WorldPlan,
         connection: ConnectionPlan,
-        relay: Relay,
+        relay: ConnectionRelay,
         quota_manager: ClientQuotaManager,
         around: wire.Surroundings,
         counts: WindowUsage,

@@ -25,7 +25,7 @@ from proxy.relay.actions import (
     WakeAt,
 )
 from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts
-from proxy.relay.relay import Relay
+from proxy.relay.seam import ConnectionRelay
 from proxy.server.connection import LINGER_S
 from proxy.side import Side
 from tests.simulation.model import HELD_BYTES, Model
@@ -109,7 +109,7 @@ class Shell:
     def __init__(
         self,
         number: int,
-        relay: Relay,
+        relay: ConnectionRelay,
         model: Model,
         facts: ConnectionFacts,
         events: Events,

@@ -16,6 +16,7 @@ from proxy.relay.charging import Bind
 from proxy.relay.connection_timeouts import TimeOuts
 from proxy.relay.relay import Relay
 from proxy.relay.relay_counters import RelayCounters
+from proxy.relay.seam import ConnectionRelay
 from quotas.changes import tables_of
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from tests.simulation import wire
@@ -31,7 +32,7 @@ from tests.simulation.quota_calls import Book, quotas_of
 from tests.simulation.shell import Shell, SimulatedNodes, Trace
 from tests.simulation.topics import Cluster
 
-MakeRelay = Callable[[ClientQuotaManager, RelayCounters, RelayLimits, Bind], Relay]
+MakeRelay = Callable[[ClientQuotaManager, RelayCounters, RelayLimits, Bind], ConnectionRelay]
 
 BEGIN_MS = 1_000_000
 MOST_EVENTS = 2_000_000

@@ -1,0 +1,104 @@
+"""What a relay is to everything around it: the contract for a second make of it."""
+
+from typing import Protocol
+
+from proxy.relay.actions import Action, CloseReason, Decision
+from proxy.relay.connection_timeouts import WaitingFor
+from proxy.side import Side
+
+
+class ConnectionRelay(Protocol):
+    """Decides for one client connection and its upstream connection. Does no I/O and reads no clock.
+
+    Each `on_*` method takes what happened and when (`now_us`, monotonic), and returns what to do, in order. No method
+    is called while the actions of an earlier call are being carried out. After a Close the relay only corrects what was
+    charged for mutations: by DecisionRequests, and a HangUp in the end.
+    """
+
+    unsettled: bool
+    """After a Close: whether responses of the node are still wanted."""
+    ended_idle: bool
+    """Whether, at the Close, nothing was in flight or incomplete: neither side owed the other anything."""
+    ended_unasked: bool
+    """Whether, at the Close, no whole request had come."""
+    ended_unheard: bool
+    """Whether, at the Close, the client had sent nothing at all."""
+
+    def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
+        """Bytes from the client or the node."""
+
+    def on_decision(self, ticket: int, decision: Decision, now_us: int) -> list[Action]:
+        """The decision about a DecisionRequest. One that is no longer waited for is dropped."""
+
+    def on_time(self, now_us: int) -> list[Action]:
+        """The time of a WakeAt has come."""
+
+    def on_writable(self, side: Side, now_us: int) -> list[Action]:
+        """A side takes bytes (again). For the node, the first call means that it is connected."""
+
+    def on_blocked(self, side: Side) -> list[Action]:
+        """A side takes no more bytes for now: the other side is not read until it does."""
+
+    def on_eof(self, side: Side, now_us: int) -> list[Action]:
+        """No more bytes come from `side`. What a muted client sent before is still carried, as a broker does."""
+
+    def on_lost(self, reason: CloseReason, detail: str = "", now_us: int = 0) -> list[Action]:
+        """The connection to a side is lost, could not be made, or must be given up."""
+
+    def on_held_up(self) -> None:
+        """Something other than the node delays its responses: their time does not show what the requests cost."""
+
+    def note_unsent(self, unsent_bytes: int, now_us: int) -> None:
+        """Count bytes that were handed over for the client and never written, because its connection ended first."""
+
+    @property
+    def requests(self) -> int:
+        """How many requests have come, the last of which may have ended incomplete."""
+
+    @property
+    def request_bytes(self) -> int:
+        """How many bytes the requests have, with their length prefixes."""
+
+    @property
+    def responses(self) -> int:
+        """How many responses have begun to go out."""
+
+    @property
+    def response_bytes(self) -> int:
+        """How many bytes the responses have, with their length prefixes."""
+
+    @property
+    def throttled_ms(self) -> int:
+        """For how long in all the client was muted by throttles."""
+
+    @property
+    def whole_requests(self) -> int:
+        """How many requests have come whole."""
+
+    @property
+    def muted(self) -> bool:
+        """True while the client is read only to see its next request head."""
+
+    @property
+    def lacks_room(self) -> bool:
+        """True while a request waits because its quota of request time has no room beside what is in flight."""
+
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes are still to come of a request that is collected whole."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """How many bytes of the client the relay holds, of requests that are not taken yet."""
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes the relay holds."""
+
+    @property
+    def idle(self) -> bool:
+        """True between requests: nothing is in flight, and no frame is incomplete."""
+
+    @property
+    def waiting_for(self) -> WaitingFor:
+        """What the proxy waits for the client to do."""
