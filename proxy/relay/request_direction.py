@@ -372,7 +372,7 @@ class RequestDirection:
         if plan.fetches and client_sensors.limits_fetches:
             if (clamp := _clamp(head, client_sensors, buf, at)) is not None:
                 passage.replace(clamp)
-        elif not self._throttle.reasons & FETCHING and request.incremental is None:
+        elif request.incremental is None:  # a Fetch whose response may be replaced is looked at each time
             self._fast.pattern = pattern_of(request, client_sensors, buf, at)
         return self._pass(request, at, end)
 

@@ -371,7 +371,7 @@ class ResponseDirection:
         return self._pass(passage, begun, walk.throttle_at)
 
     def _pass(self, passage: Passage, begun: _Next, throttle_at: int, walk: Walk | None = None) -> int:
-        """Let a response pass as it comes; with a walk, only as far as that has come."""
+        """Let the next steps pass a response as it comes; with a walk, what that has been through passes at once."""
         request, at, frame_bytes = begun.request, begun.at, begun.frame_bytes
         splices = self._release(request, passage.buf, at, throttle_at, frame_bytes)
         if splices is None:
@@ -649,7 +649,7 @@ class ResponseDirection:
     # ---------------------------------------------------- empty Fetch responses
 
     def _withhold(self, passage: Passage, begun: _Next) -> int:
-        """Drop the response to a Fetch over quota, however large, and send an empty one in its place."""
+        """Send an empty response in place of one to a Fetch over quota; the next steps drop that, however large."""
         request, at, body_at = begun.request, begun.at, begun.body_at
         plan = request.plan
         decisive_at = body_at + decisive_bytes(plan.api_version)

@@ -13,8 +13,8 @@ from proxy.relay.use import UsageCounter
 from quotas.entities import QuotaType
 
 # Why no further request is taken: a set of reasons. Reading goes on until one request head is here, so that a peer
-# that hangs up is noticed. FETCHING: after a Fetch with a quota no request is taken until the Fetch has its response.
-# A broker, too, handles one request of a connection at a time, and a client that sends a hundred Fetches ahead must not
+# that hangs up is noticed. FETCHING: after a Fetch with a quota no request is taken until its response has begun. A
+# broker, too, handles one request of a connection at a time, and a client that sends a hundred Fetches ahead must not
 # get a hundred responses over its quota. NO_ROOM: the quota of request time has no room for one more request beside
 # all that its entity has in flight.
 UNCONNECTED: Final = 1
