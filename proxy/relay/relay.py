@@ -381,6 +381,7 @@ class Relay:
         turn.do_after()
         if self._responses.state is DELAYED and reason not in _NOBODY_LISTENS:
             self._responses.let_go()
+        responses_come = reason not in _RESPONSES_NO_MORE
         if reason in _ENDS and self._authentication_failed(reason):
             reason = CloseReason.AUTHENTICATION_FAILED
         self.ended_idle = self.idle
@@ -394,7 +395,7 @@ class Relay:
         if decision is not None:
             self._unspend(decision)
         accounting.forget_clients()
-        self.unsettled = reason not in _RESPONSES_NO_MORE and self._owes_correction
+        self.unsettled = responses_come and self._owes_correction
         if self.unsettled:
             self._flow.pause_node(False)
         else:

@@ -32,8 +32,10 @@ from tests.simulation.world import Outcome, run_world
 SEEDS = 140
 MORE_SEEDS = 1_000
 SEEDS_FOR_A_BUG = 250
-FAILED_BEFORE = (807188580,)
-"""Seeds that failed once: the model took the charge of an abandoned Produce for that of a malformed Fetch response."""
+FAILED_BEFORE = (807188580, 880354609)
+"""Seeds that failed once: the model took the charge of an abandoned Produce for that of a malformed Fetch response; a
+relay waited for a node that was lost behind a failed login.
+"""
 RARE = (
     BlameForOurWaits,
     DribblingIsProgress,
