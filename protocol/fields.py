@@ -1,11 +1,12 @@
 """Reads and writes fields in the two encodings: plain in old versions of an API, compact in flexible ones."""
 
 from collections.abc import Iterable
+from typing import Final
 
 from protocol.errors import MalformedMessage
 from protocol.primitives import Reader, compact_string, int16, int32, string, uvarint
 
-MAX_TAGS = 64
+MAX_TAGS: Final = 64
 """How many tagged fields one structure may have."""
 
 

@@ -1,36 +1,37 @@
 """The few fields of a request that decisions need: the header, acks of Produce, byte limits of Fetch."""
 
 from struct import Struct
+from typing import Final
 
 from protocol.errors import TruncatedMessage
 from protocol.primitives import Reader
 from protocol.splices import Splice
 
-HEAD = Struct(">ihhih")
+HEAD: Final = Struct(">ihhih")
 """size, api_key, api_version, correlation_id, client-id length: the fixed part of a frame with header v1 or v2."""
 
-MAX_HEAD_BYTES = 128 * 1024
+MAX_HEAD_BYTES: Final = 128 * 1024
 """The most that can precede the last field that is read of a request: two strings of 32 KiB, and tags. Of a response,
 as much is stored until it is decided about, and more only if it lists more addresses.
 """
 
-MAX_ASKED_BYTES = 1024 * 1024
+MAX_ASKED_BYTES: Final = 1024 * 1024
 """The largest request that is decided about as a whole: tens of thousands of quotas or topics."""
 
-MAX_HELD_BYTES = 32 * 1024 * 1024
+MAX_HELD_BYTES: Final = 32 * 1024 * 1024
 """The largest response that is decided about as a whole: enough for thousands of new topics, or 500,000 partitions."""
 
-INT32_MAX = 2**31 - 1
+INT32_MAX: Final = 2**31 - 1
 
-_INT32 = Struct(">i")
-_LIMITS = Struct(">ii")
-LIMITS_BYTES = _LIMITS.size
+_INT32: Final = Struct(">i")
+_LIMITS: Final = Struct(">ii")
+LIMITS_BYTES: Final = _LIMITS.size
 """The size of min_bytes and max_bytes, which follow each other."""
 
-_PRODUCE_TRANSACTIONAL_SINCE = 3
-_PRODUCE_FLEXIBLE_SINCE = 9
-_FETCH_MAX_BYTES_SINCE = 3
-_FETCH_WITHOUT_REPLICA_ID_SINCE = 15
+_PRODUCE_TRANSACTIONAL_SINCE: Final = 3
+_PRODUCE_FLEXIBLE_SINCE: Final = 9
+_FETCH_MAX_BYTES_SINCE: Final = 3
+_FETCH_WITHOUT_REPLICA_ID_SINCE: Final = 15
 
 
 def acks_at(frame: bytes, body_at: int, api_version: int, end: int) -> int:

@@ -4,16 +4,17 @@ Source: the primitive types of Kafka's protocol guide. *Compact* types are those
 """
 
 from struct import Struct
+from typing import Final
 
 from protocol.errors import MalformedMessage, TruncatedMessage
 
-_INT16 = Struct(">h")
-_INT32 = Struct(">i")
-_FLOAT64 = Struct(">d")
+_INT16: Final = Struct(">h")
+_INT32: Final = Struct(">i")
+_FLOAT64: Final = Struct(">d")
 
-UVARINT_MAX_BYTES = 5
+UVARINT_MAX_BYTES: Final = 5
 
-MAX_HEADER_TAGS = 64
+MAX_HEADER_TAGS: Final = 64
 """No header has a tagged field so far. This limit makes it cheap to read a header again while it comes byte by byte."""
 
 

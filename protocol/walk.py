@@ -6,6 +6,7 @@ walked while it streams through. Offsets count from the start of the frame, its 
 
 from dataclasses import dataclass
 from struct import Struct
+from typing import Final
 
 from protocol.api import (
     ARRAY,
@@ -29,9 +30,9 @@ from protocol.api import (
 from protocol.errors import MalformedMessage, TruncatedMessage
 from protocol.primitives import Reader
 
-_INT32 = Struct(">i")
+_INT32: Final = Struct(">i")
 
-BROKERS = 1
+BROKERS: Final = 1
 """The endpoint_type of a DescribeCluster response that lists brokers (2: controllers)."""
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
 from quotas.limits import UNLIMITED
@@ -16,22 +16,22 @@ from quotas.sensors.rows import Rows
 from quotas.sensors.token_buckets import BucketReading, TokenBuckets
 from quotas.sensors.windowed_rate import SensorReading, Sensors
 
-IDLE_MS = 3_600_000
+IDLE_MS: Final = 3_600_000
 """A sensor that is unused for longer is closed, as in a broker."""
 
-KEYS_PER_SWEEP = 1_000
+KEYS_PER_SWEEP: Final = 1_000
 
-KEYS_PER_STEP = 500
+KEYS_PER_STEP: Final = 500
 """How many sensors one step of a quota change looks at."""
 
-_LOOKED_AT_FOR_ROOM = 512
-_TOUCHED_KEPT = 10_000
+_LOOKED_AT_FOR_ROOM: Final = 512
+_TOUCHED_KEPT: Final = 10_000
 
-_MAX_CLIENT_IDS = 10_000
+_MAX_CLIENT_IDS: Final = 10_000
 
-NO_CEILING_BYTES = 2**31 - 1
+NO_CEILING_BYTES: Final = 2**31 - 1
 
-WHOLE_CLUSTER = -2
+WHOLE_CLUSTER: Final = -2
 """In place of a node id, for use that is measured over all nodes."""
 
 

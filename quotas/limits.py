@@ -1,18 +1,19 @@
 """The limits that a quota may have."""
 
 from math import inf
+from typing import Final
 
 from quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaType
 
-UNLIMITED = 2.0**63 - 1
+UNLIMITED: Final = 2.0**63 - 1
 """Kafka's bound for a client without a quota: 2^63-1 as a double."""
 
-MAX_BYTE_RATE = 2**63 - 1
+MAX_BYTE_RATE: Final = 2**63 - 1
 """The largest limit of produce and fetch quotas: the same number as an integer, as operators write it."""
 
-MAX_CONNECTION_RATE = 2**31 - 1
+MAX_CONNECTION_RATE: Final = 2**31 - 1
 
-WHOLE_WITHIN = 1e-6
+WHOLE_WITHIN: Final = 1e-6
 """How much a limit that must be whole may exceed a whole number; it is then kept unchanged, as in KRaft."""
 
 

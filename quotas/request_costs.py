@@ -10,38 +10,39 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Final
 
-KIB = 1024
-SAMPLES = 200
+KIB: Final = 1024
+SAMPLES: Final = 200
 """The number of service times in one fit. Until a kind has that many, its shipped cost is used."""
 
-PAUSE_US = 5_000_000
+PAUSE_US: Final = 5_000_000
 """The pause after a fit in which no samples of this kind are taken."""
 
-FITS = 12
+FITS: Final = 12
 """The number of latest fits that are kept. The lowest is used: load delays responses, but makes no work cheaper."""
 
-NETWORK_US = 20.0
+NETWORK_US: Final = 20.0
 """Thread time of the network thread for each request: it reads the request and writes the response."""
 
-BUSY_SHARE = 0.25
+BUSY_SHARE: Final = 0.25
 """The share of the time of a small response, when nothing waits, for which a handler thread is busy.
 
 Some kinds have another share. The rest is the hand-over between threads; docs/request-time.md has the measurements.
 """
 
-BYTES_SHARE = 2.0
+BYTES_SHARE: Final = 2.0
 """Thread time per time that a response takes for its size: two threads handle the bytes, one of them before that time.
 """
 
-PERCENT_PER_US = 1e-4
+PERCENT_PER_US: Final = 1e-4
 """Request time is measured in percent of one thread: 10,000 us in a second are 1 % (KIP-124)."""
 
-_QUANTILE = 0.1
-_FEW = 5
+_QUANTILE: Final = 0.1
+_FEW: Final = 5
 """Size classes with fewer samples are ignored. Of 200 samples in 33 size classes, one class always has more."""
-_ROUND_TRIPS = 64
-_SPREAD = 4
+_ROUND_TRIPS: Final = 64
+_SPREAD: Final = 4
 """The cost per KiB is only fitted if sizes differ by this factor."""
 
 
@@ -67,7 +68,7 @@ class CostReading:
     samples: int
 
 
-UNKNOWN = Cost(60.0, 0.25)
+UNKNOWN: Final = Cost(60.0, 0.25)
 """The cost of kinds that are in no table."""
 
 
@@ -96,7 +97,7 @@ class NodeCosts:
 
     def pin(self, pinned: Mapping[int, Cost]) -> None:
         """Use these costs from now on. Only these kinds are not learned."""
-        for kind in self._pinned - pinned.keys():
+        for kind in self._pinned.difference(pinned):
             self._costs[kind] = self._shipped.get(kind, UNKNOWN)
         for kind, cost in pinned.items():
             self._costs[kind] = cost
@@ -195,7 +196,8 @@ def _points(samples: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
     points = []
     for _, found in sorted(by_order.items()):
         if len(found) >= _FEW:
-            quickest = sorted(found)[: max(int(len(found) * _QUANTILE), 1)]
+            count = max(int(len(found) * _QUANTILE), 1)
+            quickest = sorted(found)[:count]
             points.append((fmean(size for _, size in quickest) / KIB, fmean(us for us, _ in quickest)))
     return points
 

@@ -220,7 +220,8 @@ class MutationResponseReader:
 
     def results(self) -> Iterator[TopicResult]:
         """The result for each topic, one by one."""
-        return (self._fields.result() for _ in range(self._count))
+        for _ in range(self._count):
+            yield self._fields.result()
 
     def response(self, results: Sequence[TopicResult]) -> MutationResponse:
         """The response with all its results."""

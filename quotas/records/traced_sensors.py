@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from quotas.entities import QuotaType
 from quotas.records.trace import Operation
-from quotas.sensors.rows import LIMIT, ROW_MASK, Rows
 from quotas.sensors.token_buckets import TokenBuckets
 from quotas.sensors.windowed_rate import Sensors
 
@@ -56,25 +55,7 @@ Note = Callable[[Traced], None]
 """Called with each operation after it is done."""
 
 
-class _Telling(Rows):
-    """Rows that report operations to `note`."""
-
-    note: Note
-
-    def _tell(
-        self,
-        operation: Operation,
-        handle: TracedHandle,
-        value: float,
-        now_ms: int,
-        throttle_ms: int | None = None,
-        count: int = 1,
-    ) -> None:
-        limit = self._floats[(handle & ROW_MASK) + LIMIT]
-        self.note(Traced(operation, handle.subject, int(handle), value, count, throttle_ms or 0, limit, now_ms))
-
-
-class TracedSensors(_Telling, Sensors):
+class TracedSensors(Sensors):
     """Sensors that report the operations on each TracedHandle to `note`."""
 
     def __init__(
@@ -91,14 +72,14 @@ class TracedSensors(_Telling, Sensors):
         """See Sensors; reports the operation."""
         throttle_ms = super().charge(handle, value, now_ms)
         if isinstance(handle, TracedHandle):
-            self._tell(Operation.CHARGE, handle, value, now_ms, throttle_ms)
+            _tell(self, Operation.CHARGE, handle, value, now_ms, throttle_ms)
         return throttle_ms
 
     def charge_unthrottled(self, handle: int, value: float, charges: int, now_ms: int) -> bool:
         """See Sensors; reports the operation."""
         within = super().charge_unthrottled(handle, value, charges, now_ms)
         if within and isinstance(handle, TracedHandle):
-            self._tell(Operation.RUN, handle, value, now_ms, count=charges)
+            _tell(self, Operation.RUN, handle, value, now_ms, count=charges)
         return within
 
     def charge_each(self, handle: int, uses: Iterable[tuple[int, float]]) -> int:
@@ -109,30 +90,30 @@ class TracedSensors(_Telling, Sensors):
         """See Sensors; reports the operation."""
         throttle_ms = super().charge_if_within(int(handle), value, now_ms)
         if isinstance(handle, TracedHandle):
-            self._tell(Operation.CHARGE_IF_WITHIN, handle, value, now_ms, throttle_ms)
+            _tell(self, Operation.CHARGE_IF_WITHIN, handle, value, now_ms, throttle_ms)
         return throttle_ms
 
     def owed_ms(self, handle: int, now_ms: int) -> int:
         """See Sensors; reports the operation."""
         throttle_ms = super().owed_ms(handle, now_ms)
         if isinstance(handle, TracedHandle):
-            self._tell(Operation.OWE, handle, 0.0, now_ms, throttle_ms)
+            _tell(self, Operation.OWE, handle, 0.0, now_ms, throttle_ms)
         return throttle_ms
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
         """See Sensors; reports the operation."""
         super().give_back(handle, value, now_ms)
         if isinstance(handle, TracedHandle):
-            self._tell(Operation.GIVE_BACK, handle, value, now_ms)
+            _tell(self, Operation.GIVE_BACK, handle, value, now_ms)
 
     def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
         """See Sensors; reports the operation."""
         super().set_limit(handle, limit, now_ms)
         if isinstance(handle, TracedHandle):
-            self._tell(Operation.SET_LIMIT, handle, limit, now_ms)
+            _tell(self, Operation.SET_LIMIT, handle, limit, now_ms)
 
 
-class TracedBuckets(_Telling, TokenBuckets):
+class TracedBuckets(TokenBuckets):
     """Token buckets that report the operations on each TracedHandle to `note`."""
 
     def __init__(self, note: Note, capacity: int, samples: int, window_ms: int, max_throttle_ms: int) -> None:
@@ -147,24 +128,37 @@ class TracedBuckets(_Telling, TokenBuckets):
         """See TokenBuckets; reports the operation."""
         reported_ms = super().spend_permissively(handle, value, now_ms)
         if isinstance(handle, TracedHandle):
-            self._tell(Operation.SPEND, handle, value, now_ms, reported_ms)
+            _tell(self, Operation.SPEND, handle, value, now_ms, reported_ms)
         return reported_ms
 
     def spend_strictly(self, handle: int, value: float, now_ms: int) -> int | None:
         """See TokenBuckets; reports the operation."""
         reported_ms = super().spend_strictly(handle, value, now_ms)
         if isinstance(handle, TracedHandle):
-            self._tell(Operation.SPEND_STRICTLY, handle, value, now_ms, reported_ms)
+            _tell(self, Operation.SPEND_STRICTLY, handle, value, now_ms, reported_ms)
         return reported_ms
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
         """See TokenBuckets; reports the operation."""
         super().give_back(handle, value, now_ms)
         if isinstance(handle, TracedHandle):
-            self._tell(Operation.GIVE_BACK, handle, value, now_ms)
+            _tell(self, Operation.GIVE_BACK, handle, value, now_ms)
 
     def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
         """See TokenBuckets; reports the operation."""
         super().set_limit(handle, limit, now_ms)
         if isinstance(handle, TracedHandle):
-            self._tell(Operation.SET_LIMIT, handle, limit, now_ms)
+            _tell(self, Operation.SET_LIMIT, handle, limit, now_ms)
+
+
+def _tell(
+    rows: TracedSensors | TracedBuckets,
+    operation: Operation,
+    handle: TracedHandle,
+    value: float,
+    now_ms: int,
+    throttle_ms: int | None = None,
+    count: int = 1,
+) -> None:
+    limit = rows.limit(handle)
+    rows.note(Traced(operation, handle.subject, int(handle), value, count, throttle_ms or 0, limit, now_ms))

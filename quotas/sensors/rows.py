@@ -16,15 +16,22 @@ A handle combines the generation with the position of the row in words.
 """
 
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from typing import Final
 
-HEAD_WORDS = 16
-ROW_BITS = 40
-ROW_MASK = (1 << ROW_BITS) - 1
+from mypy_extensions import mypyc_attr
 
-GENERATION, LIMIT = 0, 2
+HEAD_WORDS: Final = 16
+ROW_BITS: Final = 40
+ROW_MASK: Final = (1 << ROW_BITS) - 1
 
-_WORD_BYTES = 8
-_ROWS, _WORDS_OF_ROW, _N, _WINDOW_MS = 0, 1, 2, 3
+GENERATION: Final = 0
+LIMIT: Final = 2
+
+_WORD_BYTES: Final = 8
+_ROWS: Final = 0
+_WORDS_OF_ROW: Final = 1
+_N: Final = 2
+_WINDOW_MS: Final = 3
 
 
 class SensorsFull(Exception):
@@ -35,6 +42,7 @@ class StaleSensor(LookupError):
     """The row of this handle is closed."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Rows:
     """A table of `capacity` rows of `words_of_row` words each. Not thread-safe.
 

@@ -23,14 +23,24 @@ word  content
 
 from dataclasses import dataclass
 from math import floor, inf
+from typing import Final
+
+from mypy_extensions import mypyc_attr
 
 from quotas.sensors.rows import LIMIT, ROW_MASK, Rows
 from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, rounded
 
-_ROW_WORDS = 12
+_ROW_WORDS: Final = 12
 
-_TOKENS, _REFILLED, _USED = 3, 4, 5
-_CHARGES, _REFUSALS, _THROTTLES, _CAPPED, _THROTTLED_MS, _TOTAL = 6, 7, 8, 9, 10, 11
+_TOKENS: Final = 3
+_REFILLED: Final = 4
+_USED: Final = 5
+_CHARGES: Final = 6
+_REFUSALS: Final = 7
+_THROTTLES: Final = 8
+_CAPPED: Final = 9
+_THROTTLED_MS: Final = 10
+_TOTAL: Final = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +64,7 @@ class BucketReading:
     used_ms: int
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class TokenBuckets(Rows):
     """A table of `capacity` token buckets. Not thread-safe.
 

@@ -30,30 +30,44 @@ word  content
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, floor, inf, isnan
+from typing import Final
+
+from mypy_extensions import mypyc_attr
 
 from quotas.limits import UNLIMITED
 from quotas.sensors.rows import GENERATION, HEAD_WORDS, LIMIT, ROW_BITS, ROW_MASK, Rows
 from quotas.sensors.rows import SensorsFull as SensorsFull
 from quotas.sensors.rows import StaleSensor as StaleSensor
 
-MAX_THROTTLE_MS = 2**31 - 1
+MAX_THROTTLE_MS: Final = 2**31 - 1
 """Throttle times are int32 on the wire. As a maximum it leaves Kafka's throttle times unchanged."""
 
-_ROW_WORDS = 16
-_SAMPLE_WORDS = 3
+_ROW_WORDS: Final = 16
+_SAMPLE_WORDS: Final = 3
 
-_CURRENT, _SAMPLES = 3, 4
-_QUIET_UNTIL, _SAFE_SUM, _OLDEST_START = 5, 6, 7
-_PAID_AT, _EARLIER, _CHARGES, _THROTTLES, _CAPPED, _THROTTLED_MS, _OPENED = 8, 9, 10, 11, 12, 13, 14
-_REFUSED_UNTIL = 15
+_CURRENT: Final = 3
+_SAMPLES: Final = 4
+_QUIET_UNTIL: Final = 5
+_SAFE_SUM: Final = 6
+_OLDEST_START: Final = 7
+_PAID_AT: Final = 8
+_EARLIER: Final = 9
+_CHARGES: Final = 10
+_THROTTLES: Final = 11
+_CAPPED: Final = 12
+_THROTTLED_MS: Final = 13
+_OPENED: Final = 14
+_REFUSED_UNTIL: Final = 15
 
-_START, _LAST, _SUM = 0, 1, 2
+_START: Final = 0
+_LAST: Final = 1
+_SUM: Final = 2
 
-_FIRST_SUM = _ROW_WORDS + _SUM
+_FIRST_SUM: Final = _ROW_WORDS + _SUM
 
-_NEVER = -(2**63)
+_NEVER: Final = -(2**63)
 
-_SAFETY = 1 - 1e-9
+_SAFETY: Final = 1 - 1e-9
 """A sum below this part of the limit needs no exact calculation. The margin is far larger than rounding errors."""
 
 
@@ -76,6 +90,7 @@ class SensorReading:
     charged_ms: int | None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Sensors(Rows):
     """A table of `capacity` windowed rates. Not thread-safe.
 
@@ -314,7 +329,7 @@ class Sensors(Rows):
         end = first + ints[row + _SAMPLES] * _SAMPLE_WORDS
         # Lists, because access to a word of a memoryview takes several times as long.
         starts, lasts = ints[first:end:_SAMPLE_WORDS].tolist(), ints[first + _LAST : end : _SAMPLE_WORDS].tolist()
-        sums = floats[first + _SUM : end : _SAMPLE_WORDS].tolist()
+        sums: list[float] = floats[first + _SUM : end : _SAMPLE_WORDS].tolist()  # type: ignore[assignment]
         expired_ms = now_ms - self._expire_age_ms
         if min(lasts) <= expired_ms:
             for i, last in enumerate(lasts):
@@ -336,8 +351,10 @@ class Sensors(Rows):
     def _throttle_ms(self, row: int, value: float, now_ms: int) -> int:
         """The throttle time after a recording: Kafka's, or that of the debt."""
         floats, total = self._floats, 0.0
+        end = row + self._ring_end
+        sums: list[float] = floats[row + _FIRST_SUM : end : _SAMPLE_WORDS].tolist()  # type: ignore[assignment]
         # Added one by one, as in Java: from Python 3.12 on sum() is more exact. Unused samples are 0.
-        for of_sample in floats[row + _FIRST_SUM : row + self._ring_end : _SAMPLE_WORDS].tolist():
+        for of_sample in sums:
             total += of_sample
         window_ms = divisor_ms(now_ms - self._ints[row + _OLDEST_START], self.samples, self.window_ms)
         limit = floats[row + LIMIT]
