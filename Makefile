@@ -5,7 +5,7 @@ help:  ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
 
 run:  ## set everything up, then the demo: a real cluster, the proxy, good and noisy clients
-	@python=$$(deploy/setup.sh demo) && exec "$$python" -m demo $(ARGS)
+	@python=$$(deploy/setup.sh demo) && export KAFKA_THROTTLE_COMPILED=$$(deploy/compiled.sh) && exec "$$python" -m demo $(ARGS)
 
 usage:  ## kafka-throttle usage, with Spark set up (ARGS="ingest --from SPOOL --table TABLE"): docs/five-commands.md
 	@python=$$(deploy/setup.sh pipeline) && exec "$$python" -m proxy usage $(ARGS)
@@ -38,6 +38,7 @@ explore:  ## what Hypothesis draws in tests, drawn anew each time; a failure is 
 
 bench:  ## speed and memory beside HAProxy and nginx, what quotas cost, then with a real Kafka, about 25 minutes
 	@python=$$(deploy/setup.sh dev gcc libc6-dev haproxy nginx libnginx-mod-stream) && mkdir -p build/bench && \
+	export KAFKA_THROTTLE_COMPILED=$$(deploy/compiled.sh) && \
 	"$$python" tests/bench/speed.py --json build/bench/speed.json --plot build/bench/speed.svg $(ARGS) && \
 	"$$python" tests/bench/memory.py --json build/bench/memory.json && \
 	"$$python" tests/bench/quota_cost.py --json build/bench/quota_cost.json && \
@@ -80,5 +81,7 @@ lock:  ## pin the dependencies of pyproject.toml anew (needs uv)
 	@for extra in "" demo pipeline dev fuzz; do \
 	  uv pip compile pyproject.toml $${extra:+--extra $$extra} --generate-hashes --python-version 3.11 \
 	    --no-emit-index-url --no-header -q -o requirements$${extra:+-$$extra}.lock; done
+	@uv pip compile --group build --generate-hashes --python-version 3.11 \
+	  --no-emit-index-url --no-header -q -o requirements-build.lock
 
 .PHONY: help run usage lint test pythons nightly check durations explore simulate conntest conformance bench fuzz profile table format lock

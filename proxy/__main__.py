@@ -1,6 +1,15 @@
 """`python -m proxy` is `kafka-throttle`."""
 
-from proxy.cli.main import main
+from proxy.installed import take_make
+
+
+def main() -> None:
+    """Take the make of the deciding code, then run the command line."""
+    take_make()
+    from proxy.cli.main import main as run
+
+    run(prog_name="kafka-throttle")
+
 
 if __name__ == "__main__":
     main()

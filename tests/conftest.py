@@ -12,8 +12,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
 
+from proxy.installed import take_make
 from tests import shards
 from tests.disturbance import Disturbance
+
+take_make()
 
 _DRAWN = Path(__file__).resolve().parents[1] / ".hypothesis/examples"
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -48,6 +49,12 @@ def test_the_wheel_runs_in_an_environment_of_its_own(tmp_path):
     pip = [environment / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*pip, "--require-hashes", "-r", ROOT / "requirements.lock"], check=True)
     subprocess.run([*pip, *(tmp_path / "dist").glob("*.whl")], check=True)
+    told = [environment / "bin" / "kafka-throttle", "--version"]
+    make = "compiled" if shutil.which("cc") else "pure"
+    for forced, expected in (("", make), ("1", "pure")):
+        environment_variables = {"KAFKA_THROTTLE_PURE": forced}
+        done = subprocess.run(told, cwd=tmp_path, env=environment_variables, check=True, capture_output=True, text=True)
+        assert done.stdout.endswith(f", {expected}\n")
     names = subprocess.run(
         [
             environment / "bin" / "python",

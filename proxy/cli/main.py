@@ -20,11 +20,13 @@ from proxy.config.kinds import HostPort, show_range
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config
 from proxy.config.warnings import ephemeral_ports, warnings_of
-from proxy.installed import installed_version
+from proxy.installed import installed_version, make_in_use
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(installed_version(), prog_name="kafka-throttle")
+@click.version_option(
+    installed_version(), prog_name="kafka-throttle", message=f"%(prog)s, version %(version)s, {make_in_use()}"
+)
 def main() -> None:
     """A Kafka proxy that enforces Kafka's own quotas in front of a cluster."""
 

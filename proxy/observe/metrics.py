@@ -26,7 +26,7 @@ from proxy.gate.gate_metrics import (
     instance_families,
     listener_families,
 )
-from proxy.installed import installed_version
+from proxy.installed import installed_version, make_in_use
 from proxy.relay.actions import CloseReason
 
 _RELAY = ("virtual_cluster", "listener", "node_id")
@@ -231,8 +231,8 @@ class Metrics:
             "The longest delay of the event loop in the last 15 seconds.",
             registry=registry,
         )
-        Info("kafka_throttle_build", "The version of kafka-throttle.", registry=registry).info(
-            {"version": installed_version()}
+        Info("kafka_throttle_build", "The version, and whether compiled or pure Python runs.", registry=registry).info(
+            {"version": installed_version(), "make": make_in_use()}
         )
         for result in ("applied", "rejected"):
             self.config_reloads.labels(result)

@@ -37,6 +37,7 @@ from proxy.gate.address_quotas import AddressQuotas
 from proxy.gate.admission import AddressStanding, Admission
 from proxy.gate.connection_gate import ConnectionGate, limits_of
 from proxy.gate.gate_metrics import InstanceGate
+from proxy.installed import installed_version, make_in_use
 from proxy.net.poller import Poller
 from proxy.observe import logs
 from proxy.observe.api import AdminApi
@@ -423,6 +424,7 @@ class Service:
 
     async def start(self) -> None:
         """Bind all ports, then accept connections. Raises ConfigErrors that name each port that cannot be bound."""
+        log.info("starting", version=installed_version(), make=make_in_use())
         self._api.token = read_token(self.config.admin, self._config_path)
         self._certificates.take_up(await asyncio.to_thread(tls_sections, self.config))
         bound = self._bind_all()

@@ -85,8 +85,11 @@ stream {{
     return command
 
 
-def kafka_throttle(quotas: bool) -> Command:
-    """This project's proxy, with quotas that nothing here can exceed, or with none."""
+def kafka_throttle(quotas: bool, pure: bool = False) -> Command:
+    """This project's proxy, with quotas that nothing here can exceed, or with none.
+
+    It is the make that the environment asks for, or the `pure` one.
+    """
 
     def command(listen_port: int, upstream_port: int, directory: Path) -> Sequence[str]:
         # Far above what can be reached here: charged, never exceeded.
@@ -110,7 +113,8 @@ def kafka_throttle(quotas: bool) -> Command:
         }
         file = directory / "proxy.yaml"
         file.write_text(json.dumps(configuration))  # JSON is YAML
-        return [sys.executable, "-m", "proxy", "run", "-c", str(file)]
+        make = ["env", "KAFKA_THROTTLE_PURE=1"] if pure else []
+        return [*make, sys.executable, "-m", "proxy", "run", "-c", str(file)]
 
     return command
 
@@ -144,6 +148,7 @@ CANDIDATES = (
     NGINX,
     Candidate("nginx, 256 KiB buffers", nginx(LARGE_BUFFER_BYTES), ("produce-16k", "fetch-64k", "fetch-1m", "idle")),
     OURS,
+    Candidate("kafka-throttle, pure", kafka_throttle(quotas=True, pure=True), ("produce-1", "produce-16", "fetch-4k")),
     Candidate("bare Python", bare, ("accept",)),
     Candidate(WITHOUT_QUOTA, kafka_throttle(quotas=False), ("produce-1", "produce-16", "accept")),
 )

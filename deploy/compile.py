@@ -1,0 +1,122 @@
+"""Compiles the deciding code ahead of time, with mypyc, from the very files that also run without a compiler.
+
+    python deploy/compile.py DIRECTORY
+    python deploy/compile.py --cache CACHE       prints the directory in CACHE, which is made once for these sources
+
+The directory gets one extension module for each of MODULES, one that holds their code, and SOURCES with the hashes of
+the files that they were made of. It appears whole or not at all. Needs mypy, setuptools, a C compiler and the headers
+of this Python.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+MODULES = (
+    "protocol.fields",
+    "protocol.frames",
+    "protocol.messages.addresses",
+    "protocol.messages.api_versions",
+    "protocol.messages.client_quotas",
+    "protocol.messages.fetch",
+    "protocol.messages.metadata",
+    "protocol.messages.produce",
+    "protocol.messages.topic_mutations",
+    "protocol.messages.topic_partitions",
+    "protocol.primitives",
+    "protocol.splices",
+    "protocol.walk",
+    "quotas.request_costs",
+    "quotas.sensors.address_rates",
+    "quotas.sensors.rows",
+    "quotas.sensors.token_buckets",
+    "quotas.sensors.windowed_rate",
+)
+"""What runs for each request. A module that compiles is added by a line here."""
+
+SOURCES = "sources.sha256"
+_CODE = "kafka_throttle"
+"""The module that holds the code of all is called so, followed by `__mypyc`."""
+
+
+def sources() -> dict[Path, bytes]:
+    """The files of MODULES, relative to ROOT, with what they contain."""
+    files = [Path(*module.split(".")).with_suffix(".py") for module in MODULES]
+    return {file: (ROOT / file).read_bytes() for file in files}
+
+
+def compile_into(directory: Path) -> None:
+    """Make the directory. Ends the process with a message if that fails."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{directory.name}-", dir=directory.parent) as name:
+        made = Path(name, "made")
+        contents = sources()
+        _build([str(file) for file in contents], made, Path(name, "c"))
+        hashes = [f"{hashlib.sha256(content).hexdigest()}  {file}\n" for file, content in contents.items()]
+        (made / SOURCES).write_text("".join(hashes))
+        _try_out(made)
+        made.rename(directory)
+
+
+def compiled_in(cache: Path) -> Path:
+    """The directory in `cache` for these sources, this Python and this mypy; made if it is not there yet."""
+    key = hashlib.sha256(f"{version('mypy')} {sys.version}".encode())
+    for content in (*sources().values(), Path(__file__).read_bytes()):
+        key.update(content)
+    directory = cache / f"compiled-{key.hexdigest()[:16]}"
+    with _alone(cache):
+        if not directory.exists():
+            print(f"compiling {len(MODULES)} modules into {directory}", file=sys.stderr)
+            compile_into(directory)
+    return directory
+
+
+@contextlib.contextmanager
+def _alone(cache: Path) -> Iterator[None]:
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "compiled.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(files: list[str], made: Path, work: Path) -> None:
+    import setuptools  # before mypyc, which otherwise takes distutils
+    from mypyc.build import mypycify
+    from setuptools.command.build_ext import build_ext
+
+    os.chdir(ROOT)
+    with contextlib.redirect_stdout(sys.stderr):
+        extensions = mypycify(["--config-file=", *files], group_name=_CODE, target_dir=str(work), debug_level="0")
+        command = build_ext(setuptools.Distribution({"ext_modules": extensions}))
+        command.build_lib, command.build_temp = str(made), str(work)
+        command.ensure_finalized()
+        command.run()
+
+
+def _try_out(made: Path) -> None:
+    """Import every module in a fresh interpreter: what does not load there must not be used."""
+    names = ", ".join(MODULES)
+    code = f"from proxy.installed import make_in_use, take_make; take_make(); import {names}; print(make_in_use())"
+    environment = os.environ | {"KAFKA_THROTTLE_COMPILED": str(made), "KAFKA_THROTTLE_PURE": ""}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.stdout.strip() != "compiled":
+        raise SystemExit(f"the compiled modules do not load: {done.stdout}{done.stderr}")
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["--cache", cache]:
+            print(compiled_in(Path(cache).absolute()))
+        case [directory]:
+            compile_into(Path(directory).absolute())
+        case _:
+            raise SystemExit(__doc__)

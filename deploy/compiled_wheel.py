@@ -1,0 +1,30 @@
+"""A hook of hatchling: where a C compiler is, the wheel has the compiled modules beside the Python files."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class CompiledWheel(BuildHookInterface):  # type: ignore[type-arg]
+    """Compiles when a wheel is built. If that is not possible, the wheel has the Python files alone."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """See BuildHookInterface."""
+        made = Path(self.directory, "compiled")
+        shutil.rmtree(made, ignore_errors=True)
+        if version == "editable" or not shutil.which("cc"):
+            self.app.display_info("no C compiler is here: the wheel is pure Python")
+        elif subprocess.run([sys.executable, Path(self.root, "deploy/compile.py"), made], check=False).returncode:
+            self.app.display_warning("could not compile, see above: the wheel is pure Python")
+        else:
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+            build_data["force_include"] |= {str(file): str(file.relative_to(made)) for file in made.rglob("*.so")}
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """See BuildHookInterface."""
+        shutil.rmtree(Path(self.directory, "compiled"), ignore_errors=True)

@@ -1,0 +1,126 @@
+"""The make that mypyc compiles: what its modules must not contain, when it is taken, and that it passes the tests."""
+
+import ast
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import traceback
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+
+from deploy.compile import SOURCES, sources
+from quotas.sensors.windowed_rate import Sensors, StaleSensor
+
+ROOT = Path(__file__).parents[1]
+COMPILED = "KAFKA_THROTTLE_COMPILED"
+FAST = ("tests/protocol", "tests/quotas", "tests/relay", "tests/simulation", "tests/test_compiled.py")
+
+
+# ---- what mypyc 2.4 does otherwise than Python ---------------------------------------------------
+
+
+def slices_with_calls(source):
+    """The lines of slices with a call in a bound. For many types mypyc makes the call twice."""
+    bounds = (
+        (node.lineno, bound)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Slice)
+        for bound in (node.lower, node.upper)
+        if bound is not None
+    )
+    calls = (ast.Call, ast.NamedExpr)
+    return [line for line, bound in bounds if any(isinstance(node, calls) for node in ast.walk(bound))]
+
+
+def generators_kept(source):
+    """The lines of generator expressions that are not the argument of a call. mypyc makes lists of them, at once."""
+    tree = ast.parse(source)
+    consumed = {id(argument) for node in ast.walk(tree) if isinstance(node, ast.Call) for argument in node.args}
+    return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.GeneratorExp) and id(node) not in consumed]
+
+
+def test_what_is_compiled_otherwise_is_found():
+    assert slices_with_calls("a = view[: read()]\nb = view[at : at + size]\nc = view[len(head) + 1 :]") == [1, 3]
+    assert generators_kept("a = sum(x for x in y)\nb = (x for x in y)\ndef f(): return (x for x in y)") == [2, 3]
+
+
+@pytest.mark.parametrize("file", sources(), ids=str)
+def test_what_is_compiled_otherwise_is_not_written(file):
+    source = (ROOT / file).read_text()
+    assert (slices_with_calls(source), generators_kept(source)) == ([], [])
+
+
+def test_an_error_says_in_which_file_and_line_it_was_raised():
+    """In compiled code too."""
+    with pytest.raises(StaleSensor) as raised:
+        Sensors(1).charge(1, 1.0, 0)
+    last = traceback.extract_tb(raised.value.__traceback__)[-1]
+    file = ROOT / Path(*Path(last.filename).parts[-3:])
+    assert file == ROOT / "quotas" / "sensors" / "windowed_rate.py"
+    assert file.read_text().splitlines()[last.lineno - 1].strip() == "raise StaleSensor(handle)"
+
+
+# ---- which make is taken -------------------------------------------------------------------------
+
+MODULE = Path("quotas", "sensors", "windowed_rate.py")
+
+
+def taken(**environment):
+    """The make that a process takes in this environment, and what it writes on stderr."""
+    command = [sys.executable, "-c", "from proxy.installed import *; take_make(); print(make_in_use())"]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("KAFKA_THROTTLE_")}
+    done = subprocess.run(command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip(), done.stderr
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Looks as if it was compiled. No test imports its module."""
+    module = tmp_path / MODULE.with_suffix(EXTENSION_SUFFIXES[0])
+    module.parent.mkdir(parents=True)
+    module.touch()
+    (tmp_path / SOURCES).write_text(f"{hashlib.sha256((ROOT / MODULE).read_bytes()).hexdigest()}  {MODULE}\n")
+    return tmp_path
+
+
+def test_from_sources_pure_python_runs_unless_compiled_modules_are_named(directory):
+    assert taken() == ("pure", "")
+    assert taken(**{COMPILED: ""}) == ("pure", "")
+    assert taken(**{COMPILED: str(directory)}) == ("compiled", "")
+    assert taken(**{COMPILED: str(directory)}, KAFKA_THROTTLE_PURE="1") == ("pure", "")
+
+
+def test_modules_compiled_of_other_sources_are_not_taken(directory):
+    (directory / SOURCES).write_text(f"{'0' * 64}  {MODULE}\n")
+    make, said = taken(**{COMPILED: str(directory)})
+    assert (make, said) == ("pure", f"{directory} was not made of these sources: {MODULE}; pure Python runs\n")
+
+
+def test_a_directory_that_is_not_there_is_not_taken(directory):
+    make, said = taken(**{COMPILED: str(directory / "gone")})
+    assert make == "pure"
+    assert "No such file" in said
+
+
+def test_without_a_compiler_nothing_is_compiled(tmp_path):
+    for tool in ("bash", "dirname"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    done = subprocess.run([ROOT / "deploy/compiled.sh"], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "no C compiler is here" in done.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+def test_the_fast_tests_pass_when_compiled():
+    directory = subprocess.run([ROOT / "deploy/compiled.sh"], capture_output=True, text=True, check=True).stdout.strip()
+    assert directory
+    assert taken(**{COMPILED: directory}) == ("compiled", "")
+    fast = "not nightly and not kafka and not spark and not exclusive"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "-m", fast, *FAST]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {COMPILED: directory}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:]
