@@ -30,6 +30,7 @@ from quotas.sources.overlay import (
     parse_overlay,
     reverted,
 )
+from quotas.sources.source import SourceState
 
 MAX_STATE_BYTES = 64 * 1024 * 1024
 """No state file is larger, read or written: some 300,000 entities."""
@@ -64,6 +65,8 @@ class FileSource:
         self._overlay: Overlay = {}
         self._text = OverlayText()
         self._state_problem = ""
+        self._read_s: float | None = None
+        """When what was read of the state file was last known to be current, by `time.monotonic`."""
         self._seen = _UNREAD
         self._missed = False
         self._changed: Callable[[], None] = lambda: None
@@ -87,6 +90,7 @@ class FileSource:
             return
         with self._disk:
             self._read(self._state_file)
+            self._note_read()
         self._take_up()
         self._watcher = threading.Thread(target=self._watch, args=(self._state_file,), name="quota-state", daemon=True)
         self._watcher.start()
@@ -97,6 +101,14 @@ class FileSource:
         self._stopping.set()
         if self._watcher is not None:
             self._watcher.join()
+
+    @property
+    def state(self) -> SourceState:
+        """Whether the state file could be read. Entries of the configuration file are always known and current."""
+        if self._state_file is None:
+            return SourceState(known=True, up=True, age_s=0.0)
+        age_s = None if self._read_s is None else time.monotonic() - self._read_s
+        return SourceState(known=True, up=not self._state_problem, age_s=age_s)
 
     # -------------------------------------------------------------- changing
 
@@ -196,8 +208,13 @@ class FileSource:
                 is_another = self._is_another(path)
                 if is_another:
                     self._read(path)
+                self._note_read()
             if is_another:
                 self._take_up()
+
+    def _note_read(self) -> None:
+        if not self._state_problem:
+            self._read_s = time.monotonic()
 
     def _is_another(self, path: Path) -> bool:
         """True if the file is not the one that was read; if it is gone, only at the second look."""

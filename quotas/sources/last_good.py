@@ -12,7 +12,7 @@ from common.backoff import Backoff
 from quotas.changes import NO_QUOTAS, Alteration, Limit, Quotas, following
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey
 from quotas.limits import valid_limit
-from quotas.sources.source import Source
+from quotas.sources.source import Source, SourceState
 
 VERSION: Final = 1
 MAX_BYTES: Final = 1 << 30
@@ -47,6 +47,8 @@ class LastGood:
         self._write_every_s = write_every_s
         self._written: Quotas = NO_QUOTAS
         self._may_write = True
+        self._was_loaded = False
+        """Whether the file had the last good quotas of an earlier process."""
         self._problems: Mapping[str, str] = {}
         self._changed: Callable[[], None] = lambda: None
         self._due = threading.Event()
@@ -62,6 +64,12 @@ class LastGood:
     def problems(self) -> Mapping[str, str]:
         """Those of the source, and those of the file."""
         return MappingProxyType({**self._source.problems, **self._problems})
+
+    @property
+    def state(self) -> SourceState:
+        """That of the source; its quotas are also known if they were in the file."""
+        state = self._source.state
+        return state._replace(known=state.known or self._was_loaded)
 
     def start(self, changed: Callable[[], None], last_good: Quotas = NO_QUOTAS) -> None:
         """Start the source with what the file holds, or `last_good` where it holds nothing."""
@@ -101,7 +109,7 @@ class LastGood:
     def _load(self) -> Quotas:
         """What the file holds; nothing if it is not there, or not ours, which is a problem."""
         try:
-            return parse(_read(self._path), self.name)
+            found = parse(_read(self._path), self.name)
         except FileNotFoundError:
             return NO_QUOTAS
         except OSError as error:
@@ -112,6 +120,9 @@ class LastGood:
             self._problems = {str(self._path): problem}
         except _Damaged as error:
             self._problems = self._put_aside(str(error))
+        else:
+            self._was_loaded = True
+            return found
         return NO_QUOTAS
 
     def _put_aside(self, why: str) -> Mapping[str, str]:

@@ -1,9 +1,22 @@
 """What every source of quotas gives and takes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from quotas.changes import NO_QUOTAS, Alteration, Quotas
+
+
+class SourceState(NamedTuple):
+    """Whether a source could be read.
+
+    `known`: whether its quotas are known, because they were read once, or are those of an earlier process. `up`:
+    whether the last attempt to read it succeeded. `age_s`: seconds since it was last read or known to be unchanged,
+    None if it never was.
+    """
+
+    known: bool
+    up: bool
+    age_s: float | None
 
 
 class Source(Protocol):
@@ -26,6 +39,10 @@ class Source(Protocol):
     @property
     def problems(self) -> Mapping[str, str]:
         """What is wrong now: by its place (a path, an entity, the source itself), in words."""
+
+    @property
+    def state(self) -> SourceState:
+        """Whether it could be read. Once `known` is true here, `quotas` has what is known."""
 
     def start(self, changed: Callable[[], None], last_good: Quotas = NO_QUOTAS) -> None:
         """Read the quotas, and from now on tell when `quotas` or `problems` have changed.

@@ -22,6 +22,7 @@ from quotas.sources.client_quotas import (
     shows,
 )
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
+from quotas.sources.source import SourceState
 
 Result = TypeVar("Result")
 
@@ -103,6 +104,8 @@ class UpstreamSource:
         self._reported = NOTHING_REPORTED
         self._response: Verbatim | None = None
         self._trouble: str | None = "not read yet"
+        self._read_s: float | None = None
+        """When it was last read, by `time.monotonic`."""
         self._changed: Callable[[], None] = lambda: None
         self._asking = threading.Lock()
         self._connection: Connection | None = None
@@ -122,6 +125,13 @@ class UpstreamSource:
         """By entity, and for THE_CLUSTER."""
         of_cluster = {} if (trouble := self._trouble) is None else {THE_CLUSTER: trouble}
         return MappingProxyType(of_cluster | dict(self._reported.problems))
+
+    @property
+    def state(self) -> SourceState:
+        """Whether the cluster could be read."""
+        read_s = self._read_s
+        age_s = None if read_s is None else time.monotonic() - read_s
+        return SourceState(read_s is not None, self._trouble is None, age_s)
 
     @property
     def was_tried(self) -> bool:
@@ -195,6 +205,8 @@ class UpstreamSource:
         same_quotas = new.quotas == self._reported.quotas
         self._reported = new._replace(quotas=self._reported.quotas) if same_quotas else new
         self._trouble = trouble
+        if trouble is None:
+            self._read_s = time.monotonic()
         if (self._reported, trouble) != before and not self._stopped.is_set():
             self._changed()
 

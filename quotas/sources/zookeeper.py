@@ -17,6 +17,7 @@ from kazoo.protocol.states import KazooState, KeeperState
 
 from common.plain_words import plain_words
 from quotas.changes import NO_QUOTAS, Alteration, Quotas, SourceUnavailable
+from quotas.sources.source import SourceState
 from quotas.sources.znode_follower import BATCH, Conflict, ConnectionLost, Failure, Follower, Forbidden
 from quotas.sources.znodes import CHANGE_PREFIX, CHANGES, Create, Delete, EntityNodes, Replace, Seen, Step
 
@@ -380,6 +381,8 @@ class ZooKeeperSource:
         self._other_problems: dict[str, str] = {}
         self._outage: list[str] = []
         self._was_read = False
+        self._read_s: float | None = None
+        """When all that was read was last known to be current, by `time.monotonic`."""
         self._changed: Callable[[], None] = lambda: None
         self._jobs: deque[_Job] = deque()
         self._wake = threading.Event()
@@ -432,6 +435,13 @@ class ZooKeeperSource:
     def was_read(self) -> bool:
         """Whether everything has been read since the connection came up; from any thread."""
         return self._was_read
+
+    @property
+    def state(self) -> SourceState:
+        """Whether everything could be read, and is followed."""
+        read_s = self._read_s
+        age_s = None if read_s is None else time.monotonic() - read_s
+        return SourceState(read_s is not None, self._was_read, age_s)
 
     # ----------------------------------------------------------- the thread
 
@@ -517,6 +527,7 @@ class ZooKeeperSource:
             self._was_read = True
             self._outage = []
             self._publish()
+            self._read_s = time.monotonic()
             self._tried.set()
         elif time.monotonic() - self._published_at > _PUBLISH_S:
             self._publish()

@@ -299,10 +299,13 @@ def test_a_damaged_state_file_leaves_the_last_good_in_force_and_is_not_written_t
     assert place == str(state)
     assert problem.startswith("expected JSON in UTF-8: Expecting value: line 1 column 28")
     assert watched.source.quotas is good
+    assert watched.source.state[:2] == (True, False)
     assert "is not written to before that is repaired" in refused(watched.source)
     assert "oops" in state.read_text()
     state.write_text('{"version": 1, "overlay": []}')
     watched.wait_until(lambda: not watched.source.problems)
+    assert watched.source.state[:2] == (True, True)
+    assert 0 <= watched.source.state.age_s < 60
     assert BOB not in watched.source.quotas
 
 
@@ -312,6 +315,7 @@ def test_a_state_file_that_is_damaged_at_the_start_is_reported(state):
     source = Watched(state).source
     assert list(source.problems) == [str(state)]
     assert source.quotas == FileSource(FILE, "proxy.yaml").quotas
+    assert source.state == (True, False, None)
     assert "repaired" in refused(source)
     assert state.read_text() == "{}"
     source.stop()

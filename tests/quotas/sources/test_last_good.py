@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from quotas.changes import NO_QUOTAS, Limit
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.sources.last_good import LastGood, content, parse
+from quotas.sources.source import SourceState
 
 ROOT = Path(__file__).parents[3]
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
@@ -42,6 +43,7 @@ class Inner:
     def __init__(self, quotas=None):
         self.quotas = NO_QUOTAS
         self.problems = {}
+        self.state = SourceState(known=False, up=False, age_s=None)
         self.started_with = None
         self.stopped = False
         self.changed = None
@@ -116,6 +118,17 @@ def test_the_next_process_starts_with_the_last_quotas(path):
     assert kept(path) == ALICE
     run_once(BOB, path)
     assert kept(path) == BOB
+
+
+def test_the_quotas_of_an_earlier_process_are_known_though_the_source_was_not_read(path):
+    with started(Inner(), path) as source:
+        assert source.state == (False, False, None)
+    run_once(ALICE, path)
+    with started(Inner(), path) as source:
+        assert source.state == (True, False, None)
+    path.write_text("{}")
+    with started(Inner(), path) as source:
+        assert not source.state.known
 
 
 def test_that_no_quotas_are_left_is_remembered_too(path):

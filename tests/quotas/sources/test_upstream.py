@@ -102,6 +102,21 @@ def test_an_unreachable_cluster_leaves_all_quotas_and_is_a_problem_until_it_is_b
         assert source.quotas == {}
 
 
+def test_its_state_says_whether_it_was_read_and_how_long_ago():
+    cluster, changes = FakeCluster(), Changes()
+    cluster.down = {"a:9092"}
+    with started(cluster, changes, {Entity("alice"): limits(5.0)}, **FAST) as source:
+        assert source.state == (False, False, None)
+        cluster.down = set()
+        changes.until(lambda: source.state.known)
+        known, up, age_s = source.state
+        assert (known, up) == (True, True)
+        assert 0 <= age_s < 60
+        cluster.down = {"a:9092"}
+        changes.until(lambda: source.problems)
+        assert source.state[:2] == (True, False)
+
+
 def test_the_next_server_is_asked_when_one_is_down():
     cluster = FakeCluster({ALICE: {"producer_byte_rate": 5.0}})
     cluster.down = {"a:1", "b:2"}
