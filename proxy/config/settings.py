@@ -445,6 +445,11 @@ class QuotasConfig(Settings):
     entries: Many[QuotaEntry] = ()
     """The quotas of source `file`, one entry for each entity. Kafka's order of precedence says which one binds."""
 
+    when_unknown: Literal["serve", "refuse"] = "serve"
+    """What becomes of connections while the quotas are not known: their source has not been read, and there are no last
+    good quotas. `serve`: nobody is throttled, the log says so every minute. `refuse`: each connection is closed. The
+    proxy is not ready in either case."""
+
     state_file: FilePath = None
     """Of source `file`: keeps changes that come through Kafka's own API, without it they are refused. Of the others:
     keeps the last good quotas, for a start while their source is away."""
@@ -659,6 +664,14 @@ class LimitsConfig(Settings):
     """How long the closing of connections is spread out at the end of the process, in seconds."""
 
 
+class DrainConfig(Settings):
+    """The end of the process, after SIGTERM. `limits.drain_s` says how long its last step takes."""
+
+    lame_duck_s: Annotated[int, Whole(0, 3_600)] = 0
+    """How long the proxy still accepts connections after SIGTERM, in seconds, while /readyz says that it is not ready:
+    so load balancers send no more clients before the ports are closed."""
+
+
 class TraceConfig(Settings):
     """Every operation on the sensors of some entities, for a replay that is exact; for a while, as it is much."""
 
@@ -809,6 +822,9 @@ class Config(Settings):
 
     limits: LimitsConfig = LimitsConfig()
     """Bounds of memory and sockets."""
+
+    drain: DrainConfig = DrainConfig()
+    """The end of the process."""
 
     connections: ConnectionLimitsConfig = ConnectionLimitsConfig()
     """How fast connections may come to this process, and how many."""

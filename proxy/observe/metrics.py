@@ -27,6 +27,7 @@ from proxy.gate.gate_metrics import (
     listener_families,
 )
 from proxy.installed import installed_version, make_in_use
+from proxy.observe.health import ClusterHealth, health_families
 from proxy.relay.actions import CloseReason
 
 _RELAY = ("virtual_cluster", "listener", "node_id")
@@ -184,6 +185,17 @@ class Metrics:
             ("result",),
             registry=registry,
         )
+        self.last_reload_ok = Gauge(
+            "kafka_throttle_config_last_reload_successful",
+            "1 if the configuration file as it was last read is in force, 0 if it was rejected.",
+            registry=registry,
+        )
+        self.last_reload_at = Gauge(
+            "kafka_throttle_config_last_reload_success_timestamp_seconds",
+            "When the configuration that is in force was read.",
+            registry=registry,
+        )
+        self.ready = Gauge("kafka_throttle_ready", "1 if /readyz says that the proxy is ready.", registry=registry)
         self.upstream_connect_failures = Counter(
             "kafka_throttle_upstream_connect_failures",
             "Failed attempts to connect to a node.",
@@ -262,6 +274,10 @@ class Metrics:
         """Export what `source` returns at each scrape. Rows with equal labels are added up."""
         self._counted.relays.append(source)
 
+    def add_health(self, source: Callable[[], ClusterHealth]) -> None:
+        """Export what `source` returns at each scrape."""
+        self._counted.health.append(source)
+
     def add_sensors(self, source: Callable[[], SensorTotals]) -> None:
         """Export what `source` returns at each scrape; several tables are added up."""
         self._counted.sensors.append(source)
@@ -310,6 +326,7 @@ class _Counted(Collector):
         self.top_entities = top_entities
         self.closed: dict[tuple[str, str], dict[CloseReason, int]] = {}
         self.relays: list[Callable[[], Iterable[RelayTotals]]] = []
+        self.health: list[Callable[[], ClusterHealth]] = []
         self.sensors: list[Callable[[], SensorTotals]] = []
         self.shadows: list[Callable[[], Iterable[ShadowTotals]]] = []
         self.caps: list[Callable[[], Iterable[CapTotals]]] = []
@@ -325,6 +342,7 @@ class _Counted(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metric families. Each is exported even when it has no value."""
         yield from _relay_families([row for source in self.relays for row in source()])
+        yield from health_families([source() for source in self.health])
         yield from _sensor_families([source() for source in self.sensors])
         yield from _cap_families([row for source in self.caps for row in source()])
         yield from _shadow_families([row for source in self.shadows for row in source()])

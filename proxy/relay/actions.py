@@ -43,6 +43,7 @@ class CloseReason(QuickEnum):
     IDLE_TIMEOUT = "idle_timeout"
     CLIENT_READS_NOTHING = "client_reads_nothing"
     TOO_MANY_CONNECTIONS = "too_many_connections"
+    QUOTAS_UNKNOWN = "quotas_unknown"
     PROXY_PEER_UNTRUSTED = "proxy_peer_untrusted"
     PROXY_HEADER_MISSING = "proxy_header_missing"
     PROXY_HEADER_MALFORMED = "proxy_header_malformed"

@@ -48,7 +48,7 @@ class Acceptor:
     """Takes the sockets that a listener accepts through the stages of their admission, and has them opened.
 
     `open_connection` makes a connection of an admitted socket; False: its user may not have one more. `may_open` says
-    whether the process may have one more socket.
+    whether the process may have one more socket, `may_serve` whether the quotas are known as far as that is needed.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Acceptor:
         gate: ConnectionGate,
         ends: ConnectionEnds,
         may_open: Callable[[], bool],
+        may_serve: Callable[[], bool],
         open_connection: Callable[[IncomingConnection], bool],
         poller: Poller,
         clock: Clock,
@@ -70,6 +71,7 @@ class Acceptor:
         gate.add_listener(key, self._waited)
         self._ends = ends
         self._may_open = may_open
+        self._may_serve = may_serve
         self._open = open_connection
         self._log = log
         self._turns = OpeningTurns(partial(self.take_in, after=Stage.TURN_CAME))
@@ -114,6 +116,8 @@ class Acceptor:
         incoming = IncomingConnection(sock, port, known, address, ANONYMOUS, log, peer[1])
         if not self._may_open():
             self._refuse(incoming, CloseReason.TOO_MANY_CONNECTIONS)
+        elif not self._may_serve():
+            self._refuse(incoming, CloseReason.QUOTAS_UNKNOWN)
         elif node_id is None:
             self._refuse(incoming, CloseReason.NODE_UNKNOWN, detail=f"no node has the spare port {port}")
         else:

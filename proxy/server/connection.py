@@ -301,6 +301,10 @@ class Connection:
         if reason is not None:
             self.give_up(reason)
 
+    def is_throttled(self, now_ms: int) -> bool:
+        """Whether the client is muted by a throttle."""
+        return self.episode is not None and self.episode.ends_ms > now_ms
+
     def close_episode_if_over(self, now_ms: int) -> None:
         """Log the end of the throttle episode if it is over."""
         if self.episode is not None and self.episode.over(now_ms):

@@ -74,8 +74,9 @@ class Listener:
         self.open_stream = self.streams.open
         """A method of ConnectionHost."""
         self.acceptor = Acceptor(
-            self.key, ports, upstream, gate, self._ends, may_open, self._open, poller, clock, self._log
+            self.key, ports, upstream, gate, self._ends, may_open, book.may_serve, self._open, poller, clock, self._log
         )
+        self.has_port = ports.has_port
 
     @property
     def name(self) -> str:
@@ -91,6 +92,10 @@ class Listener:
     def open_sockets(self) -> int:
         """How many client sockets this listener has: open, on the way in, or lingering."""
         return len(self._incoming_of) + len(self.lingering) + self.acceptor.under_way
+
+    def muted(self, now_ms: int) -> int:
+        """How many connections are muted by a throttle."""
+        return sum(connection.is_throttled(now_ms) for connection in self._incoming_of)
 
     def serve(self, sockets: dict[int, socket]) -> None:
         """Start to accept connections on these bound sockets, given by port."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import structlog
 
+from common.at_most_every import AtMostEvery
 from common.printable import printable
 from proxy.clock import Clock
 from proxy.relay.actions import QuotaAlteration
@@ -24,6 +25,7 @@ Result = TypeVar("Result")
 
 _THREADS = 4
 _AUDITED_PER_STEP = 50
+_UNKNOWN_EVERY_US = 60_000_000
 
 
 class QuotaStore:
@@ -56,6 +58,11 @@ class QuotaStore:
         """Separate from `_threads`, which may be blocked by a source."""
         self._taking_up = asyncio.Lock()
         self._stopping = False
+        self._known = False
+        self.refuses_while_unknown = False
+        """Whether connections are refused while the quotas are not known: `quotas.when_unknown`."""
+        self._reports_of_unknown = AtMostEvery(_UNKNOWN_EVERY_US)
+        self._reported_unknown = False
         self._alterations_under_way: set[asyncio.Task[object]] = set()
 
     async def start(self) -> None:
@@ -63,6 +70,29 @@ class QuotaStore:
         loop = asyncio.get_running_loop()
         await self._in_thread(self.source.start, lambda: _call_soon(loop, self._on_change))
         await self.take_up()
+
+    @property
+    def known(self) -> bool:
+        """Whether quotas are in force that were read from the source once, by this process or an earlier one."""
+        if not self._known:
+            self._known = self.source.state.known and self.source.quotas is self.quotas
+        return self._known
+
+    def may_serve(self) -> bool:
+        """Whether connections may come: as long as the quotas are not known, the configuration says so."""
+        return not self.refuses_while_unknown or self.known
+
+    def report_unknown(self, now_us: int) -> None:
+        """Log that the quotas are not known, once a minute as long as that is so, and when they are known."""
+        if self.known:
+            if self._reported_unknown:
+                self._reported_unknown = False
+                self._log.info("quotas_known")
+        elif self._reports_of_unknown.is_due(now_us):
+            self._reported_unknown = True
+            effect = "connections are refused" if self.refuses_while_unknown else "connections are served without them"
+            problem = f"the quotas are not known yet: {effect}"
+            self._log.error("quotas_unknown", problem=problem, setting="quotas.when_unknown")
 
     async def stop(self) -> None:
         """Wait until alterations under way are written, then stop the source."""

@@ -42,6 +42,7 @@ from proxy.net.poller import Poller
 from proxy.observe import logs
 from proxy.observe.api import AdminApi
 from proxy.observe.explained import Origin
+from proxy.observe.health import ClusterHealth, Readiness
 from proxy.observe.http_listener import HttpListener
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
@@ -92,6 +93,8 @@ _WATCH_S = 0.25
 _REREAD_S = 2.0
 _LAST_WRITES_S = 30.0
 """How long the process waits at its end until the last usage records are on disk."""
+_LAST_WRITES_AT_ONCE_S = 1.0
+"""The same after a second signal to stop."""
 
 log = structlog.get_logger()
 
@@ -181,6 +184,7 @@ class VirtualCluster:
 
     def set_rules(self, config: VirtualClusterConfig) -> None:
         """Apply the settings of quotas, throttling, byte caps, SASL, connections and listeners."""
+        self.book.refuses_while_unknown = config.quotas.when_unknown == "refuse"
         self.quota_manager.costs.pin(pinned_costs(config.quotas))
         self.caps.set(config.caps)
         self.address_quotas.set_rules(config.connections)
@@ -205,6 +209,20 @@ class VirtualCluster:
         """The connection limits of an address, and what it uses of them."""
         standing = self.gate.standing_of(self.name, address, shadow)
         return replace(standing, hosts=self.address_quotas.hosts_at(plain_ip(address)))
+
+    def health(self, now_ms: int) -> ClusterHealth:
+        """What is right and wrong with the cluster, its listeners and its source of quotas."""
+        nodes, trouble = self.upstream.directory.present, self.upstream.discovery.trouble
+        return ClusterHealth(
+            self.name,
+            trouble,
+            nodes,
+            [each.name for each in self.listeners if trouble is None and not any(map(each.has_port, nodes))],
+            self.source.name,
+            self.source.state,
+            self.book.known,
+            {listener.name: listener.muted(now_ms) for listener in self.listeners},
+        )
 
     @property
     def origin(self) -> Origin:
@@ -318,17 +336,22 @@ class Service:
         self._room = 0
         """How many more sockets `may_open` allows before it counts the open ones again."""
         self._bound = False
-        self._stopping = False
         self._stop_asked = asyncio.Event()
+        self._end_asked = asyncio.Event()
+        """Set by a second signal to stop: the process ends without waiting for anything of its clients."""
         self._reload_asked = asyncio.Event()
         self._certificates = CertificateWatcher(self._show, clock, self._metrics)
         http = (config.limits.max_http_connections, config.limits.http_idle_timeout_ms / 1000)
-        self._metrics_site = MetricsSite(self._metrics, self.not_ready, *http)
+        self._readiness = Readiness(self.not_ready)
+        self._metrics_site = MetricsSite(self._metrics, self._readiness.look, *http)
         self._api = AdminApi(self.clusters, clock)
         self._api_listener = HttpListener(self._api.application(), "admin", *http)
         self._apply_limits()
         self._metrics.add_relays(self._relay_totals)
+        self._metrics.ready.set_function(lambda: not self.not_ready())
+        self._note_reload(is_applied=True)
         for cluster in self.clusters:
+            self._metrics.add_health(partial(self._health_of, cluster))
             self._metrics.add_sensors(cluster.sensor_totals)
             self._metrics.add_shadows(cluster.shadow_totals)
             self._metrics.add_caps(cluster.cap_totals)
@@ -402,15 +425,14 @@ class Service:
 
     def not_ready(self) -> list[str]:
         """The reasons why clients cannot be served, one line each; empty when they can."""
-        if self._stopping:
+        if self._stop_asked.is_set():
             return ["stopping"]
         if not self._bound:
             return ["listeners are not bound yet"]
-        return [
-            f"virtual cluster {cluster.name}: no node reached yet"
-            for cluster in self.clusters
-            if not cluster.upstream.directory.reached
-        ]
+        return [reason for cluster in self.clusters for reason in self._health_of(cluster).not_ready()]
+
+    def _health_of(self, cluster: VirtualCluster) -> ClusterHealth:
+        return cluster.health(self.clock.now_ms())
 
     def _listeners(self) -> Iterator[Listener]:
         return (listener for cluster in self.clusters for listener in cluster.listeners)
@@ -432,6 +454,7 @@ class Service:
         await self._metrics_site.start(self.config.metrics.bind, self.config.metrics.port)
         await self._api_listener.start(self.config.admin.bind, self.config.admin.port)
         await asyncio.gather(*(cluster.book.start() for cluster in self.clusters))
+        self._report_unknown_quotas()
         _leave_to_itself_what_stays()
         for listener, sockets in bound:
             listener.serve(sockets)
@@ -469,15 +492,27 @@ class Service:
         """Serve until SIGTERM or SIGINT. SIGHUP reloads the configuration."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop_asked.set)
+            loop.add_signal_handler(number, self._ask_to_stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload_asked.set)
         await self.start()
         await self._stop_asked.wait()
         await self.stop()
 
+    def _ask_to_stop(self) -> None:
+        """A signal to stop has come. The proxy is not ready from now on; the second one ends it at once."""
+        if self._stop_asked.is_set():
+            log.warning("stopping_at_once")
+            self._end_asked.set()
+        self._stop_asked.set()
+        self._readiness.look()
+
     async def stop(self) -> None:
-        """Stop accepting, wait for the responses in flight, and close everything within `limits.drain_s`."""
-        self._stopping = True
+        """Stop accepting after `drain.lame_duck_s`, wait for the responses in flight, and close everything within
+        `limits.drain_s`. With a second signal to stop neither time is waited.
+        """
+        self._stop_asked.set()
+        self._readiness.look()
+        await self._until_end_asked(self.config.drain.lame_duck_s)
         for listener in self._listeners():
             listener.stop_accepting()
         self.gate.empty()
@@ -493,7 +528,7 @@ class Service:
         for cluster in self.clusters:
             cluster.address_quotas.stop()
         if self._recorder is not None:
-            await self._recorder.stop(_LAST_WRITES_S)
+            await self._recorder.stop(_LAST_WRITES_AT_ONCE_S if self._end_asked.is_set() else _LAST_WRITES_S)
         if self._shipping is not None:
             await self._shipping.stop()
         await self._api_listener.stop()
@@ -505,7 +540,11 @@ class Service:
         waiting = sorted(self._connections(), key=lambda connection: connection.opened_ms)
         loop = asyncio.get_running_loop()
         begin, count = loop.time(), len(waiting)
-        while waiting and loop.time() < begin + drain_s:
+
+        def may_wait() -> bool:
+            return loop.time() < begin + drain_s and not self._end_asked.is_set()
+
+        while waiting and may_wait():
             due = 1 + int((loop.time() - begin) / drain_s * count)
             for connection in waiting[: max(due - (count - len(waiting)), 0)]:
                 if connection.relay.idle:
@@ -514,9 +553,14 @@ class Service:
             await asyncio.sleep(0.02)
         for connection in waiting:
             connection.give_up(CloseReason.SHUTDOWN)
-        while self._unsent_bytes() and loop.time() < begin + drain_s:  # noqa: ASYNC110
+        while self._unsent_bytes() and may_wait():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.05)
+
+    async def _until_end_asked(self, seconds: float) -> None:
+        """Wait, at most until a second signal to stop comes."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._end_asked.wait(), seconds)
 
     def _unsent_bytes(self) -> int:
         """How many bytes closed connections have still to write out."""
@@ -555,6 +599,8 @@ class Service:
         while True:
             await asyncio.sleep(_SWEEP_S)
             now_ms = self.clock.now_ms()
+            self._readiness.look()
+            self._report_unknown_quotas()
             step_ms, last_ms = min(now_ms - last_ms, _LONGEST_STEP_MS), now_ms
             for cluster in self.clusters:
                 for _ in range(_EXPIRIES_PER_SWEEP):
@@ -566,6 +612,10 @@ class Service:
                 if not number % _LOOKS_AT_ONCE:
                     await asyncio.sleep(0)
             self.gate.log.tell_ended()
+
+    def _report_unknown_quotas(self) -> None:
+        for cluster in self.clusters:
+            cluster.book.report_unknown(self.clock.now_us())
 
     async def _watch_config(self) -> None:
         """Reload the configuration when the file has changed or SIGHUP came."""
@@ -601,6 +651,7 @@ class Service:
         await self._apply()
         self._warn()
         self._metrics.config_reloads.labels("applied").inc()
+        self._note_reload(is_applied=True)
         log.info("config_reloaded")
         return True
 
@@ -613,7 +664,13 @@ class Service:
 
     def _refuse_reload(self, problems: list[str]) -> None:
         self._metrics.config_reloads.labels("rejected").inc()
+        self._note_reload(is_applied=False)
         log.error("config_rejected", file=str(self._config_path), problems=problems)
+
+    def _note_reload(self, *, is_applied: bool) -> None:
+        self._metrics.last_reload_ok.set(is_applied)
+        if is_applied:
+            self._metrics.last_reload_at.set(self.clock.epoch_ms() / 1000)
 
     async def _apply(self) -> None:
         settings = {cluster.name: cluster for cluster in self.config.virtual_clusters}

@@ -53,6 +53,8 @@ class Discovery:
         self._asked = asyncio.Event()
         self._answered = asyncio.Condition()
         self._failing = False
+        self.trouble: str | None = "it has not named its nodes yet"
+        """Why the cluster cannot be reached; None if it named its nodes when it was asked last."""
         self._reported_reason = ""
         self._nodes: list[int] = []
         self._default_partitions: int | None = None
@@ -111,6 +113,8 @@ class Discovery:
         try:
             brokers = await self._look()
         except Exception as error:  # whatever a library raises is a failed look, never the end of looking
+            if not self._failing:
+                self.trouble = plain_words(error)
             await self._tell_failure(error)
             self._failing = True
             self._note_failure()
@@ -123,7 +127,7 @@ class Discovery:
             self._directory.note_all(nodes)
         if self._failing or nodes != self._nodes:
             self._log.info("cluster_reached", nodes=nodes)
-        self._failing, self._nodes = False, nodes
+        self._failing, self._nodes, self.trouble = False, nodes, None
         async with self._answered:
             self._answered.notify_all()
         return True
@@ -158,6 +162,7 @@ class Discovery:
         if self._failing and reason == self._reported_reason:
             return
         self._reported_reason = reason
+        self.trouble = plain_words(error)
         self._log.warning(
             "cluster_unreachable",
             bootstrap_servers=servers,

@@ -43,14 +43,14 @@ class NodeDirectory:
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
 
     @property
-    def reached(self) -> bool:
-        """True once the cluster has named its nodes."""
-        return bool(self._addresses)
-
-    @property
     def node_ids(self) -> KeysView[int]:
         """The nodes that it has named."""
         return self._addresses.keys()
+
+    @property
+    def present(self) -> list[int]:
+        """The nodes that the cluster has now, in order."""
+        return sorted(node_id for node_id in self._addresses if node_id not in self._gone_us)
 
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Note where a node is; the latest word counts, but for a port that there cannot be: that is logged once.
@@ -135,6 +135,10 @@ class ListenerPorts:
             port = self._take_spare(node_id)
         return self._host, port
 
+    def has_port(self, node_id: int) -> bool:
+        """Whether clients can be told of a node: it has a port, or there is a spare port for it."""
+        return node_id in self._port_of or self._spare_for(node_id) is not None
+
     def _take_spare(self, node_id: int) -> int:
         port = self._spare_for(node_id)
         if port is None:
@@ -206,6 +210,10 @@ class ListenerNames:
     def advertised(self, node_id: int) -> tuple[bytes, int]:
         """Host and port that clients are told for a node."""
         return self._pattern.replace("{node_id}", str(node_id)).encode(), self._port
+
+    def has_port(self, _node_id: int) -> bool:
+        """True: every node has a host name."""
+        return True
 
     def node_of(self, _port: int) -> int:
         """The node of a connection that names none."""

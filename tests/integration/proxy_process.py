@@ -34,9 +34,9 @@ class ProxyFailed(AssertionError):
 class ProxyProcess:
     """A proxy in front of `cluster` with a listener for nodes 1 to 3; use it as a context manager.
 
-    `quotas` are entries as the YAML has them; `settings` are whole sections ("limits", "log", "usage", "metrics") or
-    settings of the only virtual cluster ("throttle", "upstream"; "source" for those of its quotas) or of its listener
-    ("listener"); "more_listeners" are whole. With `ready=False` it does not wait for the cluster.
+    `quotas` are entries as the YAML has them; `settings` are whole sections ("limits", "drain", "log", "usage",
+    "metrics") or settings of the only virtual cluster ("throttle", "upstream"; "source" for those of its quotas) or of
+    its listener ("listener"); "more_listeners" are whole. With `ready=False` it does not wait for the cluster.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class ProxyProcess:
         listener = {"name": "plain", "bind": HOST, "port": self.port, "node_ids": ["1-3"]}
         listener |= self._settings.get("listener", {})
         listeners = [listener, *self._settings.get("more_listeners", ())]
-        sections = {key: value for key, value in self._settings.items() if key in ("limits", "log", "usage")}
+        sections = {key: value for key, value in self._settings.items() if key in ("limits", "drain", "log", "usage")}
         upstream = {"bootstrap_servers": self._servers, **self._settings.get("upstream", {})}
         return {
             "virtual_clusters": [

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -29,10 +31,17 @@ def test_the_proxy_starts_before_its_cluster_and_serves_when_that_comes():
     """The cluster's only node is gone, as far as anyone can tell, until it is started again."""
     with KafkaCluster(nodes=1, extra=lambda node_id: SOON_BELIEVED_DEAD) as cluster:
         cluster.kill(1)
-        with ProxyProcess(cluster, ready=False, upstream={"connect_timeout_ms": 2000}) as proxy:
+        upstream = {"connect_timeout_ms": 2000, "metadata_refresh_s": 1}
+        with ProxyProcess(cluster, ready=False, upstream=upstream, source={"source": "upstream"}) as proxy:
             proxy.wait_for(lambda: proxy.events("cluster_unreachable"), 10, "word of the cluster")
             status, body = proxy.get("readyz")
-            assert (status, json.loads(body)["reasons"]) == (503, ["virtual cluster main: no node reached yet"])
+            unreachable, unknown = json.loads(body)["reasons"]
+            assert status == 503
+            assert unreachable.startswith(
+                f"virtual cluster main: the cluster is unreachable: {cluster.bootstrap_servers}: "
+            )
+            assert unknown == "virtual cluster main: quotas are not known yet (source upstream)"
+            assert (proxy.metric("cluster_up"), proxy.metric("quota_source_up"), proxy.metric("ready")) == (0, 0, 0)
             assert proxy.status("livez") == 200
             line, *_ = proxy.events("cluster_unreachable")
             assert line["bootstrap_servers"] == [cluster.bootstrap_servers]
@@ -44,6 +53,10 @@ def test_the_proxy_starts_before_its_cluster_and_serves_when_that_comes():
             assert proxy.closing_line(client)["reason"] == "node_unreachable"
             cluster.restart(1)
             proxy.wait_for(lambda: proxy.status("readyz") == 200, 30, "being ready")
+            proxy.wait_for(lambda: proxy.events("ready") and proxy.events("quotas_known"), 10, "word of that")
+            assert [line["reasons"][-1] for line in proxy.events("not_ready")][-1] == unknown
+            assert (proxy.metric("cluster_up"), proxy.metric("cluster_nodes"), proxy.metric("ready")) == (1, 1, 1)
+            assert (proxy.metric("quota_source_up"), proxy.metric("quotas_known")) == (1, 1)
             assert proxy.events("cluster_reached")
             assert proxy.metric("metadata_refresh_failures_total") >= 1
             brokers_are_reported(proxy)
@@ -62,7 +75,9 @@ def the_cluster_goes_and_comes_back(cluster, proxy):
         client = "{}:{}".format(*sock.getsockname())
     assert proxy.closing_line(client)["reason"] in ("node_closed", "node_lost")
     assert proxy.status("livez") == 200
+    proxy.wait_for(lambda: proxy.status("readyz") == 503, 30, "being not ready")
     cluster.restart(1)
+    proxy.wait_for(lambda: proxy.status("readyz") == 200, 30, "being ready")
     brokers_are_reported(proxy)
     assert not proxy.events("internal_error")
 
@@ -83,6 +98,22 @@ def brokers(proxy):
         return {broker["broker_id"]: broker["port"] for broker in admin.describe_cluster()["brokers"]}
     finally:
         admin.close()
+
+
+def test_connections_are_refused_while_quotas_are_not_known_if_that_is_wanted():
+    source = {"source": "upstream", "when_unknown": "refuse"}
+    with ProxyProcess(f"{HOST}:9", ready=False, source=source, limits={"drain_s": 0}) as proxy:
+        proxy.wait_for(lambda: proxy.events("listening"), 10, "open ports")
+        [line] = proxy.events("quotas_unknown")
+        assert (line["level"], line["setting"]) == ("error", "quotas.when_unknown")
+        with socket.create_connection((HOST, proxy.port)) as sock:
+            sock.settimeout(TIMEOUT_S)
+            assert sock.recv(1) == b""
+        proxy.wait_for(lambda: proxy.closed() == {"quotas_unknown": 1}, 10, "its reason")
+        proxy.write_text(json.dumps(proxy.config()).replace("refuse", "serve"))
+        proxy.wait_for(lambda: proxy.events("config_reloaded"), 10, "the change")
+        with socket.create_connection((HOST, proxy.port)):
+            proxy.wait_for(lambda: proxy.metric("client_sockets"), 10, "a connection that is served")
 
 
 def run_to_its_end(config_path):
@@ -127,6 +158,32 @@ def test_a_wrong_configuration_ends_the_start_with_every_problem():
         "virtual_clusters[0].listeners[0].prot",
         "virtual_clusters[0].quotas.entries[0]",
     ]
+
+
+def test_after_sigterm_the_proxy_is_not_ready_at_once_and_accepts_connections_for_a_while():
+    with ProxyProcess(f"{HOST}:9", ready=False, drain={"lame_duck_s": 2}, limits={"drain_s": 0}) as proxy:
+        os.kill(proxy.pid, signal.SIGTERM)
+        proxy.wait_for(lambda: reasons_of(proxy) == ["stopping"], 10, "being not ready")
+        socket.create_connection((HOST, proxy.port)).close()
+        assert proxy.wait_for_exit() == 0
+        events = [line["event"] for line in proxy.log()]
+        assert events.index("not_ready") < events.index("stopping") < events.index("stopped")
+
+
+def test_a_second_sigterm_ends_the_proxy_at_once():
+    with ProxyProcess(f"{HOST}:9", ready=False, drain={"lame_duck_s": 3600}, limits={"drain_s": 3600}) as proxy:
+        os.kill(proxy.pid, signal.SIGTERM)
+        proxy.wait_for(lambda: reasons_of(proxy) == ["stopping"], 10, "being not ready")
+        with socket.create_connection((HOST, proxy.port)) as sock:
+            proxy.wait_for(lambda: proxy.metric("client_sockets"), 10, "a connection")
+            assert proxy.terminate() == 0
+            assert sock.recv(1) == b""
+        assert proxy.events("stopping_at_once")
+        assert proxy.log()[-1]["event"] == "stopped"
+
+
+def reasons_of(proxy):
+    return json.loads(proxy.get("readyz")[1])["reasons"]
 
 
 def test_sigterm_under_load_closes_all_and_exits_well_and_no_acknowledged_record_is_lost(newest_kafka):

@@ -49,7 +49,8 @@ class House:
             {"name": "plain", "bind": bind, "advertised_host": "127.0.0.1", "port": self.port, "node_ids": [0]}
         )
         self.poller = Poller()
-        book = SimpleNamespace(quotas={}, entities_of=None, alter_quotas=print)
+        self.may_serve = True
+        book = SimpleNamespace(quotas={}, entities_of=None, alter_quotas=print, may_serve=lambda: self.may_serve)
         last_throttles = SimpleNamespace(note=print)
         self.listener = Listener(
             "main",
@@ -105,6 +106,18 @@ async def test_behind_a_crowd_addresses_take_turns(house):
     await house.until_opened(42)
     assert house.opened == [STORM] * 8 + [STORM, GOOD, STORM, GOOD] + [STORM] * 30
     assert (house.listener.open_sockets, house.gate.admission.quotas.connections) == (42, 42)
+
+
+async def test_a_connection_that_may_not_be_served_yet_is_closed_with_its_reason(house):
+    house.may_serve = False
+    [client] = house.come(GOOD)
+    house.accept_all()
+    assert client.recv(1) == b""
+    assert house.closed == {CloseReason.QUOTAS_UNKNOWN: 1}
+    house.may_serve = True
+    house.come(GOOD)
+    house.accept_all()
+    assert house.opened == [GOOD]
 
 
 async def test_when_a_port_is_given_to_another_node_no_client_goes_on_with_the_node_that_is_gone(house):

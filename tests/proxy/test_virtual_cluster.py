@@ -136,6 +136,23 @@ def test_ports_may_be_given_away_as_soon_as_a_node_is_gone():
     assert cluster.reported(6) == [9100]
 
 
+def test_a_node_has_a_port_if_there_is_one_for_it():
+    cluster = Cluster(spares=1)
+    assert all(map(cluster.ports.has_port, (0, 2, 3, 4)))
+    cluster.has(3)
+    assert cluster.reported(3) == [9100]
+    assert [cluster.ports.has_port(node_id) for node_id in (0, 3, 4)] == [True, True, False]
+    assert not Cluster(spares=0).ports.has_port(3)
+
+
+def test_the_nodes_that_a_cluster_has_now_are_those_that_it_named_last(cluster):
+    assert cluster.directory.present == []
+    cluster.has(4, 3)
+    assert cluster.directory.present == [3, 4]
+    cluster.has(3)
+    assert cluster.directory.present == [3]
+
+
 def test_of_very_many_nodes_the_longest_gone_are_forgotten():
     directory = NodeDirectory("main", FakeClock().now_us)
     for node_id in range(MAX_LEARNED_NODES):

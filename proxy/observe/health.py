@@ -1,0 +1,87 @@
+"""Whether the proxy can serve clients: one state for the page /readyz, the log and the metrics."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from quotas.sources.source import SourceState
+
+_NODES_SHOWN = 10
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterHealth:
+    """The state of one virtual cluster.
+
+    `trouble` says why the cluster cannot be reached; it is None while it can. `nodes` are the nodes that the cluster
+    has now. `listeners_without_port` are the listeners at which none of them has a port. `muted` is the number of
+    muted connections by listener.
+    """
+
+    virtual_cluster: str
+    trouble: str | None
+    nodes: Sequence[int]
+    listeners_without_port: Sequence[str]
+    source: str
+    source_state: SourceState
+    quotas_known: bool
+    muted: Mapping[str, int]
+
+    def not_ready(self) -> Iterator[str]:
+        """The reasons why clients of this virtual cluster cannot be served, one line each."""
+        place = f"virtual cluster {self.virtual_cluster}"
+        if self.trouble is not None:
+            yield f"{place}: the cluster is unreachable: {self.trouble}"
+        shown = ", ".join(map(str, self.nodes[:_NODES_SHOWN])) + (", ..." if len(self.nodes) > _NODES_SHOWN else "")
+        for listener in self.listeners_without_port:
+            yield f"{place}: no node has a port at listener {listener} (nodes of the cluster: {shown})"
+        if not self.quotas_known:
+            yield f"{place}: quotas are not known yet (source {self.source})"
+
+
+class Readiness:
+    """Logs each change of the reasons why the process is not ready. `not_ready` returns them; ready means none."""
+
+    def __init__(self, not_ready: Callable[[], list[str]]) -> None:
+        self._not_ready = not_ready
+        self._reported: list[str] | None = None
+
+    def look(self) -> list[str]:
+        """The reasons now. They are logged if they are others than at the last look."""
+        reasons = self._not_ready()
+        if reasons != self._reported:
+            self._reported = reasons
+            if reasons:
+                log.warning("not_ready", reasons=reasons)
+            else:
+                log.info("ready")
+        return reasons
+
+
+def health_families(clusters: Iterable[ClusterHealth]) -> Iterator[Metric]:
+    """The metric families of the state of virtual clusters."""
+    up = _gauge("cluster_up", "1 if the cluster named its nodes when it was asked last, else 0.")
+    nodes = _gauge("cluster_nodes", "Nodes that the cluster has now.")
+    source_up = _gauge("quota_source_up", "1 if the last attempt to read the source of the quotas succeeded.", "source")
+    age = _gauge("quota_source_age_seconds", "How long ago the source of the quotas was last read.", "source")
+    known = _gauge("quotas_known", "1 once quotas were read, by this process or an earlier one.", "source")
+    muted = _gauge("connections_muted", "Connections of clients that are muted by a throttle now.", "listener")
+    for cluster in clusters:
+        place, source = (cluster.virtual_cluster,), (cluster.virtual_cluster, cluster.source)
+        up.add_metric(place, float(cluster.trouble is None))
+        nodes.add_metric(place, len(cluster.nodes))
+        source_up.add_metric(source, float(cluster.source_state.up))
+        known.add_metric(source, float(cluster.quotas_known))
+        if cluster.source_state.age_s is not None:
+            age.add_metric(source, cluster.source_state.age_s)
+        for listener, count in cluster.muted.items():
+            muted.add_metric((cluster.virtual_cluster, listener), count)
+    yield from (up, nodes, source_up, age, known, muted)
+
+
+def _gauge(name: str, documentation: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"kafka_throttle_{name}", documentation, labels=("virtual_cluster", *labels))

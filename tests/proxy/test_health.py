@@ -1,0 +1,176 @@
+"""Whether the proxy can serve clients: each reason why not, in the list of reasons, in the log and in the metrics."""
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from proxy.config.load import config_of
+from proxy.observe.health import ClusterHealth, Readiness
+from proxy.observe.metrics import Metrics
+from proxy.server.service import Service
+from quotas.changes import NO_QUOTAS
+from quotas.sources.source import SourceState
+from tests.fakes.clock import FakeClock
+
+READ = SourceState(known=True, up=True, age_s=1.5)
+NOT_READ = SourceState(known=False, up=False, age_s=None)
+
+
+def health(**changed):
+    state = {
+        "virtual_cluster": "main",
+        "trouble": None,
+        "nodes": [1, 2],
+        "listeners_without_port": [],
+        "source": "upstream",
+        "source_state": READ,
+        "quotas_known": True,
+        "muted": {"plain": 3},
+    }
+    return ClusterHealth(**state | changed)
+
+
+def test_a_cluster_at_which_nothing_is_wrong_is_ready():
+    assert list(health().not_ready()) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"trouble": "a:9092: down"}, "the cluster is unreachable: a:9092: down"),
+        (
+            {"listeners_without_port": ["plain"]},
+            "no node has a port at listener plain (nodes of the cluster: 1, 2)",
+        ),
+        (
+            {"listeners_without_port": ["plain"], "nodes": range(11)},
+            "no node has a port at listener plain (nodes of the cluster: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ...)",
+        ),
+        ({"quotas_known": False}, "quotas are not known yet (source upstream)"),
+    ],
+)
+def test_each_reason_is_one_line(changed, reason):
+    assert list(health(**changed).not_ready()) == [f"virtual cluster main: {reason}"]
+
+
+def test_the_log_has_each_change_of_the_reasons_once():
+    reasons = ["stopping"]
+    readiness = Readiness(lambda: list(reasons))
+    with capture_logs() as logged:
+        for _ in range(2):
+            assert readiness.look() == ["stopping"]
+        reasons.clear()
+        for _ in range(2):
+            assert readiness.look() == []
+        reasons.append("another")
+        readiness.look()
+    assert logged == [
+        {"event": "not_ready", "reasons": ["stopping"], "log_level": "warning"},
+        {"event": "ready", "log_level": "info"},
+        {"event": "not_ready", "reasons": ["another"], "log_level": "warning"},
+    ]
+
+
+def test_the_metrics_say_the_same():
+    metrics = Metrics(CollectorRegistry())
+    metrics.add_health(health)
+    metrics.add_health(
+        lambda: health(virtual_cluster="other", trouble="down", nodes=[], source_state=NOT_READ, quotas_known=False)
+    )
+
+    def value(name, cluster="main", **labels):
+        return metrics.registry.get_sample_value(f"kafka_throttle_{name}", {"virtual_cluster": cluster, **labels})
+
+    assert (value("cluster_up"), value("cluster_nodes")) == (1, 2)
+    assert (value("cluster_up", "other"), value("cluster_nodes", "other")) == (0, 0)
+    source = {"source": "upstream"}
+    assert (value("quota_source_up", **source), value("quota_source_age_seconds", **source)) == (1, 1.5)
+    assert value("quota_source_up", "other", **source) == 0
+    assert value("quota_source_age_seconds", "other", **source) is None
+    assert (value("quotas_known", **source), value("quotas_known", "other", **source)) == (1, 0)
+    assert value("connections_muted", listener="plain") == 3
+
+
+class FakeSource:
+    """A source that is read when a test says so."""
+
+    name = "upstream"
+
+    def __init__(self):
+        self.quotas, self.problems, self.state = NO_QUOTAS, {}, NOT_READ
+
+
+@pytest.fixture
+async def service(tmp_path):
+    """A proxy that is not started; its cluster and its source of quotas are what a test makes of them."""
+    listener = {"name": "plain", "bind": "127.0.0.1", "port": 9092, "node_ids": [1]}
+    cluster = {"name": "main", "upstream": {"bootstrap_servers": ["127.0.0.1:9"]}, "listeners": [listener]}
+    return Service(tmp_path / "proxy.yaml", config_of({"virtual_clusters": [cluster]}), FakeClock())
+
+
+async def test_a_proxy_is_ready_once_ports_cluster_and_quotas_are_there(service):
+    [cluster] = service.clusters
+    directory, discovery = cluster.upstream.directory, cluster.upstream.discovery
+    cluster.book.source = cluster.source = FakeSource()
+    assert service.not_ready() == ["listeners are not bound yet"]
+    service._bound = True
+    assert service.not_ready() == [
+        "virtual cluster main: the cluster is unreachable: it has not named its nodes yet",
+        "virtual cluster main: quotas are not known yet (source upstream)",
+    ]
+    directory.learn(7, "node", 9092)
+    directory.note_all([7])
+    discovery.trouble = None
+    cluster.source.state = READ
+    no_port = "virtual cluster main: no node has a port at listener plain (nodes of the cluster: 7)"
+    assert service.not_ready() == [no_port]
+    directory.learn(1, "node", 9092)
+    directory.note_all([1, 7])
+    assert service.not_ready() == []
+    cluster.source.state = NOT_READ
+    assert service.not_ready() == [], "what was known once stays known"
+    directory.note_all([7])
+    assert service.not_ready() == [no_port]
+
+
+async def test_a_proxy_that_was_told_to_stop_is_not_ready(service):
+    service._bound = True
+    service._ask_to_stop()
+    assert service.not_ready() == ["stopping"]
+    assert not service._end_asked.is_set()
+    service._ask_to_stop()
+    assert service._end_asked.is_set()
+
+
+async def test_the_log_says_loudly_that_quotas_are_not_known_and_what_that_means(service):
+    [cluster] = service.clusters
+    book, clock = cluster.book, service.clock
+    book.source = FakeSource()
+    with capture_logs() as logged:
+        book.report_unknown(clock.now_us())
+        clock.advance(59_999)
+        book.report_unknown(clock.now_us())
+        book.refuses_while_unknown = True
+        clock.advance(1)
+        book.report_unknown(clock.now_us())
+        book.source.state = READ
+        for _ in range(2):
+            book.report_unknown(clock.now_us())
+    assert [(line["event"], line["log_level"]) for line in logged] == [
+        ("quotas_unknown", "error"),
+        ("quotas_unknown", "error"),
+        ("quotas_known", "info"),
+    ]
+    assert logged[0]["problem"] == "the quotas are not known yet: connections are served without them"
+    assert logged[1]["problem"] == "the quotas are not known yet: connections are refused"
+
+
+async def test_connections_are_refused_only_while_quotas_are_not_known_and_only_if_that_is_wanted(service):
+    [cluster] = service.clusters
+    book = cluster.book
+    book.source = FakeSource()
+    assert book.may_serve()
+    book.refuses_while_unknown = True
+    assert not book.may_serve()
+    book.source.state = READ
+    assert book.may_serve()
