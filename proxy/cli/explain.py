@@ -112,9 +112,9 @@ def _quota_lines(reported: Form) -> Iterator[str]:
     rule, unit = reported["rule"], reported["unit"]
     yield f"{reported['quota']}: {'no limit' if rule is None else _amount(rule['limit'], unit)}"
     if rule is not None:
-        yield f"  by {_entity(rule['entity'])}, level {rule['level']}, of {printable(rule['layer'])}"
+        yield f"  by {entity_text(rule['entity'])}, level {rule['level']}, of {printable(rule['layer'])}"
     for beaten in reported["beaten"]:
-        which = f"{_entity(beaten['entity'])}, level {beaten['level']}, of {printable(beaten['layer'])}"
+        which = f"{entity_text(beaten['entity'])}, level {beaten['level']}, of {printable(beaten['layer'])}"
         yield f"  not by {which} ({_amount(beaten['limit'], unit)}): {beaten['why']}"
     if reported["shared_by"]:
         yield f"  measured together: {printable(reported['shared_by'], 1_000)}"
@@ -137,7 +137,8 @@ def _cap(cap: Form) -> str:
     )
 
 
-def _entity(parts: dict[str, str | None]) -> str:
+def entity_text(parts: dict[str, str | None]) -> str:
+    """An entity of a JSON response, as quotas are printed."""
     names = {part.replace("-", "_"): DEFAULT if name is None else name for part, name in parts.items()}
     return printable(str(Entity(**names)), 1_000)
 
@@ -157,7 +158,7 @@ def _use(use: Form, unit: str) -> str:
     if use.get("debt_ms"):
         words.append(f"a debt of {use['debt_ms'] / 1000:.1f} s")
     if use["shared_by"] is not None:
-        words.append(f"shared by new clients of {_entity(use['shared_by'])}, because the table of sensors was full")
+        words.append(f"shared by new clients of {entity_text(use['shared_by'])}, because the table of sensors was full")
     return ", ".join(words)
 
 

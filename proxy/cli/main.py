@@ -9,6 +9,7 @@ from common.places import placed
 from proxy.cli.config_file import config_option, load, load_with_files, refuse
 from proxy.cli.explain import explain
 from proxy.cli.quotas import quotas
+from proxy.cli.top import top
 from proxy.cli.usage import usage
 from proxy.cli.usage_plan import apply, plan
 from proxy.cli.usage_recommend import recommend
@@ -70,6 +71,7 @@ def summary(config: Config) -> str:
 
 main.add_command(explain)
 main.add_command(quotas)
+main.add_command(top)
 main.add_command(usage)
 usage.add_command(simulate)
 usage.add_command(report)

@@ -572,11 +572,12 @@ class MetricsConfig(Settings):
     """Their port."""
 
     top_entities: Annotated[int, Whole(0, 1_000)] = 20
-    """How many entities have series of their own, for each node and quota type; the rest are summed up."""
+    """How many entities have separate series, for each node and quota type: this many with the highest use, and as many
+    with the longest throttle time. The rest are summed up."""
 
 
 class AdminConfig(Settings):
-    """The HTTP listener for operators: what `kafka-throttle explain` asks, as a JSON API."""
+    """The HTTP listener for operators: what `kafka-throttle explain` and `top` ask, as a JSON API."""
 
     bind: Bind = "127.0.0.1"
     """The local address of the API. One that is not loopback needs `token_file`; there is no TLS yet."""

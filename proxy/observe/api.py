@@ -1,10 +1,11 @@
-"""The JSON API for operators: the quotas in force, and an explanation of the quotas of a client."""
+"""The JSON API for operators: the quotas in force, the clients that are throttled, and why a client is."""
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from hmac import compare_digest
-from typing import Protocol
+from typing import Final, Protocol
 
 from aiohttp import hdrs, web
 
@@ -13,10 +14,13 @@ from proxy.clock import Clock
 from proxy.config.kinds import is_loopback
 from proxy.decisions.client_ids import measured_client_id
 from proxy.gate.admission import AddressStanding
+from proxy.net.turns import finish_in_turns
 from proxy.observe.explained import MAX_THROTTLES, Cap, Form, Observed, Origin, costs_form, explained_form, quotas_form
 from proxy.observe.http_listener import MAX_BODY_BYTES
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals
+from proxy.observe.throttle_episode import ThrottledClients
+from proxy.observe.throttled_now import MAX_THROTTLED, RANKS, throttled_form
 from quotas.changes import Quotas, Tables
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
 from quotas.entities import QuotaType, is_ip
@@ -26,6 +30,7 @@ MAX_QUOTAS = 5_000
 """The most entities in one response."""
 
 _SOME_QUOTAS = 1_000
+_SOME_THROTTLED = 100
 _MAX_NODES = 1_000
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -37,6 +42,7 @@ class Cluster(Protocol):
     name: str
     quota_manager: ClientQuotaManager
     last_throttles: LastThrottles
+    throttled: ThrottledClients
 
     @property
     def quotas(self) -> Quotas:
@@ -75,10 +81,8 @@ class AdminApi:
     def application(self) -> web.Application:
         """The aiohttp application with all pages."""
         application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_json, self._admit])
-        application.router.add_get("/api/v1/explain", self._explain, allow_head=False)
-        application.router.add_get("/api/v1/quotas", self._quotas, allow_head=False)
-        application.router.add_get("/api/v1/caps", self._caps, allow_head=False)
-        application.router.add_get("/api/v1/request-costs", self._request_costs, allow_head=False)
+        for page, handler in _PAGES.items():
+            application.router.add_get(f"/api/v1/{page}", partial(handler, self), allow_head=False)
         return application
 
     @web.middleware
@@ -112,6 +116,16 @@ class AdminApi:
         cluster = self._cluster(_parameters(request, {"virtual_cluster"}))
         return _response(costs_form(cluster.name, cluster.quota_manager.costs))
 
+    async def _throttled(self, request: web.Request) -> web.Response:
+        parameters = _parameters(request, {"virtual_cluster", "sort", "limit"})
+        named = "virtual_cluster" in parameters
+        clusters = [self._cluster(parameters)] if named else list(self._clusters.values())
+        sort = parameters.get("sort", "left")
+        if sort not in RANKS:
+            raise BadParameter(f"sort: expected one of {', '.join(RANKS)}, got {printable(sort)!r}")
+        most = _whole(parameters, "limit", _SOME_THROTTLED, 1, MAX_THROTTLED)
+        return _response(await finish_in_turns(throttled_form(clusters, sort, most, self._clock)))
+
     async def _explain(self, request: web.Request) -> web.Response:
         parameters = _parameters(request, {"virtual_cluster", "user", "client_id", "ip"})
         cluster = self._cluster(parameters)
@@ -128,6 +142,15 @@ class AdminApi:
         if name not in self._clusters:
             raise web.HTTPNotFound(text=f"{expected}{printable(name)!r}")
         return self._clusters[name]
+
+
+_PAGES: Final[Mapping[str, Callable[[AdminApi, web.Request], Awaitable[web.StreamResponse]]]] = {
+    "caps": AdminApi._caps,
+    "explain": AdminApi._explain,
+    "quotas": AdminApi._quotas,
+    "request-costs": AdminApi._request_costs,
+    "throttled": AdminApi._throttled,
+}
 
 
 def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Form:
@@ -243,5 +266,5 @@ async def _as_json(request: web.Request, handler: Handler) -> web.StreamResponse
         headers = {str(name): error.headers[name] for name in kept if name in error.headers}
         text = error.text or error.reason
         if error.status == 404 and request.match_info.http_exception is not None:
-            text = "no such page; there are /api/v1/caps, /api/v1/explain, /api/v1/quotas and /api/v1/request-costs"
+            text = f"no such page; there are {', '.join(f'/api/v1/{page}' for page in _PAGES)}"
         return _response({"error": text}, error.status, headers)

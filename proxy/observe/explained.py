@@ -195,7 +195,7 @@ def throttle_form(past: PastThrottle, now_epoch_ms: int) -> Form:
     """One throttle; `left_ms` is how much longer it mutes the client, if the client is connected."""
     until_epoch_ms = past.at_epoch_ms + past.throttle_time_ms
     return {
-        "at": _time(past.at_epoch_ms),
+        "at": time_form(past.at_epoch_ms),
         "left_ms": max(until_epoch_ms - now_epoch_ms, 0),
         "throttle_time_ms": past.throttle_time_ms,
         "user": past.user,
@@ -210,5 +210,6 @@ def throttle_form(past: PastThrottle, now_epoch_ms: int) -> Form:
     }
 
 
-def _time(epoch_ms: int) -> str:
+def time_form(epoch_ms: int) -> str:
+    """A wall clock time in UTC, as in RFC 3339."""
     return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

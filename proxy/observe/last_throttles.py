@@ -40,6 +40,16 @@ class PastThrottle:
     tokens: float | None
     throttles: int
 
+    @property
+    def cause(self) -> tuple[str, int, QuotaType | None, SensorTags | None, Entity | None]:
+        """What throttled: clients of a user, at one node, by one quota, under the tags of one measurement."""
+        return self.user, self.node_id, self.quota_type, self.tags, self.entity
+
+    @property
+    def quota_name(self) -> str:
+        """The quota type as in logs and metrics; `node` for a throttle that the node imposed."""
+        return "node" if self.quota_type is None else self.quota_type.name.lower()
+
 
 class LastThrottles:
     """The latest throttles of one virtual cluster, one entry for each (client, node, quota type)."""
@@ -49,8 +59,8 @@ class LastThrottles:
         self._clock = clock
         self._latest: Bounded[tuple[str, str, str, int, QuotaType | None], PastThrottle] = Bounded(MAX_CLIENTS)
 
-    def note(self, ip: str, throttled: Throttled, facts: ConnectionFacts, now_ms: int) -> None:
-        """Remember that a client at `ip` (in its plain spelling) was throttled just now."""
+    def note(self, ip: str, throttled: Throttled, facts: ConnectionFacts, now_ms: int) -> PastThrottle:
+        """Remember that a client at `ip` (in its plain spelling) was throttled just now, and return what is known."""
         quota_type = throttled.quota_type
         client_id = measured_client_id(throttled.client_id, self._quota_manager.table)
         who = (facts.user, client_id, ip, facts.node_id, quota_type)
@@ -65,7 +75,7 @@ class LastThrottles:
                 rate, limit = reading.rate, reading.limit
             elif reading is not None:
                 limit, tokens = reading.limit, reading.tokens
-        self._latest[who] = PastThrottle(
+        past = self._latest[who] = PastThrottle(
             at_epoch_ms=self._clock.epoch_ms(),
             throttle_time_ms=throttled.throttle_time_ms,
             user=facts.user,
@@ -80,6 +90,7 @@ class LastThrottles:
             tokens=tokens,
             throttles=1 if before is None else before.throttles + 1,
         )
+        return past
 
     def of_sensor(self, quota_type: QuotaType, tags: SensorTags, most: int) -> list[PastThrottle]:
         """The throttles of all clients that are measured with `tags`, the latest first."""

@@ -255,7 +255,10 @@ class Metrics:
 
     @property
     def top_entities(self) -> int:
-        """How many entities have separate series, for each (virtual cluster, node, quota type)."""
+        """How many entities have separate series, for each (virtual cluster, node, quota type).
+
+        As many as that are chosen by their use, and again as many by their throttle time.
+        """
         return self._counted.top_entities
 
     @top_entities.setter
@@ -312,7 +315,7 @@ class Metrics:
         self._counted.usage.append(source)
 
     def add_entities(self, source: Callable[[], Iterable[EntityUse | None]]) -> None:
-        """Export the top entities of what `source` returns at each scrape, and the sum of the others.
+        """Export the top entities of what `source` returns at each scrape, and the sums of the others.
 
         None stands for an entity that is not exported; it counts as a step of `gather` because reading it took time.
         """
@@ -379,11 +382,12 @@ class _Counted(Collector):
 
 
 class _UseOfRule:
-    """The use of one quota type at one node: the `top` entities, the number of all entities, and the sum of rates."""
+    """The use of one quota type at one node: the `top` entities by use and by throttle time, and the sums of all."""
 
     def __init__(self, top: int) -> None:
         self.count = 0
         self.rate = 0.0
+        self.throttled_ms = 0
         self.has_tokens = False
         self._top = top
         self._most: list[EntityUse] = []
@@ -392,20 +396,25 @@ class _UseOfRule:
         """Add one entity."""
         self.count += 1
         self.rate += row.rate
+        self.throttled_ms += row.throttled_ms
         self.has_tokens = self.has_tokens or row.tokens is not None
         self._most.append(row)
         if len(self._most) > 4 * self._top + _ENTITIES_PER_STEP:
             self._most = self._chosen()
 
-    def most_used(self) -> dict[tuple[str, str], EntityUse]:
-        """The rows with the highest rates, by their labels; of rows with equal (shortened) labels, the highest."""
+    def shown(self) -> dict[tuple[str, str], EntityUse]:
+        """The rows that have series, by their labels; of rows with equal (shortened) labels, the highest."""
         chosen: dict[tuple[str, str], EntityUse] = {}
         for row in self._chosen():
             chosen.setdefault((printable(row.user), printable(row.client_id)), row)
         return chosen
 
     def _chosen(self) -> list[EntityUse]:
-        return nlargest(self._top, self._most, key=lambda row: (row.rate, row.throttled_ms))
+        """The rows with the highest rates, and those with the longest throttle times."""
+        used = nlargest(self._top, self._most, key=lambda row: (row.rate, row.throttled_ms))
+        throttled = (row for row in self._most if row.throttled_ms)
+        waited = nlargest(self._top, throttled, key=lambda row: (row.throttled_ms, row.rate))
+        return list({id(row): row for row in (*used, *waited)}.values())
 
 
 _UseOfRules = dict[tuple[str, ...], _UseOfRule]
@@ -599,7 +608,9 @@ def _entity_families(rules: _UseOfRules, kind: str) -> Iterator[Metric]:
     """The metric families of entities. `kind` is "" for enforced quotas, "shadow_" for shadow quotas."""
     what = "a shadow quota" if kind else "a quota"
     rate = _gauge(
-        f"{kind}entity_rate", f"Current use of {what}, in its unit, by the entities with the highest use.", _ENTITY
+        f"{kind}entity_rate",
+        f"Current use of {what}, in its unit, by the entities with the highest use and those throttled most.",
+        _ENTITY,
     )
     tokens = _gauge(f"{kind}entity_tokens", f"Tokens left in the bucket of {what}; negative if overdrawn.", _ENTITY)
     limit = _gauge(f"{kind}entity_limit", "The limit of these entities, if they have one, in its unit.", _ENTITY)
@@ -612,8 +623,13 @@ def _entity_families(rules: _UseOfRules, kind: str) -> Iterator[Metric]:
     other_rate = _gauge(
         f"{kind}other_entities_rate", "The sum of the use of these further entities, in its unit.", _RULE
     )
+    other_throttled = _gauge(
+        f"{kind}other_entities_throttle_seconds",
+        f"Throttle time {'that would have been imposed on' if kind else 'of'} these further entities.",
+        _RULE,
+    )
     for rule, entities in rules.items():
-        shown_rows = entities.most_used()
+        shown_rows = entities.shown()
         for labels, row in shown_rows.items():
             if row.tokens is None:
                 rate.add((*rule, *labels), row.rate)
@@ -623,10 +639,12 @@ def _entity_families(rules: _UseOfRules, kind: str) -> Iterator[Metric]:
                 limit.add((*rule, *labels), row.limit)
             throttled.add((*rule, *labels), row.throttled_ms / 1000)
         others.add(rule, entities.count - len(shown_rows))
+        rest_ms = entities.throttled_ms - sum(row.throttled_ms for row in shown_rows.values())
+        other_throttled.add(rule, rest_ms / 1000)
         if not entities.has_tokens:
             rest = entities.rate - sum(row.rate for row in shown_rows.values())
             other_rate.add(rule, max(rest, 0.0))
-    for sums in (rate, tokens, limit, throttled, others, other_rate):
+    for sums in (rate, tokens, limit, throttled, others, other_rate, other_throttled):
         yield sums.done()
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +15,9 @@ from proxy.decisions.sasl import LoginFailure
 from proxy.net.stream import READ_BYTES, Stream, StreamListener
 from proxy.net.tls_socket import AnySocket
 from proxy.net.turns import finish_in_turns
+from proxy.observe.last_throttles import PastThrottle
 from proxy.observe.logs import is_reported
+from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
 from proxy.relay.actions import (
     Action,
     Close,
@@ -34,7 +36,6 @@ from proxy.relay.actions import (
 )
 from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts
 from proxy.relay.seam import ConnectionRelay
-from proxy.server.episode import ThrottleEpisode
 from proxy.side import Side
 from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
 
@@ -42,12 +43,17 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 _READ_AHEAD_BYTES = 512
+_MAX_EPISODES = 16
+"""How many throttle episodes a connection may have at a time. The next one ends the one that would be over first."""
 LINGER_S = 10.0
 """How long a connection that is closing may take to write out its last bytes."""
 
 
 class ConnectionHost(Protocol):
     """The owner of a connection, which is its listener: does for it what concerns others, and is called on changes."""
+
+    throttled: ThrottledClients
+    """The throttle episodes of all connections of the virtual cluster."""
 
     def connect(self, connection: "Connection", reached: Reached) -> Cancellable:
         """Connect to the connection's node. `reached` is called later with the result, never at once."""
@@ -63,8 +69,8 @@ class ConnectionHost(Protocol):
         Returns for each alteration None, or the exception that says why it was refused.
         """
 
-    def note_throttle(self, connection: "Connection", throttled: Throttled, now_ms: int) -> None:
-        """The connection was throttled at this monotonic time."""
+    def note_throttle(self, connection: "Connection", throttled: Throttled, now_ms: int) -> PastThrottle:
+        """The connection was throttled at this monotonic time. Returns the client and the quota."""
 
     def is_worth_a_line(self, connection: "Connection", reason: CloseReason, detail: str) -> bool:
         """Whether to log that the connection ended for this reason. A client may repeat the same mistake for ever."""
@@ -98,7 +104,8 @@ class Connection:
         self.facts = facts
         self.opened_ms = clock.now_ms()
         self.closing = False
-        self.episode: ThrottleEpisode | None = None
+        self._episodes: tuple[ThrottleEpisode, ...] = ()
+        """The throttle episodes that are not over, one for each cause."""
         self._host = home
         self._now_ms = clock.now_ms
         self._now_us = clock.now_us
@@ -271,29 +278,35 @@ class Connection:
 
     def _note_throttle(self, throttled: Throttled, now_us: int) -> None:
         now_ms = now_us // 1000
-        self._host.note_throttle(self, throttled, now_ms)
-        if self.episode is None:
-            self.episode = ThrottleEpisode.begin(throttled, now_ms)
-            self._log.info("throttle_started", throttle_time_ms=throttled.throttle_time_ms, **self._why(throttled))
-        self.episode.note(throttled, now_ms)
+        past = self._host.note_throttle(self, throttled, now_ms)
+        episode = next((one for one in self._episodes if one.first.cause == past.cause), None)
+        if episode is None:
+            if len(self._episodes) == _MAX_EPISODES:
+                self._end_episodes([min(self._episodes, key=lambda one: one.ends_ms)], now_ms)
+            episode = ThrottleEpisode(past, now_ms, now_ms)
+            self._episodes += (episode,)
+            self._host.throttled.add(episode)
+            self._log.info(
+                "throttle_started",
+                throttle_time_ms=throttled.throttle_time_ms,
+                limit=past.limit,
+                **episode.names(),
+            )
+        episode.note(throttled.throttle_time_ms, now_ms)
 
-    def _why(self, throttled: Throttled) -> dict[str, str | float | None]:
-        """Log keys: the client that is throttled, and the quota that throttles it."""
-        client_id = throttled.client_id.decode(errors="replace")
-        why: dict[str, str | float | None] = {"user": printable(self.facts.user), "client_id": printable(client_id)}
-        if throttled.quota_type is None:
-            return {**why, "quota_type": "node"}
-        standing = self.facts.listener.quota_manager.table.tags_and_limit(
-            throttled.quota_type, self.facts.user, client_id
-        )
-        entity = None if standing.entity is None else str(standing.entity)
-        return {**why, "quota_type": throttled.quota_type.name.lower(), "entity": entity, "limit": standing.limit}
+    def _end_episodes(self, over: Collection[ThrottleEpisode], now_ms: int) -> None:
+        """Log the end of these throttle episodes."""
+        self._episodes = tuple(episode for episode in self._episodes if episode not in over)
+        for episode in over:
+            self._host.throttled.remove(episode)
+            self._log.info("throttle_ended", **episode.names(), **episode.summary(now_ms))
 
     def look_after(self, now_ms: int, step_ms: int, time_outs: TimeOuts) -> None:
         """Check timeouts and the throttle episode; `step_ms` have passed since the last check."""
         if self.closing:
             return
-        self.close_episode_if_over(now_ms)
+        if self._episodes:
+            self._end_episodes([episode for episode in self._episodes if episode.over(now_ms)], now_ms)
         client = self._client
         unsent_bytes = client.unsent_bytes if client is not None else 0
         taken_bytes = client.taken_bytes if client is not None and unsent_bytes else 0
@@ -303,17 +316,7 @@ class Connection:
 
     def is_throttled(self, now_ms: int) -> bool:
         """Whether the client is muted by a throttle."""
-        return self.episode is not None and self.episode.ends_ms > now_ms
-
-    def close_episode_if_over(self, now_ms: int) -> None:
-        """Log the end of the throttle episode if it is over."""
-        if self.episode is not None and self.episode.over(now_ms):
-            self._log_episode()
-
-    def _log_episode(self) -> None:
-        if self.episode is not None:
-            self._log.info("throttle_ended", **self.episode.summary())
-            self.episode = None
+        return any(episode.ends_ms > now_ms for episode in self._episodes)
 
     # ---------------------------------------------------------------- upstream
 
@@ -348,7 +351,7 @@ class Connection:
     def _close(self, close: Close, now_us: int) -> None:
         """Log the reason, and close both sides once their last bytes are written out."""
         self.closing = True
-        self._log_episode()
+        self._end_episodes(self._episodes, now_us // 1000)
         if self.relay.ended_unheard and close.reason in _CLIENT_IS_GONE:
             close = Close(CloseReason.CLIENT_SENT_NOTHING)
         if close.reason not in ORDINARY or is_reported("info"):
@@ -437,6 +440,7 @@ class Connection:
             self._carry_out(self.relay.on_lost(CloseReason.INTERNAL_ERROR), self._now_us())
         finally:
             if not self._ended:
+                self._end_episodes(self._episodes, self._now_ms())
                 self._end(CloseReason.INTERNAL_ERROR)
 
 

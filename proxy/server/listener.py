@@ -15,7 +15,8 @@ from proxy.gate.connection_gate import ConnectionGate, limits_of
 from proxy.gate.stages import IncomingConnection
 from proxy.net.deadlines import Deadlines
 from proxy.net.poller import Poller
-from proxy.observe.last_throttles import LastThrottles
+from proxy.observe.last_throttles import LastThrottles, PastThrottle
+from proxy.observe.throttle_episode import ThrottledClients
 from proxy.relay.actions import CloseReason, QuotaAlteration, Throttled
 from proxy.relay.use import Meter
 from proxy.server.acceptor import Acceptor
@@ -46,6 +47,7 @@ class Listener:
         quota_manager: ClientQuotaManager,
         book: QuotaStore,
         last_throttles: LastThrottles,
+        throttled: ThrottledClients,
         poller: Poller,
         clock: Clock,
         may_open: Callable[[], bool],
@@ -63,6 +65,7 @@ class Listener:
         self._upstream = upstream
         self._book = book
         self._last_throttles = last_throttles
+        self.throttled = throttled
         self._clock = clock
         self._gate = gate
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, listener=config.name)
@@ -156,9 +159,9 @@ class Listener:
         """Have the source of the quotas write these alterations."""
         return self._book.alter_quotas(alteration_request, log)
 
-    def note_throttle(self, connection: Connection, throttled: Throttled, now_ms: int) -> None:
+    def note_throttle(self, connection: Connection, throttled: Throttled, now_ms: int) -> PastThrottle:
         """Remember the throttle, for the page and the command that explain throttles."""
-        self._last_throttles.note(self._incoming_of[connection].address, throttled, connection.facts, now_ms)
+        return self._last_throttles.note(self._incoming_of[connection].address, throttled, connection.facts, now_ms)
 
     def is_worth_a_line(self, connection: Connection, reason: CloseReason, detail: str) -> bool:
         """Whether to log the end: the first time for each address and reason, and each time for a bug of the proxy."""

@@ -47,6 +47,7 @@ from proxy.observe.http_listener import HttpListener
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
 from proxy.observe.metrics_site import MetricsSite
+from proxy.observe.throttle_episode import ThrottledClients
 from proxy.observe.token_file import read_token
 from proxy.relay.actions import CloseReason
 from proxy.relay.connection_timeouts import TimeOuts
@@ -145,6 +146,7 @@ class VirtualCluster:
             lambda source: metrics.quota_problems.labels(config.name, source).inc(),
         )
         self.last_throttles = LastThrottles(self.quota_manager, clock)
+        self.throttled = ThrottledClients()
         self.upstream = Upstream(
             config.name,
             config.upstream,
@@ -168,6 +170,7 @@ class VirtualCluster:
                 self.quota_manager,
                 self.book,
                 self.last_throttles,
+                self.throttled,
                 poller,
                 clock,
                 may_open,

@@ -1,6 +1,7 @@
 """The command line beside a proxy at work: what it explains, what it changes, and shadow quotas that nobody feels."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 from click.testing import CliRunner
 from confluent_kafka import Producer
@@ -8,6 +9,7 @@ from confluent_kafka import Producer
 from proxy.cli.main import main
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.topics import make_topic
+from tests.timeouts import TIMEOUT_S
 
 RATE = 200_000
 MESSAGES, MESSAGE = 250, b"x" * 10_000
@@ -45,6 +47,10 @@ def explained(proxy, client_id, quota):
     return next(reported for reported in form["quotas"] if reported["quota"] == quota)
 
 
+def throttled(proxy):
+    return json.loads(kafka_throttle("top", "-c", proxy.config_path, "--once", "--json"))["throttled"]
+
+
 def test_a_shadow_quota_is_measured_and_not_felt_until_it_is_put_in_force(newest_kafka):
     topic = "explained"
     make_topic(newest_kafka.bootstrap_servers, topic)
@@ -63,7 +69,21 @@ def test_a_shadow_quota_is_measured_and_not_felt_until_it_is_put_in_force(newest
 
         kafka_throttle("quotas", "set", *config, "--client-id", "loader", f"producer_byte_rate={RATE}")
         proxy.wait_for(lambda: explained(proxy, "loader", "producer_byte_rate")["rule"] is not None, 5, "the quota")
-        assert write_all(proxy.bootstrap, topic, "loader") > 1000
+        with ThreadPoolExecutor(1) as pool:
+            written = pool.submit(write_all, proxy.bootstrap, topic, "loader")
+            [client] = proxy.wait_for(lambda: throttled(proxy), TIMEOUT_S, "a throttled client")
+            assert written.result() > 1000
+        assert (client["client_id"], client["quota_type"], client["limit"]) == ("loader", "produce", RATE)
+        assert (client["rule"]["entity"], client["rule"]["layer"]) == ({"client-id": "loader"}, "state.json")
+        assert client["rate"] > RATE
+        [ended] = proxy.wait_for(lambda: proxy.events("throttle_ended"), TIMEOUT_S, "the end of the throttle")
+        [started] = proxy.events("throttle_started")
+        for line in (started, ended):
+            assert (line["client_id"], line["entity"], line["node_id"]) == (
+                *("loader", "client-id=loader"),
+                client["node_id"],
+            )
+        assert throttled(proxy) == []
         reported = explained(proxy, "loader", "producer_byte_rate")
         assert (reported["rule"]["limit"], reported["rule"]["layer"]) == (RATE, "state.json")
         past = reported["throttles"][0]

@@ -16,6 +16,7 @@ from proxy.observe.explained import Origin
 from proxy.observe.http_listener import HttpListener
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals
+from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
 from proxy.observe.token_file import read_token
 from proxy.relay.actions import Throttled
 from quotas.changes import Limit, tables_of
@@ -44,6 +45,7 @@ class Cluster(SimpleNamespace):
         throttles = LastThrottles(quota_manager, clock)
         origin = Origin(name, "file", {"state.json": "cannot be read"})
         super().__init__(name=name, quota_manager=quota_manager, last_throttles=throttles, quotas=quotas, origin=origin)
+        self.throttled = ThrottledClients()
 
     def node_ids(self):
         return [2, 1]
@@ -292,6 +294,122 @@ async def test_byte_caps_are_listed(api):
     assert (await api.get("caps"))[1] == {"virtual_cluster": "main", "caps": [cap]}
 
 
+def begin_episode(cluster, clock, *throttle_times_ms, user="alice", client_id=b"etl", quota_type=QuotaType.PRODUCE):
+    """The client begins to be throttled, on one connection more."""
+    facts = ConnectionFacts(ListenerFacts("main", None, cluster.quota_manager, None), 2, user)
+    episode = None
+    for throttle_ms in throttle_times_ms:
+        past = cluster.last_throttles.note("10.0.0.1", Throttled(quota_type, throttle_ms, client_id), facts, 0)
+        episode = episode or ThrottleEpisode(past, clock.now_ms(), clock.now_ms())
+        episode.note(throttle_ms, clock.now_ms())
+    cluster.throttled.add(episode)
+    return episode
+
+
+async def throttled(api, query=""):
+    status, body, _ = await api.get(f"throttled{query}")
+    assert status == 200
+    return body
+
+
+async def test_no_client_is_throttled_at_first(api):
+    assert await throttled(api) == {"sort": "left", "total": 0, "more": 0, "throttled": []}
+
+
+async def test_a_client_that_is_throttled_is_listed_with_its_rule_and_what_it_uses(api, clusters, clock):
+    use_and_be_throttled(clusters[0], clock)
+    begin_episode(clusters[0], clock, 5000)
+    clock.advance(1000)
+    begin_episode(clusters[0], clock, 2000, 3000)
+    clock.advance(500)
+    [client] = (await throttled(api))["throttled"]
+    assert client.pop("rate") == pytest.approx(1500 / 11, rel=0.1)
+    assert client == {
+        "virtual_cluster": "main",
+        "user": "alice",
+        "client_id": "etl",
+        "ip": "10.0.0.1",
+        "node_id": 2,
+        "quota_type": "produce",
+        "unit": "bytes/s",
+        "rule": {
+            "quota": "producer_byte_rate",
+            "entity": {"user": "alice"},
+            "level": 3,
+            "source": "file",
+            "layer": "proxy.yaml",
+        },
+        "limit": 100,
+        "bucket": None,
+        "left_ms": 3500,
+        "since": "2023-11-14T22:13:20.123Z",
+        "throttles": 3,
+        "throttled_ms": 2000,
+        "connections": 2,
+    }
+
+
+async def test_a_client_whose_episodes_are_over_is_listed_no_longer(api, clusters, clock):
+    first, second = (begin_episode(clusters[0], clock, 10) for _ in range(2))
+    clock.advance(50)
+    assert [client["left_ms"] for client in (await throttled(api))["throttled"]] == [0]
+    clusters[0].throttled.remove(first)
+    assert (await throttled(api))["throttled"][0]["connections"] == 1
+    clusters[0].throttled.remove(second)
+    assert (await throttled(api))["total"] == len(clusters[0].throttled) == 0
+
+
+async def test_a_throttle_of_the_node_and_a_rule_that_is_gone_are_listed_as_such(api, clusters, clock):
+    begin_episode(clusters[0], clock, 500, quota_type=None)
+    begin_episode(clusters[0], clock, 400)
+    clusters[0].quotas = {}
+    by_node, of_old_rule = (await throttled(api))["throttled"]
+    assert (by_node["quota_type"], by_node["unit"], by_node["rule"], by_node["limit"]) == ("node", None, None, None)
+    assert of_old_rule["rule"]["entity"] == {"user": "alice"}
+    assert of_old_rule["rule"]["layer"] is None
+    assert (of_old_rule["limit"], of_old_rule["rate"]) == (100, None)
+
+
+async def test_throttled_clients_have_an_order_and_a_bound(api, clusters, clock):
+    for client_id, value, times in (("a", 300, [900, 1000]), ("b", 20, [4000]), ("c", 2000, [50, 60, 700])):
+        user = f"user of {client_id}"
+        use_and_be_throttled(clusters[0], clock, user=user, client_id=client_id.encode(), value=value)
+        begin_episode(clusters[0], clock, *times, user=user, client_id=client_id.encode())
+        clock.advance(100)
+    clock.advance(2000)
+    orders = {"left": "bac", "rate": "cab", "since": "abc", "throttled": "bac"}
+    for sort, order in orders.items():
+        clients = (await throttled(api, f"?sort={sort}"))["throttled"]
+        assert "".join(client["client_id"] for client in clients) == order
+    body = await throttled(api, "?sort=since&limit=2&virtual_cluster=main")
+    assert [client["client_id"] for client in body["throttled"]] == ["a", "b"]
+    assert (body["total"], body["more"]) == (3, 1)
+
+
+async def test_a_throttled_bucket_has_its_tokens(clock, clusters, api):
+    key = QuotaKey(QuotaType.CONTROLLER_MUTATION)
+    clusters[0].quotas = {Entity("alice"): {key: Limit(2.0, "proxy.yaml")}}
+    quota_manager = clusters[0].quota_manager
+    quota_manager.replace(tables_of(clusters[0].quotas).enforced, clock.now_ms())
+    bucket = quota_manager.bind("main", 2, "alice", "etl", clock.now_ms()).mutation
+    quota_manager.buckets.spend_strictly(bucket, 30, clock.now_ms())
+    begin_episode(clusters[0], clock, 4000, quota_type=QuotaType.CONTROLLER_MUTATION)
+    [client] = (await throttled(api, "?sort=rate"))["throttled"]
+    assert (client["rate"], client["limit"], client["bucket"]) == (None, 2, {"tokens": -8.0, "burst": 22.0})
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ("?sort=name", "sort: expected one of left, rate, since, throttled, got 'name'"),
+        ("?limit=0", "limit: expected a whole number from 1 to 1000, got '0'"),
+        ("?user=alice", "user: unknown parameter, expected limit, sort, virtual_cluster"),
+    ],
+)
+async def test_a_wrong_request_for_throttled_clients_is_refused(api, query, error):
+    assert (await api.get(f"throttled{query}"))[:2] == (400, {"error": error})
+
+
 async def test_what_is_not_there_is_not_found(api):
     assert (await api.get("explain?virtual_cluster=x"))[:2] == (
         404,
@@ -300,7 +418,8 @@ async def test_what_is_not_there_is_not_found(api):
     status, body, _ = await api.get("top")
     assert (status, body["error"]) == (
         404,
-        "no such page; there are /api/v1/caps, /api/v1/explain, /api/v1/quotas and /api/v1/request-costs",
+        "no such page; there are /api/v1/caps, /api/v1/explain, /api/v1/quotas, /api/v1/request-costs,"
+        " /api/v1/throttled",
     )
     status, body, headers = await api.get("quotas", method="POST")
     assert (status, headers["Allow"]) == (405, "GET")

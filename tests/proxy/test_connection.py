@@ -2,6 +2,7 @@
 
 import asyncio
 from struct import pack
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -11,7 +12,9 @@ from protocol.api_key import CREATE_TOPICS, FIND_COORDINATOR
 from protocol.messages.api_versions import carried
 from protocol.primitives import uvarint
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.relay.actions import OWN_REQUEST_ID, CloseReason, RelayLimits
+from proxy.observe.last_throttles import LastThrottles
+from proxy.observe.throttle_episode import ThrottledClients
+from proxy.relay.actions import OWN_REQUEST_ID, CloseReason, RelayLimits, Throttled
 from proxy.relay.connection_timeouts import TimeOuts
 from proxy.relay.relay import Relay
 from proxy.relay.relay_counters import RelayCounters
@@ -41,6 +44,7 @@ class Shell:
         self.ended, self.throttles, self.lingering = [], [], False
         self.written, self.altered = asyncio.Event(), 0
         quota_manager = quota_manager_with(**quota)
+        self.last_throttles, self.throttled = LastThrottles(quota_manager, self.clock), ThrottledClients()
         facts = ConnectionFacts(ListenerFacts("main", FixedNodes(), quota_manager, carried), 1, "ANONYMOUS")
         self.connection = Connection(
             Relay(quota_manager, RelayCounters(), limits or RelayLimits(), facts.bind),
@@ -65,6 +69,7 @@ class Shell:
 
     def note_throttle(self, connection, throttled, now_ms):
         self.throttles.append((throttled.client_id, connection.facts.user, now_ms))
+        return self.last_throttles.note("10.0.0.1", throttled, connection.facts, now_ms)
 
     def is_worth_a_line(self, connection, reason, detail):
         return True
@@ -255,6 +260,102 @@ async def test_a_throttle_is_logged_once_with_the_client_and_the_reason():
     assert started["event"] == "throttle_started"
     assert (started["client_id"], started["entity"], started["limit"]) == ("etl", "client-id=etl", 100.0)
     assert (started["throttle_time_ms"], ended["throttles"]) == (5000, 1)
+
+
+NAMES = {"user": "ANONYMOUS", "client_id": "etl", "entity": "client-id=etl", "quota_type": "produce", "node_id": 1}
+
+
+def episodes_in(logs):
+    """The log lines of throttle episodes, in their order: whether it is the start, and the keys."""
+    return [(line["event"] == "throttle_started", line) for line in logs if line["event"].startswith("throttle_")]
+
+
+async def test_both_log_lines_of_a_throttle_name_the_client_the_rule_and_the_node():
+    with capture_logs() as logs:
+        shell = Shell(produce=100)
+        await shell.client_sends(produce(1, size=1500))
+        shell.clock.advance(2000)
+        shell.connection.give_up(CloseReason.SHUTDOWN)
+    (_, started), (_, ended) = episodes_in(logs)
+    assert started.items() >= NAMES.items()
+    assert ended.items() >= NAMES.items()
+
+
+async def test_of_a_mute_in_which_the_connection_closes_only_the_time_until_then_is_logged():
+    with capture_logs() as logs:
+        shell = Shell(produce=100)
+        await shell.client_sends(produce(1, size=1500))
+        shell.clock.advance(2000)
+        assert len(shell.throttled) == 1
+        shell.connection.give_up(CloseReason.SHUTDOWN)
+    ended = episodes_in(logs)[1][1]
+    assert (ended["duration_ms"], ended["throttled_ms"], ended["longest_throttle_time_ms"]) == (2000, 2000, 5000)
+    assert len(shell.throttled) == 0
+
+
+def throttle(shell, throttle_time_ms, client_id=b"etl", quota_type=QuotaType.PRODUCE):
+    shell.connection._note_throttle(Throttled(quota_type, throttle_time_ms, client_id), shell.clock.now_us())
+
+
+def look_after(shell):
+    shell.connection.look_after(shell.clock.now_ms(), 1000, TimeOuts(0, 0, 0, 0))
+
+
+async def test_an_episode_that_is_prolonged_is_one_and_ends_a_window_after_its_last_mute():
+    with capture_logs() as logs:
+        shell = Shell(produce=100)
+        throttle(shell, 3000)
+        shell.clock.advance(1000)
+        throttle(shell, 4000)
+        shell.clock.advance(6000)
+        throttle(shell, 500)
+        for _ in range(11):
+            shell.clock.advance(1000)
+            look_after(shell)
+        assert len(shell.throttled) == 1
+        shell.clock.advance(1000)
+        look_after(shell)
+    (is_start, _), (is_start_again, ended) = episodes_in(logs)
+    assert (is_start, is_start_again) == (True, False)
+    assert (ended["throttles"], ended["throttled_ms"], ended["duration_ms"]) == (3, 5500, 7500)
+    assert len(shell.throttled) == 0
+
+
+async def test_each_quota_that_throttles_a_connection_has_an_episode():
+    with capture_logs() as logs:
+        shell = Shell(produce=100, fetch=100)
+        throttle(shell, 1000)
+        throttle(shell, 2000, quota_type=QuotaType.FETCH)
+        throttle(shell, 3000, quota_type=None)
+        throttle(shell, 4000, b"another")
+        assert len(shell.throttled) == 4
+        shell.connection.give_up(CloseReason.SHUTDOWN)
+    named = [(line["quota_type"], line["client_id"], line["entity"]) for start, line in episodes_in(logs) if start]
+    rule = "client-id=etl"
+    assert named == [
+        *(("produce", "etl", rule), ("fetch", "etl", rule)),
+        *(("node", "etl", None), ("produce", "another", None)),
+    ]
+    assert [start for start, _ in episodes_in(logs)] == [True] * 4 + [False] * 4
+
+
+async def test_a_connection_has_few_episodes_at_a_time_and_ends_the_one_that_is_over_first():
+    with capture_logs() as logs:
+        shell = Shell()
+        for number in range(20):
+            throttle(shell, 100 + number, b"c%d" % number)
+    assert len(shell.throttled) == 16
+    assert [line["client_id"] for start, line in episodes_in(logs) if not start] == ["c0", "c1", "c2", "c3"]
+
+
+async def test_a_bug_in_a_throttled_connection_leaves_no_client_in_the_list():
+    with capture_logs():
+        shell = Shell(produce=100)
+        throttle(shell, 1000)
+        shell.connection.relay = SimpleNamespace(on_lost=lambda reason: [])
+        await shell.client_sends(heartbeat(1))
+    assert shell.ended == [CloseReason.INTERNAL_ERROR]
+    assert len(shell.throttled) == 0
 
 
 async def test_a_bug_of_ours_ends_this_connection_and_leaves_a_traceback():

@@ -16,6 +16,7 @@ from proxy.decisions.sasl import Identity
 from proxy.gate.admission import Admission
 from proxy.gate.connection_gate import ConnectionGate
 from proxy.net.poller import Poller
+from proxy.observe.throttle_episode import ThrottledClients
 from proxy.relay.actions import CloseReason
 from proxy.server.caps import Caps
 from proxy.server.listener import Listener
@@ -59,6 +60,7 @@ class House:
             quota_manager_with(),
             book,
             last_throttles,
+            ThrottledClients(),
             self.poller,
             clock,
             lambda: True,

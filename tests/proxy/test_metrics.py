@@ -126,6 +126,24 @@ def test_only_the_entities_that_use_most_have_series_of_their_own(metrics):
     assert value("kafka_throttle_other_entities_rate", RULE) == 15
 
 
+def test_an_entity_that_is_throttled_has_series_however_little_it_uses(metrics):
+    rows = [use(f"c{i}", 100.0 + i) for i in range(26)] + [use("victim", 1.0, throttled_ms=300, limit=1.0)]
+    metrics.add_entities(lambda: rows)
+    value = metrics.registry.get_sample_value
+    victim = {**RULE, "user": "", "client_id": "victim"}
+    assert value("kafka_throttle_entity_throttle_seconds_total", victim) == 0.3
+    assert (value("kafka_throttle_entity_rate", victim), value("kafka_throttle_entity_limit", victim)) == (1, 1)
+    assert value("kafka_throttle_other_entities", RULE) == 24
+    assert value("kafka_throttle_other_entities_throttle_seconds", RULE) == 0
+
+
+def test_what_has_no_series_is_in_the_sum_of_the_throttle_time_of_others(metrics):
+    metrics.add_entities(lambda: [use(f"c{i}", 1.0, throttled_ms=1000 * i) for i in range(2000)])
+    value = metrics.registry.get_sample_value
+    assert value("kafka_throttle_other_entities", RULE) == 1998
+    assert value("kafka_throttle_other_entities_throttle_seconds", RULE) == sum(range(1998))
+
+
 def test_an_entity_without_a_quota_has_no_series_of_its_limit(metrics):
     metrics.add_entities(lambda: [use("a", 10.0, limit=None)])
     labels = {**RULE, "user": "", "client_id": "a"}
@@ -247,6 +265,7 @@ def test_every_metric_has_our_prefix_and_every_family_is_there_from_the_start(me
         "kafka_throttle_node_throttles",
         "kafka_throttle_other_entities",
         "kafka_throttle_other_entities_rate",
+        "kafka_throttle_other_entities_throttle_seconds",
         "kafka_throttle_quota_problems",
         "kafka_throttle_quota_source_age_seconds",
         "kafka_throttle_quota_source_up",
@@ -265,6 +284,7 @@ def test_every_metric_has_our_prefix_and_every_family_is_there_from_the_start(me
         "kafka_throttle_shadow_entity_tokens",
         "kafka_throttle_shadow_other_entities",
         "kafka_throttle_shadow_other_entities_rate",
+        "kafka_throttle_shadow_other_entities_throttle_seconds",
         "kafka_throttle_shadow_sensor_overflows",
         "kafka_throttle_shadow_sensors",
         "kafka_throttle_shadow_throttled_seconds",
@@ -313,7 +333,9 @@ def test_very_many_entities_are_read_in_steps_with_the_same_result():
     )
     assert reported == expected
     names = {labels[-1] for name, *labels in reported if name == "kafka_throttle_entity_rate"}
-    assert names == {row.client_id for row in sorted(rows, key=lambda row: -row.rate)[:7]}
+    by_use = sorted(rows, key=lambda row: -row.rate)[:7]
+    by_throttle_time = sorted(rows, key=lambda row: (-row.throttled_ms, -row.rate))[:7]
+    assert names == {row.client_id for row in by_use + by_throttle_time}
 
 
 def test_the_gate_has_metrics_of_its_limits_and_of_the_addresses_that_come_fastest(metrics):

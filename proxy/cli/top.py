@@ -1,0 +1,149 @@
+"""`kafka-throttle top`: the clients that a running proxy throttles now."""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from time import sleep
+
+import click
+
+from common.printable import printable
+from proxy.cli.admin_client import NoProxy, ProxyRefuses, ask
+from proxy.cli.config_file import REFUSED, cluster_of, config_option, load, refuse, virtual_cluster_option
+from proxy.cli.explain import entity_text
+from proxy.cli.number_range import NumberRange
+from proxy.config.problems import ConfigErrors
+from proxy.config.settings import AdminConfig
+from proxy.observe.explained import Form
+from proxy.observe.throttled_now import MAX_THROTTLED, RANKS
+
+_COLUMNS = (
+    *("LEFT", "SINCE", "USER", "CLIENT-ID", "NODE", "QUOTA", "USED", "LIMIT", "CONNECTIONS"),
+    *("THROTTLED", "VIRTUAL CLUSTER", "RULE"),
+)
+_TO_THE_RIGHT = frozenset({"LEFT", "NODE", "USED", "LIMIT", "CONNECTIONS", "THROTTLED"})
+_GAP = "  "
+
+
+@click.command()
+@config_option
+@virtual_cluster_option
+@click.option(
+    "--sort",
+    type=click.Choice(list(RANKS)),
+    default="left",
+    show_default=True,
+    help="Which client is first: the one with the longest time left, the highest use as a share of its limit, the "
+    "oldest throttle, or the longest throttle time since then.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, MAX_THROTTLED),
+    default=20,
+    show_default=True,
+    help="The most clients to show.",
+)
+@click.option(
+    "--every",
+    "every_s",
+    type=NumberRange(0.2, 3600),
+    default=2,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to ask the proxy.",
+)
+@click.option("--once", is_flag=True, help="Ask once and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one line each time.")
+def top(
+    path: Path, virtual_cluster: str | None, sort: str, limit: int, every_s: float, once: bool, as_json: bool
+) -> None:
+    """Show which clients are throttled now: by which rule, for how long still, since when, and how much they use.
+
+    Asks the running proxy at the configured admin address, again and again until Ctrl-C. Without --virtual-cluster the
+    clients of all virtual clusters are shown.
+    """
+    config = load(path)
+    parameters = {"sort": sort, "limit": str(limit)}
+    if virtual_cluster is not None:
+        parameters["virtual_cluster"] = cluster_of(config, virtual_cluster).name
+    try:
+        while True:
+            form = _asked(config.admin, path, parameters)
+            if as_json:
+                click.echo(json.dumps(form))
+            else:
+                if not once:
+                    click.clear()
+                click.echo("\n".join(_lines(form)))
+            if once:
+                return
+            sleep(every_s)
+    except KeyboardInterrupt:
+        return
+
+
+def _asked(admin: AdminConfig, path: Path, parameters: dict[str, str]) -> Form:
+    """The response of the running proxy. Ends the process if there is none."""
+    try:
+        return ask(admin, path, "throttled", parameters)
+    except NoProxy as error:
+        refuse(f"no proxy answers at {error} (the address is admin.bind and admin.port of {path})", REFUSED)
+    except ProxyRefuses as error:
+        refuse(str(error), REFUSED)
+    except ConfigErrors as error:
+        refuse(str(error))
+
+
+# --------------------------------------------------------------------- as text
+
+
+def _lines(form: Form) -> Iterator[str]:
+    if not form["total"]:
+        yield "no client is throttled now"
+        return
+    clients = "1 client is" if form["total"] == 1 else f"{form['total']} clients are"
+    yield f"{clients} throttled now, sorted by {form['sort']}"
+    yield from _table([_COLUMNS, *map(_row, form["throttled"])])
+    if form["more"]:
+        yield f"and {form['more']} more (--limit)"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            cell.rjust(width) if name in _TO_THE_RIGHT else cell.ljust(width)
+            for name, cell, width in zip(_COLUMNS, row, widths, strict=True)
+        )
+        yield _GAP.join(cells).rstrip()
+
+
+def _row(client: Form) -> tuple[str, ...]:
+    return (
+        f"{client['left_ms'] / 1000:.1f} s",
+        client["since"].partition(".")[0] + "Z",
+        printable(client["user"]),
+        printable(client["client_id"]) or "''",
+        str(client["node_id"]),
+        client["quota_type"],
+        _used(client),
+        "" if client["limit"] is None else f"{client['limit']} {client['unit']}",
+        str(client["connections"]),
+        f"{client['throttled_ms'] / 1000:.1f} s",
+        client["virtual_cluster"],
+        _rule(client["rule"]),
+    )
+
+
+def _used(client: Form) -> str:
+    """What is used of the quota; of a token bucket, how much is left."""
+    if client["bucket"] is not None:
+        return f"{client['bucket']['tokens']:.1f} of {client['bucket']['burst']:.1f} tokens left"
+    return "" if client["rate"] is None else f"{client['rate']:.1f}"
+
+
+def _rule(rule: Form | None) -> str:
+    if rule is None:
+        return "the node throttles by itself"
+    layer = "removed meanwhile" if rule["layer"] is None else f"of {printable(rule['layer'])}"
+    return f"{entity_text(rule['entity'])}, {layer}"

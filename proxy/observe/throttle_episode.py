@@ -1,0 +1,97 @@
+"""Who is throttled now: the throttle episodes of open connections."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from common.printable import printable
+from proxy.observe.last_throttles import PastThrottle
+
+_OVER_AFTER_MS = 11_000
+"""An episode is over when a whole quota window has passed since its last mute ended."""
+
+
+@dataclass(slots=True, eq=False)
+class ThrottleEpisode:
+    """A run of throttles of one connection by one quota, without a pause as long as a quota window between them.
+
+    The quota is named by the `first` throttle. `began_ms` and `ends_ms`, the end of the last mute, are monotonic.
+    `throttled_ms` is for how long the quota mutes the client in all; mutes that overlap count once.
+    """
+
+    first: PastThrottle
+    began_ms: int
+    ends_ms: int
+    throttles: int = 0
+    throttled_ms: int = 0
+    longest_throttle_time_ms: int = 0
+
+    def note(self, throttle_time_ms: int, now_ms: int) -> None:
+        """Count a throttle."""
+        until_ms = now_ms + throttle_time_ms
+        self.throttles += 1
+        self.throttled_ms += max(until_ms - max(self.ends_ms, now_ms), 0)
+        self.ends_ms = max(self.ends_ms, until_ms)
+        self.longest_throttle_time_ms = max(self.longest_throttle_time_ms, throttle_time_ms)
+
+    def over(self, now_ms: int) -> bool:
+        """True when its last mute ended a quota window ago."""
+        return now_ms - self.ends_ms > _OVER_AFTER_MS
+
+    def muted_ms(self, now_ms: int) -> int:
+        """For how long the quota has muted the client until now."""
+        return self.throttled_ms - max(self.ends_ms - now_ms, 0)
+
+    def names(self) -> dict[str, str | int | None]:
+        """The keys of both log lines: the client, and the quota that throttles it."""
+        first = self.first
+        return {
+            "user": printable(first.user),
+            "client_id": printable(first.client_id),
+            "node_id": first.node_id,
+            "quota_type": first.quota_name,
+            "entity": None if first.entity is None else str(first.entity),
+        }
+
+    def summary(self, now_ms: int) -> dict[str, int]:
+        """The other keys of the log line at its end. A connection may close while a mute still lasts."""
+        return {
+            "throttles": self.throttles,
+            "longest_throttle_time_ms": self.longest_throttle_time_ms,
+            "throttled_ms": self.muted_ms(now_ms),
+            "duration_ms": min(self.ends_ms, now_ms) - self.began_ms,
+        }
+
+
+class ThrottledClients:
+    """The throttle episodes of one virtual cluster that are not over, by client and quota."""
+
+    def __init__(self) -> None:
+        self._episodes: dict[tuple[object, ...], set[ThrottleEpisode]] = {}
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def add(self, episode: ThrottleEpisode) -> None:
+        """An episode has begun."""
+        self._episodes.setdefault(_client(episode), set()).add(episode)
+
+    def remove(self, episode: ThrottleEpisode) -> None:
+        """An episode is over."""
+        client = _client(episode)
+        episodes = self._episodes[client]
+        episodes.remove(episode)
+        if not episodes:
+            del self._episodes[client]
+
+    def by_client(self) -> Iterator[list[ThrottleEpisode]]:
+        """The episodes of each client and quota, one for each connection.
+
+        Episodes may begin and end between two items. Those that end meanwhile are left out, or are still there.
+        """
+        for episodes in list(self._episodes.values()):
+            if episodes:
+                yield list(episodes)
+
+
+def _client(episode: ThrottleEpisode) -> tuple[object, ...]:
+    return (*episode.first.cause, episode.first.client_id)

@@ -1,0 +1,159 @@
+"""The page of clients that are throttled now. It is worked out in steps, because there may be very many of them."""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import Final, Protocol
+
+from proxy.clock import Clock
+from proxy.observe.explained import Form, Origin, entity_form, number, time_form
+from proxy.observe.last_throttles import PastThrottle
+from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
+from quotas.changes import Limit, Quotas
+from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
+from quotas.entities import QuotaKey, QuotaType
+from quotas.explain import UNIT
+from quotas.limits import UNLIMITED
+from quotas.precedence import level_of
+from quotas.sensors.token_buckets import BucketReading
+from quotas.sensors.windowed_rate import SensorReading
+
+MAX_THROTTLED = 1_000
+"""The most throttled clients in one response."""
+
+_PER_STEP = 200
+"""How many episodes, or clients in the response, one step reads: a few ms."""
+
+
+class Cluster(Protocol):
+    """What the page needs of a virtual cluster."""
+
+    name: str
+    quota_manager: ClientQuotaManager
+    throttled: ThrottledClients
+
+    @property
+    def quotas(self) -> Quotas:
+        """The quotas in force."""
+
+    @property
+    def origin(self) -> Origin:
+        """The source of the quotas, and its problems."""
+
+
+@dataclass(slots=True)
+class ThrottledClient:
+    """The throttle episodes of one client by one quota at one node, on all its connections."""
+
+    cluster: Cluster
+    first: PastThrottle
+    began_ms: int
+    ends_ms: int
+    connections: int = 0
+    throttles: int = 0
+    throttled_ms: int = 0
+
+    def add(self, episode: ThrottleEpisode, now_ms: int) -> None:
+        """Add the episode of one connection."""
+        if episode.began_ms < self.began_ms:
+            self.first, self.began_ms = episode.first, episode.began_ms
+        self.ends_ms = max(self.ends_ms, episode.ends_ms)
+        self.connections += 1
+        self.throttles += episode.throttles
+        self.throttled_ms += episode.muted_ms(now_ms)
+
+    def reading(self, now_ms: int) -> SensorReading | BucketReading | None:
+        """The present measurement of the quota; None for a throttle of the node, or if the sensor is closed."""
+        first = self.first
+        if first.quota_type is None or first.tags is None:
+            return None
+        node_id = WHOLE_CLUSTER if first.quota_type is QuotaType.CONTROLLER_MUTATION else first.node_id
+        manager = self.cluster.quota_manager
+        found = manager.find(SensorKey(self.cluster.name, node_id, first.quota_type, first.tags), first.entity)
+        return None if found is None else manager.reading(found, now_ms)
+
+    def used_share(self, now_ms: int) -> float:
+        """What is used of the quota, as a share of its limit; for a token bucket, how much of the bucket is missing."""
+        reading = self.reading(now_ms)
+        if reading is None or not 0 < reading.limit < UNLIMITED:
+            return 0.0
+        if isinstance(reading, BucketReading):
+            return (reading.burst - reading.tokens) / reading.burst
+        return reading.rate / reading.limit
+
+    def form(self, now_ms: int) -> Form:
+        """As JSON. The limit is the present one, which may differ from the one that began the throttle."""
+        first, reading = self.first, self.reading(now_ms)
+        limit = first.limit if reading is None else reading.limit
+        bucket = reading if isinstance(reading, BucketReading) and reading.limit < UNLIMITED else None
+        return {
+            "virtual_cluster": self.cluster.name,
+            "user": first.user,
+            "client_id": first.client_id,
+            "ip": first.ip,
+            "node_id": first.node_id,
+            "quota_type": first.quota_name,
+            "unit": None if first.quota_type is None else UNIT[first.quota_type],
+            "rule": self._rule_form(),
+            "limit": None if limit is None else number(limit),
+            "rate": reading.rate if isinstance(reading, SensorReading) else None,
+            "bucket": None if bucket is None else {"tokens": bucket.tokens, "burst": bucket.burst},
+            "left_ms": max(self.ends_ms - now_ms, 0),
+            "since": time_form(first.at_epoch_ms),
+            "throttles": self.throttles,
+            "throttled_ms": self.throttled_ms,
+            "connections": self.connections,
+        }
+
+    def _rule_form(self) -> Form | None:
+        """The rule that throttles, with its source; None for a throttle of the node.
+
+        The layer is the file, znode or other place of the quota; None if the quota was removed after the throttle.
+        """
+        entity, quota_type = self.first.entity, self.first.quota_type
+        if entity is None or quota_type is None:
+            return None
+        limits: Mapping[QuotaKey, Limit] = self.cluster.quotas.get(entity, {})
+        limit = limits.get(QuotaKey(quota_type))
+        return {
+            "quota": quota_type.value,
+            "entity": entity_form(entity),
+            "level": level_of(entity),
+            "source": self.cluster.origin.source,
+            "layer": None if limit is None else limit.layer,
+        }
+
+
+Rank = Callable[[ThrottledClient, int], float]
+
+RANKS: Final[Mapping[str, Rank]] = {
+    "left": lambda client, now_ms: client.ends_ms,
+    "rate": lambda client, now_ms: client.used_share(now_ms),
+    "since": lambda client, now_ms: -client.began_ms,
+    "throttled": lambda client, now_ms: client.throttled_ms,
+}
+"""The orders of the page, each with what is highest for the first client: the time left, the use as a share of the
+limit, the age of the throttle, the time for which the client was muted since then."""
+
+
+def throttled_form(clusters: Iterable[Cluster], sort: str, most: int, clock: Clock) -> Generator[None, None, Form]:
+    """The first `most` throttled clients in the order `sort`, and how many more there are. Works in steps."""
+    rank, total, looked_at = RANKS[sort], 0, 0
+    first: list[tuple[float, int, ThrottledClient]] = []
+    for cluster in clusters:
+        for episodes in cluster.throttled.by_client():
+            client = ThrottledClient(cluster, episodes[0].first, episodes[0].began_ms, episodes[0].ends_ms)
+            for episode in episodes:
+                client.add(episode, clock.now_ms())
+                looked_at += 1
+                if not looked_at % _PER_STEP:
+                    first = nlargest(most, first)
+                    yield
+            first.append((rank(client, clock.now_ms()), -total, client))
+            total += 1
+    forms: list[Form] = []
+    for number_of_forms, (_, _, client) in enumerate(nlargest(most, first), 1):
+        forms.append(client.form(clock.now_ms()))
+        if not number_of_forms % _PER_STEP:
+            yield
+    return {"sort": sort, "total": total, "more": total - len(forms), "throttled": forms}
