@@ -356,7 +356,7 @@ events = st.lists(
 
 
 class Driven:
-    """Drives an Admission as a shell does, and tells what becomes of each connection."""
+    """Drives an Admission as `ConnectionGate` does, and notes the outcome of each connection."""
 
     def __init__(self, limits):
         self.log, self.places, self.addresses, self.limits, self.now = [], {}, {}, limits, 0

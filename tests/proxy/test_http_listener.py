@@ -44,7 +44,7 @@ class Visitor:
             return await self.reader.readexactly(4)
 
     async def is_closed(self):
-        """It is, soon."""
+        """Whether the server closes the connection within TIMEOUT_S."""
         async with asyncio.timeout(TIMEOUT_S):
             try:
                 return await self.reader.read(1) == b""

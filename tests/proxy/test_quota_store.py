@@ -22,7 +22,7 @@ LOG = structlog.get_logger()
 
 
 class Bound:
-    """A book over a file with these entries, and sensors of some clients."""
+    """A QuotaStore over a file with these entries, and sensors of some clients."""
 
     def __init__(self, state_file, entries, clients=0):
         self.source = FileSource(entries, "proxy.yaml", state_file)

@@ -9,5 +9,5 @@ MAKES = {"python": Relay}
 
 @pytest.fixture(scope="session", params=MAKES.values(), ids=MAKES.keys())
 def make_relay(request):
-    """Makes a relay from (quota manager, tally, limits)."""
+    """Makes a relay from (quota manager, counters, limits)."""
     return request.param

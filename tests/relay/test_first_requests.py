@@ -1,4 +1,4 @@
-"""Hanging up is no way around a throttle: an entity's first limited request on a connection waits for what it owes."""
+"""Hanging up is no way around a throttle: the first limited request on a connection waits for the entity's debt."""
 
 from struct import pack
 
@@ -180,7 +180,7 @@ def test_requests_that_cost_a_node_nothing_wait_too(make_relay, ask):
 
 
 def test_a_fetch_that_gets_nothing_is_not_asked_for_again_on_a_new_connection(make_relay):
-    """Nothing is owed, as its charge was taken back, but a wait of one window: else nodes send all for nothing."""
+    """There is no debt, as the charge was taken back, but one window to wait: else nodes send data for nothing."""
     quota_manager = quota_manager_of(FETCH=100)
     limits = RelayLimits(withholds=True)
     script = client_of(make_relay, quota_manager, limits)

@@ -31,7 +31,7 @@ def shadow_manager(rate):
 
 
 def used(script):
-    """What is metered of Produce: used, requests, bytes that were read."""
+    """What is metered of Produce: use, requests, bytes that were read."""
     found = [one for one in script.usage() if one.quota_type is QuotaType.PRODUCE]
     return sum(one.used for one in found), sum(one.requests for one in found), sum(one.in_bytes for one in found)
 
@@ -131,7 +131,7 @@ def test_other_requests_are_counted_with_their_last_byte_too(make_relay):
 
 
 def test_the_quota_at_the_last_byte_counts(make_relay):
-    """The one that was found with the head may be gone by then."""
+    """The quota that was found with the head may be gone by then."""
     script = Script(make_relay, quota_manager_with(produce=1_000_000)).connected()
     data = produce(1, size=SIZE)
     script.client(data[:3000])
@@ -144,7 +144,7 @@ def test_the_quota_at_the_last_byte_counts(make_relay):
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_sensor_that_was_closed_meanwhile_is_opened_again(make_relay, ends):
-    """As one is that nobody has used for an hour."""
+    """As a sensor is that was not used for an hour."""
     script = Script(make_relay, quota_manager_with(produce=1_000_000)).connected()
     data = produce(1, size=SIZE)
     script.client(data[:3004])
@@ -170,7 +170,7 @@ def test_a_shadow_quota_is_charged_with_the_last_byte_too(make_relay):
 
 
 def test_the_time_of_a_request_begins_with_its_last_byte(make_relay):
-    """How long a client takes to send it is not what it costs the node."""
+    """The time that a client takes to send a request is not what the request costs the node."""
     table = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 100.0}})
     costs = RequestCosts(pinned={PRODUCE: Cost(1_000_000)})
     script = Script(make_relay, ClientQuotaManager(Sensors(64), table, costs=costs)).connected()

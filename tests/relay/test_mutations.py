@@ -462,7 +462,7 @@ def test_a_quota_that_comes_or_goes_while_the_node_is_asked_counts(make_relay):
 
 
 def test_a_decision_made_while_the_client_was_muted_is_carried_out_when_that_is_over(make_relay):
-    """A response before it brings the node's own throttle time; what is left of ours then is less."""
+    """An earlier response brings the node's own throttle time; what is left of the proxy's is then less."""
     script = connected(make_relay)
     run_create(script, (b"a", 13))
     script.node(made(created(7, b"a")))
@@ -567,7 +567,7 @@ def test_more_than_ten_thousand_topics_are_created_as_without_a_quota(make_relay
 
 @pytest.mark.parametrize("rate", [0.001, 10.0, 1000.0])
 def test_of_more_than_ten_thousand_topics_each_gets_a_result(make_relay, rate):
-    """As by a broker: they pass until one has overdrawn the bucket."""
+    """As by a broker: topics pass until one of them has overdrawn the bucket."""
     script = connected(make_relay, rate)
     passing = int(11 * rate) + 1
     script.client(create_partitions(3, [grown_topic(3, name, 2) for name in MANY]))

@@ -1,4 +1,4 @@
-"""How long a client is waited for, as scripts of bytes and seconds: one look a second, as in the service."""
+"""The time-outs of clients, as scripts of bytes and seconds: one look a second, as in the service."""
 
 from struct import pack
 
@@ -56,7 +56,7 @@ def test_a_client_that_sends_nothing(make_relay):
 
 
 def test_a_first_request_that_does_not_come_to_its_end(make_relay):
-    """Its time begins when it is first seen, however long the client has been silent before."""
+    """The time of a request begins when its first byte is seen, however long the client was silent before."""
     waiter = Waiter(make_relay)
     assert waiter.until(4) is None
     waiter.client(produce()[:7])
@@ -79,7 +79,7 @@ def test_a_request_that_dribbles(make_relay, cut):
 
 
 def test_requests_that_end_in_time_may_go_on_for_ever(make_relay):
-    """Also where at each look one is half-way."""
+    """Also if a request is half-way at each look."""
     waiter = Waiter(make_relay)
     waiter.script.connected()
     half = len(produce()) // 2
@@ -128,7 +128,7 @@ def test_while_the_node_is_connected_to_nothing_is_awaited(make_relay):
 
 
 def test_a_muted_client_has_time(make_relay):
-    """Also for the request that stands behind, and while none does; the rest of one that is under way it must send."""
+    """With or without a request that waits behind the mute; the rest of a request that has begun must come in time."""
     waiter = Waiter(make_relay, quota_manager=quota_manager_with(produce=100))
     waiter.script.connected()
     waiter.client(produce(1, size=10_000))
@@ -151,7 +151,7 @@ def test_a_client_that_is_muted_amid_a_request_has_to_send_the_rest(make_relay):
 
 
 def throttled(waiter):
-    """Has a client log in, and then be throttled."""
+    """A client that has logged in and is then throttled."""
     waiter.script.connected()
     log_in(waiter)
     waiter.client(heartbeat(1))
@@ -160,7 +160,7 @@ def throttled(waiter):
 
 @pytest.mark.parametrize("cut", [6, 13, 14, 50, 9_000])
 def test_a_muted_client_that_is_amid_what_passes_the_mute_has_to_send_the_rest(make_relay, cut):
-    """A frame of SASL is read in a mute, too: with it the clocks of sessions run."""
+    """A frame of SASL is read in a mute, too, so its time-outs run."""
     waiter = Waiter(make_relay)
     throttled(waiter)
     assert (waiter.waiting_for, waiter.until(100)) == (WaitingFor.NOTHING, None)

@@ -1,4 +1,4 @@
-"""Requests that are decided about as a whole are put together once, however small the pieces are that they come in."""
+"""Requests that need a decision as a whole are put together once, however small the pieces are in which they come."""
 
 import pytest
 
@@ -22,7 +22,7 @@ LARGE = authenticate(bytes(MAX_ASKED_BYTES - 100))
 
 @pytest.fixture
 def looks(monkeypatch):
-    """How often a request was looked at."""
+    """How often a request was read."""
     found = []
 
     def read_request(*arguments):
