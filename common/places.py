@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from common.problems import Problem, Problems, show
+from common.problems import WHOLE_FILE, Problem, Problems, show
 from common.yaml_file import YamlFileError, parse_yaml, read_bounded, text_of, yaml_nodes
 
 Result = TypeVar("Result")
@@ -19,12 +19,16 @@ _STEP = re.compile(r"\.?(\w+)|\[(\d+)\]|\[(['\"].*)\]$", re.ASCII)
 
 
 def placed(problems: Sequence[Problem], file: Path) -> list[Problem]:
-    """The problems with their lines, as far as they are found. Reads the file again."""
+    """The problems with their lines, as far as they are found, those of the whole file with its name.
+
+    Reads the file again.
+    """
     try:
         text = text_of(read_bounded(file), str(file)) if problems else ""
     except YamlFileError:
         text = ""
-    return placed_in(problems, text)
+    found = placed_in(problems, text)
+    return [each._replace(path=str(file)) if each.path == WHOLE_FILE else each for each in found]
 
 
 def placed_in(problems: Sequence[Problem], text: str) -> list[Problem]:

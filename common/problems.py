@@ -4,6 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+WHOLE_FILE = "(file)"
+"""The place of a problem of the whole file, where the file's name is not known."""
+
 _MOST_BITS = 4_096
 """Larger numbers are shown by their size in bits: Python refuses to print one of 4,300 digits."""
 
@@ -31,7 +34,7 @@ class Problems(ValueError):
         name = str(file)
         return Problems(
             [
-                each._replace(path=name if each.path in (name, "(file)") else f"{name}: {each.path}")
+                each._replace(path=name if each.path in (name, WHOLE_FILE) else f"{name}: {each.path}")
                 for each in self.problems
             ]
         )

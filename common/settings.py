@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from common.kinds import Kind
-from common.problems import Problem, Problems, either, show
+from common.problems import WHOLE_FILE, Problem, Problems, either, show
 
 _PERHAPS = 0.6
 """The least similarity of a suggested setting of the same section."""
@@ -70,7 +70,7 @@ def _found(checks: Iterable[Check], data: Any) -> Iterator[Problem]:
 def _first(problems: Iterator[Problem]) -> list[Problem]:
     """The problems up to _MOST_PROBLEMS, and one that says if there are more; they are not looked for."""
     found = list(islice(problems, _MOST_PROBLEMS))
-    return found if next(problems, None) is None else [*found, Problem("(file)", "has more problems than these")]
+    return found if next(problems, None) is None else [*found, Problem(WHOLE_FILE, "has more problems than these")]
 
 
 def valid(model: type[Model], data: Any, context: Mapping[str, Any] | None = None) -> Model | None:
@@ -152,9 +152,9 @@ def _problems(details: ErrorDetails, model: type[Settings]) -> Iterator[Problem]
     rules = details.get("ctx", {}).get("error")
     if isinstance(rules, Problems):
         for path, problem, _ in rules.problems:
-            yield Problem(_joined(_path(loc), path) or "(file)", problem)
+            yield Problem(_joined(_path(loc), path) or WHOLE_FILE, problem)
         return
-    path = _path(loc) or "(file)"
+    path = _path(loc) or WHOLE_FILE
     if kind == "extra_forbidden":
         yield Problem(path, _unknown_key(loc, model))
         return

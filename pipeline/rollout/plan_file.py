@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from common.atomic_file import write_whole
 from common.kinds import Many, Number, Optional, Text
-from common.problems import Problem, Problems, either, show
+from common.problems import WHOLE_FILE, Problem, Problems, either, show
 from common.settings import Settings, items, part, read_settings, valid
 from pipeline.rollout.plan import Change
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaType
@@ -107,9 +107,9 @@ def parse_plan(data: bytes) -> PlanFile:
     except json.JSONDecodeError as error:
         raise Problems([Problem(f"line {error.lineno}, column {error.colno}", f"no JSON: {error.msg}")]) from error
     except (ValueError, RecursionError) as error:
-        raise Problems([Problem("(file)", f"no JSON: {error}")]) from error
+        raise Problems([Problem(WHOLE_FILE, f"no JSON: {error}")]) from error
     if not isinstance(raw, dict) or _VERSION_KEY not in raw:
-        raise Problems([Problem("(file)", "expected a plan, as `usage plan --out` writes it, got something else")])
+        raise Problems([Problem(WHOLE_FILE, "expected a plan, as `usage plan --out` writes it, got something else")])
     if raw[_VERSION_KEY] != VERSION:
         raise Problems([Problem(_VERSION_KEY, f"expected {VERSION}, got {show(raw[_VERSION_KEY])}")])
     checksum = _checksum({key: value for key, value in raw.items() if key != "checksum"})

@@ -19,7 +19,7 @@ from pydantic import ConfigDict
 
 from common.kinds import Many, Some, Text
 from common.places import made_of
-from common.problems import Problem, Problems, show
+from common.problems import WHOLE_FILE, Problem, Problems, show
 from common.settings import Settings, found_at, items, read_settings, repeated_names
 from common.yaml_file import read_bounded
 from quotas.entities import Entity, QuotaKey, QuotaType
@@ -144,7 +144,7 @@ def candidate_of(data: Any) -> Candidate:
     if isinstance(data, list):
         return _of_entries(data)
     if not isinstance(data, Mapping):
-        raise Problems([Problem("(file)", f"expected virtual_clusters, quotas or entries, got {show(data)}")])
+        raise Problems([Problem(WHOLE_FILE, f"expected virtual_clusters, quotas or entries, got {show(data)}")])
     if "virtual_clusters" in data:
         file = read_settings(_ProxyFile, data, [_repeated])
         return Candidate({each.name: _rules(each.quotas, each.throttle) for each in file.virtual_clusters})

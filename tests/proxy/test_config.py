@@ -733,6 +733,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("a: 1\nb: é\n".encode("latin-1"))
     assert reported(latin) == f"{latin}: line 2: expected UTF-8, got the byte 0xe9"
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("")
+    assert reported(empty) == f"{empty}: expected a mapping, got nothing"
     broken = tmp_path / "broken.yaml"
     broken.write_text("log: [1\nx: 2\n")
     assert reported(broken) == f"{broken}: line 2, column 2: expected ',' or ']', but got ':'"
