@@ -82,7 +82,7 @@ def run(program: str, version: str, steps: Iterable[Step], folder: Path, *argume
         (folder / "script").open("w") as lines,
         (folder / "ours").open("w") as responses,
         (folder / "errors").open("w") as errors,
-        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, text=True) as kafka,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=errors, stderr=errors, text=True) as kafka,
     ):
         assert kafka.stdin is not None
         with suppress(BrokenPipeError):  # who has ended early says why
