@@ -8,6 +8,7 @@ import click
 from common.places import placed
 from proxy.cli.config_file import config_option, load, load_with_files, refuse
 from proxy.cli.explain import explain
+from proxy.cli.live_check import findings_at
 from proxy.cli.quotas import quotas
 from proxy.cli.top import top
 from proxy.cli.usage import usage
@@ -47,12 +48,18 @@ def run(path: Path) -> None:
 
 @main.command()
 @config_option
-def check(path: Path) -> None:
+@click.option("--connect", is_flag=True, help="Compare the file with the clusters that it names, too.")
+def check(path: Path, connect: bool) -> None:
     """Validate a configuration file; print every problem with its place."""
     config = load_with_files(path)
-    for warning in placed(warnings_of(config, ephemeral_ports()), path):
+    found = list(findings_at(config, path)) if connect else []
+    warnings = warnings_of(config, ephemeral_ports()) + [each.problem for each in found if each.is_warning]
+    for warning in placed(warnings, path):
         click.echo(f"warning: {warning}", err=True)
-    click.echo(f"{path} is valid\n{summary(config)}")
+    if problems := [each.problem for each in found if not each.is_warning]:
+        refuse(str(ConfigErrors(placed(problems, path))))
+    fits = " and fits its clusters" if connect else ""
+    click.echo(f"{path} is valid{fits}\n{summary(config)}")
 
 
 def summary(config: Config) -> str:

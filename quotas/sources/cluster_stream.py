@@ -37,6 +37,12 @@ class ClusterStream:
             raise MalformedMessage(f"a response of {size_bytes} bytes, expected at most {asked.most_bytes}")
         return size + await self._reader.readexactly(size_bytes)
 
+    @property
+    def certificate_ends_s(self) -> float:
+        """When the certificate of the node ends (epoch, s). Only with TLS that checks it."""
+        certificate = self._writer.get_extra_info("peercert")
+        return ssl.cert_time_to_seconds(certificate["notAfter"])
+
     async def ends_within(self, seconds: float) -> None:
         """Return when the node has sent anything, or time is over. Raises OSError, or EOFError, if it has closed."""
         with contextlib.suppress(TimeoutError):

@@ -1,10 +1,14 @@
 """Why the proxy's own connections come to nothing, as real nodes have it that want TLS, or SASL, or neither."""
 
 import contextlib
+import json
 
 import pytest
+from click.testing import CliRunner
 
+from demo.proxy_process import free_port_run
 from protocol.messages.metadata import nodes_request
+from proxy.cli.main import main
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
 from quotas.sources.cluster_faults import CA_FILE, LOGIN, OWN_CERTIFICATE, PROTOCOL, ConnectionFault
 from tests.certificates import Authority
@@ -43,3 +47,78 @@ def test_a_node_that_cannot_be_asked_is_told_with_the_setting_to_look_at(
         own.ask(nodes_request())
     assert (raised.value.fault.reason, raised.value.fault.setting) == (reason, setting), raised.value
     assert "wrong" not in str(raised.value)
+
+
+# ------------------------------------------------------------- check --connect
+
+
+def checked(tmp_path, servers, listener=None, quotas=None, **upstream):
+    """The exit status of `check --connect` for a file like this, and its lines without their numbers in the file."""
+    listener = {"name": "plain", "bind": "127.0.0.1", "port": 9092, "node_ids": ["1-3"], **(listener or {})}
+    cluster = {
+        "name": "main",
+        "upstream": {"bootstrap_servers": servers.split(","), **upstream},
+        "listeners": [listener],
+        "quotas": quotas or {"entries": [{"user": "alice", "producer_byte_rate": 1000}]},
+    }
+    path = tmp_path / "proxy.yaml"
+    path.write_text(json.dumps({"virtual_clusters": [cluster]}, indent=1))
+    done = CliRunner().invoke(main, ["check", "-c", str(path), "--connect"])
+    lines = [line.removeprefix("virtual_clusters[0].") for line in done.stderr.splitlines() if "state_file" not in line]
+    assert all(" (line " in line for line in lines), lines
+    return done.exit_code, [line.rpartition(" (line ")[0] for line in lines]
+
+
+def password_file(tmp_path, password):
+    path = tmp_path / "password"
+    path.write_text(password)
+    return str(path)
+
+
+def test_a_file_that_fits_its_cluster_passes_the_check(newest_kafka, tmp_path):
+    quotas = {"source": "upstream", "admin_users": ["root"]}
+    assert checked(tmp_path, newest_kafka.bootstrap_servers, quotas=quotas) == (0, [])
+
+
+def test_the_check_finds_a_wrong_port_and_a_node_without_one(newest_kafka, tmp_path):
+    [wrong] = free_port_run(1)
+    servers = [*newest_kafka.bootstrap_servers.split(",")[:1], f"127.0.0.1:{wrong}"]
+    assert checked(tmp_path, ",".join(servers), listener={"node_ids": ["1-2", 7]}) == (
+        2,
+        [
+            "warning: virtual_clusters[0].listeners[0].node_ids: the cluster does not have the nodes 7 now",
+            f"upstream.bootstrap_servers[1]: 127.0.0.1:{wrong}: Connection refused",
+            "listeners[0].node_ids: expected a port in node_ids or spare_ports for each node of the cluster, got none"
+            " for 3",
+        ],
+    )
+
+
+def test_the_check_finds_a_wrong_password_once_with_all_servers_that_refuse_it(newest_kafka, tmp_path):
+    servers = newest_kafka.bootstrap(WANTS_SASL)
+    admin = {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "PLAIN",
+        "username": "proxy",
+        "password_file": password_file(tmp_path, logins.PASSWORDS["proxy"]),
+    }
+    assert checked(tmp_path, servers, admin=admin) == (0, [])
+    password_file(tmp_path, "wrong")
+    status, [line] = checked(tmp_path, servers, admin=admin)
+    assert status == 2
+    assert line.startswith(f"upstream.admin.username: {servers.replace(',', ', ')}: it refuses the login: ")
+    assert line.endswith("(see also upstream.admin.password_file)")
+
+
+def test_the_check_finds_certificates_that_are_refused(newest_kafka, certificates, tmp_path):
+    servers = newest_kafka.bootstrap(WANTS_CERTIFICATES)
+    ours = certificates.of_upstream
+    status, lines = checked(tmp_path, servers, **ours)
+    assert status == 0
+    assert len(lines) == 3
+    assert all(line.startswith("warning: virtual_clusters[0].upstream.tls: the certificate of node ") for line in lines)
+    strange = {**ours["tls"], "ca_file": str(Authority(tmp_path).file)}
+    status, lines = checked(tmp_path, servers, tls=strange, admin=ours["admin"])
+    assert (status, {line.partition(": ")[0] for line in lines}) == (2, {"upstream.tls.ca_file"})
+    status, lines = checked(tmp_path, servers, tls={"ca_file": ours["tls"]["ca_file"]}, admin=ours["admin"])
+    assert (status, {line.partition(": ")[0] for line in lines}) == (2, {"upstream.tls.certificate_file"})

@@ -1,0 +1,144 @@
+"""Compares a configuration with the live clusters: `kafka-throttle check --connect`."""
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from common.problems import Problem
+from protocol.messages.metadata import MetadataNode, nodes_request
+from proxy.cli.findings import Finding, ends_soon
+from proxy.cli.listener_check import listener_findings
+from proxy.cli.node_tls import CertificateEnd, handshake_with
+from proxy.config.kinds import HostPort
+from proxy.config.settings import Config, VirtualClusterConfig
+from proxy.server.quota_sources import source_of
+from proxy.server.tls_material import certify
+from proxy.upstream.credentials import credentials_of
+from quotas.changes import Alteration, SourceUnavailable
+from quotas.entities import Entity, QuotaKey, QuotaType
+from quotas.sources.cluster_connection import Credentials
+from quotas.sources.cluster_faults import ADDRESSES, ConnectionFault
+from quotas.sources.cluster_nodes import nodes_named_by, response_of
+from quotas.sources.upstream import UpstreamSource
+
+_NOBODY = Entity(client_id="kafka-throttle-check")
+"""An entity without quotas. That the cluster would remove one from it shows that the proxy may write quotas."""
+
+
+class _Refusal(NamedTuple):
+    """What is wrong at one server, and the settings that it concerns: the first is its place in the file."""
+
+    server: str
+    problem: str
+    settings: Sequence[str]
+
+
+def findings_at(config: Config, config_path: Path) -> Iterator[Finding]:
+    """What does not fit between a valid configuration and the clusters that it names."""
+    for i, cluster in enumerate(config.virtual_clusters):
+        path = f"virtual_clusters[{i}]"
+        found, nodes = asyncio.run(_look_at(path, cluster))
+        yield from found
+        for k, listener in enumerate(cluster.listeners):
+            yield from listener_findings(f"{path}.listeners[{k}]", listener, sorted(node.node_id for node in nodes))
+        if nodes or cluster.quotas.source == "zookeeper":
+            yield from _source_findings(f"{path}.quotas", cluster, config_path)
+
+
+# ------------------------------------------------------------------ the cluster
+
+
+async def _look_at(path: str, cluster: VirtualClusterConfig) -> tuple[list[Finding], Sequence[MetadataNode]]:
+    """What is wrong on the way to the cluster, and its nodes; none if no bootstrap server names them."""
+    upstream, timeout_s = cluster.upstream, cluster.upstream.connect_timeout_ms / 1000
+    credentials = credentials_of(upstream)
+    servers = [str(server) for server in upstream.bootstrap_servers]
+    looks = await asyncio.gather(*(_named_by(k, server, credentials, timeout_s) for k, server in enumerate(servers)))
+    refusals = [look for look in looks if isinstance(look, _Refusal)]
+    nodes = next((look for look in looks if not isinstance(look, _Refusal)), ())
+    others = [node for node in nodes if _address(node) not in servers]
+    refusals += filter(None, await asyncio.gather(*(_asked(node, credentials, timeout_s) for node in others)))
+    found = list(_findings_of(path, refusals))
+    if upstream.tls is not None:
+        where = f"{path}.upstream.tls"
+        context = certify(where, upstream.tls).context
+        handshakes = (
+            handshake_with(node.host, node.port, context, timeout_s, announced=credentials.announced) for node in nodes
+        )
+        for node, outcome in zip(nodes, await asyncio.gather(*handshakes), strict=True):
+            if isinstance(outcome, CertificateEnd):
+                found += ends_soon(where, f"the certificate of {_shown(node)}", outcome.ends_s)
+            elif outcome is not None:
+                setting, problem = outcome
+                found.append(Finding(Problem(f"{path}.{setting}", f"{_shown(node)}: {problem}")))
+    return found, nodes
+
+
+async def _named_by(
+    number: int, server: str, credentials: Credentials, timeout_s: float
+) -> Sequence[MetadataNode] | _Refusal:
+    """The nodes that a bootstrap server names."""
+    place = f"{ADDRESSES}[{number}]"
+    try:
+        return await nodes_named_by(server, credentials, timeout_s)
+    except ConnectionFault as error:
+        settings = error.fault.setting.split(", ")
+        return _Refusal(server, error.fault.problem, [place if each == ADDRESSES else each for each in settings])
+    except SourceUnavailable as error:
+        return _Refusal(server, str(error).removeprefix(f"{server}: "), [place])
+
+
+async def _asked(node: MetadataNode, credentials: Credentials, timeout_s: float) -> _Refusal | None:
+    """What is wrong with a node at the address where the cluster says that it is."""
+    try:
+        await response_of(_address(node), credentials, timeout_s, nodes_request())
+    except ConnectionFault as error:
+        settings = error.fault.setting.replace(ADDRESSES, "upstream").split(", ")
+        return _Refusal(_shown(node), error.fault.problem, settings)
+    return None
+
+
+def _findings_of(path: str, refusals: Iterable[_Refusal]) -> Iterator[Finding]:
+    """One finding for each problem, with all servers that have it."""
+    servers: dict[tuple[str, ...], list[str]] = {}
+    for refusal in refusals:
+        servers.setdefault((refusal.problem, *refusal.settings), []).append(refusal.server)
+    for (problem, place, *others), those in servers.items():
+        see = f" (see also {', '.join(others)})" if others else ""
+        yield Finding(Problem(f"{path}.{place}", f"{', '.join(those)}: {problem}{see}"))
+
+
+def _address(node: MetadataNode) -> str:
+    return str(HostPort(node.host, node.port))
+
+
+def _shown(node: MetadataNode) -> str:
+    return f"node {node.node_id}, which the cluster says is at {_address(node)}"
+
+
+# ------------------------------------------------------------------- its quotas
+
+
+def _source_findings(path: str, cluster: VirtualClusterConfig, config_path: Path) -> Iterator[Finding]:
+    """Whether the quotas can be read from their source, and written to the cluster where the proxy is to do that."""
+    quotas = cluster.quotas
+    if quotas.source == "file":
+        return
+    source = source_of(cluster, config_path, remembers=False)
+    writers = "admin_users" if quotas.admin_users else "admin_listeners" if quotas.admin_listeners else None
+    refused = None
+    source.start(lambda: None)
+    try:
+        problems, is_read = dict(source.problems), source.state.up
+        if is_read and writers is not None and isinstance(source, UpstreamSource):
+            [refused] = source.judge([Alteration(_NOBODY, {QuotaKey(QuotaType.PRODUCE): None})])
+    finally:
+        source.stop()
+    where = f"{path}.zookeeper.servers" if quotas.source == "zookeeper" else f"{path}.source"
+    if not is_read and not problems:
+        yield Finding(Problem(where, "the quotas could not be read in time"))
+    for place, problem in problems.items():
+        yield Finding(Problem(where, f"{place}: {problem}"), is_warning=is_read)
+    if refused is not None:
+        yield Finding(Problem(f"{path}.{writers}", f"the cluster refuses to alter quotas: {refused}"))

@@ -1,0 +1,189 @@
+"""`check --connect`: which differences between the file and what is there are found, without a cluster."""
+
+import asyncio
+import contextlib
+import datetime
+import ssl
+
+import pytest
+from click.testing import CliRunner
+
+from common.problems import Problem
+from proxy.cli.findings import Finding
+from proxy.cli.listener_check import listener_findings
+from proxy.cli.main import main
+from proxy.cli.node_tls import CertificateEnd, TlsFault, handshake_with
+from proxy.config.settings import ListenerConfig
+from tests.certificates import Authority, server_context
+from tests.timeouts import TIMEOUT_S
+
+
+@pytest.fixture
+def authority(tmp_path):
+    return Authority(tmp_path)
+
+
+def found(nodes=(), **settings):
+    """The findings at a listener, as (place, problem, whether it is a warning)."""
+    config = {"name": "plain", "bind": "127.0.0.1", "port": 9092, **settings}
+    findings = listener_findings("at", ListenerConfig.model_validate(config), nodes)
+    return [(*each.problem[:2], each.is_warning) for each in findings]
+
+
+def certified(authority, *hosts, days=100, **settings):
+    issued = authority.issue(*hosts, valid=datetime.timedelta(days=days))
+    return {"tls": {"certificate_file": str(issued.certificate_file), "key_file": str(issued.key_file), **settings}}
+
+
+def test_each_node_needs_a_port():
+    assert found([1, 2, 3], node_ids=["1-3"]) == []
+    assert found([1, 2, 7], node_ids=["1-2"], spare_ports=[9100]) == []
+    problem = "expected a port in node_ids or spare_ports for each node of the cluster, got none for 5, 6"
+    assert found([1, 2, 4, 5, 6], node_ids=["1-2"], spare_ports=[9100]) == [("at.node_ids", problem, False)]
+
+
+def test_a_port_for_a_node_that_the_cluster_does_not_have_is_a_warning():
+    assert found([1], node_ids=["1-3"]) == [("at.node_ids", "the cluster does not have the nodes 2, 3 now", True)]
+
+
+def test_nodes_are_not_compared_where_the_cluster_has_named_none():
+    assert found([], node_ids=["1-3"]) == []
+
+
+def test_an_advertised_name_that_is_not_known_here_is_a_warning(monkeypatch):
+    async def look_up(host):
+        raise OSError(None, "Name or service not known")
+
+    monkeypatch.setattr("proxy.cli.listener_check.look_up", look_up)
+    problem = "'kafka.example.com' is not known on this machine: Name or service not known"
+    assert found(advertised_host="kafka.example.com") == [("at.advertised_host", problem, True)]
+
+
+@pytest.fixture
+def all_names_are_known(monkeypatch):
+    monkeypatch.setattr("proxy.cli.listener_check.look_up", lambda host: asyncio.sleep(0))
+
+
+@pytest.mark.usefixtures("all_names_are_known")
+def test_a_certificate_has_to_be_for_each_advertised_name(authority):
+    names = {"advertised_host": "boot.kafka.test", "advertised_node_host": "b{node_id}.nodes.test"}
+    assert found([1, 2], **names, **certified(authority, "boot.kafka.test", "*.nodes.test")) == []
+    [(place, problem, is_warning)] = found([1, 2], **names, **certified(authority, "boot.kafka.test", "b1.nodes.test"))
+    assert (place, is_warning) == ("at.tls.certificate_file", False)
+    assert problem.startswith("clients refuse the certificate for b2.nodes.test: Hostname mismatch")
+    assert found(**certified(authority, "127.0.0.1")) == []
+    [(_, problem, _)] = found(**certified(authority, "127.0.0.2"))
+    assert problem.startswith("clients refuse the certificate for 127.0.0.1: IP address mismatch")
+
+
+def test_a_certificate_has_to_be_valid_now(authority):
+    [(place, problem, is_warning)] = found(**certified(authority, "127.0.0.1", days=-1))
+    assert (place, is_warning) == ("at.tls.certificate_file", False)
+    assert problem == "clients refuse the certificate for 127.0.0.1: certificate has expired"
+
+
+def test_a_certificate_that_expires_soon_is_a_warning(authority):
+    [(place, problem, is_warning)] = found(**certified(authority, "127.0.0.1", days=3))
+    assert (place, is_warning) == ("at.tls.certificate_file", True)
+    assert problem.startswith("the certificate expires soon, at 20")
+
+
+def test_a_listener_that_wants_certificates_of_clients_is_looked_at_too(authority):
+    wanted = {"client_auth": "required", "ca_file": str(authority.file)}
+    assert found(**certified(authority, "127.0.0.1", **wanted)) == []
+    assert len(found(**certified(authority, "localhost", **wanted))) == 1
+
+
+# ------------------------------------------------------------------- node TLS
+
+
+@contextlib.asynccontextmanager
+async def tls_node(context):
+    """The port of a node that speaks TLS and says nothing else."""
+
+    async def serve(reader, writer):
+        with contextlib.suppress(OSError):
+            await reader.read(1)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+def trusting(authority):
+    return ssl.create_default_context(cafile=str(authority.file))
+
+
+async def shake_hands(port, context):
+    return await handshake_with("127.0.0.1", port, context, TIMEOUT_S, announced=False)
+
+
+async def test_a_handshake_with_a_node_shows_when_its_certificate_ends(authority):
+    issued = authority.issue("127.0.0.1")
+    async with tls_node(server_context(issued)) as port:
+        outcome = await shake_hands(port, trusting(authority))
+    assert outcome == CertificateEnd(issued.certificate.not_valid_after_utc.timestamp())
+
+
+async def test_a_handshake_in_vain_shows_the_setting_to_look_at(authority, tmp_path):
+    (tmp_path / "other").mkdir()
+    other = Authority(tmp_path / "other", "other")
+    async with tls_node(server_context(authority.issue("127.0.0.1"))) as port:
+        fault = await shake_hands(port, trusting(other))
+    assert fault.setting == "upstream.tls.ca_file"
+    async with tls_node(server_context(authority.issue("127.0.0.2"))) as port:
+        fault = await shake_hands(port, trusting(authority))
+    assert fault.setting == "upstream.tls.endpoint_identification"
+    demanding = server_context(authority.issue("127.0.0.1"))
+    demanding.verify_mode = ssl.CERT_REQUIRED
+    demanding.load_verify_locations(authority.file)
+    async with tls_node(demanding) as port:
+        fault = await shake_hands(port, trusting(authority))
+    assert fault.setting == "upstream.tls.certificate_file"
+    async with tls_node(None) as port:
+        fault = await shake_hands(port, trusting(authority))
+    assert isinstance(fault, TlsFault)
+    assert fault.setting == "upstream.tls"
+    assert await shake_hands(port, trusting(authority)) is None, "nobody is there any more"
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "proxy.yaml"
+    path.write_text(
+        "virtual_clusters:\n"
+        "- name: main\n"
+        "  upstream:\n"
+        "    bootstrap_servers: ['127.0.0.1:9']\n"
+        "  listeners:\n"
+        "  - {name: plain, bind: 127.0.0.1, port: 9092, node_ids: [1]}\n"
+        "  quotas:\n"
+        "    entries:\n"
+        "    - {user: alice, producer_byte_rate: 1000}\n"
+    )
+    return path
+
+
+def check(path, *options):
+    return CliRunner().invoke(main, ["check", "-c", str(path), *options])
+
+
+def test_a_problem_has_its_line_and_the_status_of_check(file):
+    assert check(file).exit_code == 0
+    done = check(file, "--connect")
+    assert (done.exit_code, done.stdout) == (2, "")
+    place = "virtual_clusters[0].upstream.bootstrap_servers[0]"
+    assert done.stderr.splitlines()[-1] == f"{place}: 127.0.0.1:9: Connection refused (line 4)"
+
+
+def test_warnings_do_not_fail(file, monkeypatch):
+    finding = Finding(Problem("virtual_clusters[0].listeners[0].node_ids", "is strange"), is_warning=True)
+    monkeypatch.setattr("proxy.cli.main.findings_at", lambda config, path: [finding])
+    done = check(file, "--connect")
+    assert done.exit_code == 0
+    assert done.stderr.splitlines()[-1] == "warning: virtual_clusters[0].listeners[0].node_ids: is strange (line 6)"
+    assert done.stdout.startswith(f"{file} is valid and fits its clusters\n")
