@@ -1,7 +1,8 @@
 """Whether the proxy can serve clients: one state for the page /readyz, the log and the metrics."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -18,8 +19,7 @@ class ClusterHealth:
     """The state of one virtual cluster.
 
     `trouble` says why the cluster cannot be reached; it is None while it can. `nodes` are the nodes that the cluster
-    has now. `listeners_without_port` are the listeners at which none of them has a port. `muted` is the number of
-    muted connections by listener.
+    has now. `listeners_without_port` are the listeners at which none of them has a port.
     """
 
     virtual_cluster: str
@@ -29,7 +29,6 @@ class ClusterHealth:
     source: str
     source_state: SourceState
     quotas_known: bool
-    muted: Mapping[str, int]
 
     def not_ready(self) -> Iterator[str]:
         """The reasons why clients of this virtual cluster cannot be served, one line each."""
@@ -41,6 +40,14 @@ class ClusterHealth:
             yield f"{place}: no node has a port at listener {listener} (nodes of the cluster: {shown})"
         if not self.quotas_known:
             yield f"{place}: quotas are not known yet (source {self.source})"
+
+
+class Muted(NamedTuple):
+    """How many connections of a listener are muted by a throttle."""
+
+    virtual_cluster: str
+    listener: str
+    connections: int
 
 
 class Readiness:
@@ -69,7 +76,6 @@ def health_families(clusters: Iterable[ClusterHealth]) -> Iterator[Metric]:
     source_up = _gauge("quota_source_up", "1 if the last attempt to read the source of the quotas succeeded.", "source")
     age = _gauge("quota_source_age_seconds", "How long ago the source of the quotas was last read.", "source")
     known = _gauge("quotas_known", "1 once quotas were read, by this process or an earlier one.", "source")
-    muted = _gauge("connections_muted", "Connections of clients that are muted by a throttle now.", "listener")
     for cluster in clusters:
         place, source = (cluster.virtual_cluster,), (cluster.virtual_cluster, cluster.source)
         up.add_metric(place, float(cluster.trouble is None))
@@ -78,9 +84,15 @@ def health_families(clusters: Iterable[ClusterHealth]) -> Iterator[Metric]:
         known.add_metric(source, float(cluster.quotas_known))
         if cluster.source_state.age_s is not None:
             age.add_metric(source, cluster.source_state.age_s)
-        for listener, count in cluster.muted.items():
-            muted.add_metric((cluster.virtual_cluster, listener), count)
-    yield from (up, nodes, source_up, age, known, muted)
+    yield from (up, nodes, source_up, age, known)
+
+
+def muted_family(listeners: Iterable[Muted]) -> Metric:
+    """The metric family of muted connections."""
+    family = _gauge("connections_muted", "Connections of clients that are muted by a throttle now.", "listener")
+    for each in listeners:
+        family.add_metric((each.virtual_cluster, each.listener), each.connections)
+    return family
 
 
 def _gauge(name: str, documentation: str, *labels: str) -> GaugeMetricFamily:

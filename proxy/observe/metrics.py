@@ -27,7 +27,7 @@ from proxy.gate.gate_metrics import (
     listener_families,
 )
 from proxy.installed import installed_version, make_in_use
-from proxy.observe.health import ClusterHealth, health_families
+from proxy.observe.health import ClusterHealth, Muted, health_families, muted_family
 from proxy.relay.actions import CloseReason
 
 _RELAY = ("virtual_cluster", "listener", "node_id")
@@ -281,6 +281,10 @@ class Metrics:
         """Export what `source` returns at each scrape."""
         self._counted.health.append(source)
 
+    def add_muted(self, source: Callable[[], Iterable[Muted]]) -> None:
+        """Export what `source` returns at each scrape."""
+        self._counted.muted.append(source)
+
     def add_sensors(self, source: Callable[[], SensorTotals]) -> None:
         """Export what `source` returns at each scrape; several tables are added up."""
         self._counted.sensors.append(source)
@@ -330,6 +334,7 @@ class _Counted(Collector):
         self.closed: dict[tuple[str, str], dict[CloseReason, int]] = {}
         self.relays: list[Callable[[], Iterable[RelayTotals]]] = []
         self.health: list[Callable[[], ClusterHealth]] = []
+        self.muted: list[Callable[[], Iterable[Muted]]] = []
         self.sensors: list[Callable[[], SensorTotals]] = []
         self.shadows: list[Callable[[], Iterable[ShadowTotals]]] = []
         self.caps: list[Callable[[], Iterable[CapTotals]]] = []
@@ -346,6 +351,7 @@ class _Counted(Collector):
         """All metric families. Each is exported even when it has no value."""
         yield from _relay_families([row for source in self.relays for row in source()])
         yield from health_families([source() for source in self.health])
+        yield muted_family([row for source in self.muted for row in source()])
         yield from _sensor_families([source() for source in self.sensors])
         yield from _cap_families([row for source in self.caps for row in source()])
         yield from _shadow_families([row for source in self.shadows for row in source()])

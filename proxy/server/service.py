@@ -42,7 +42,7 @@ from proxy.net.poller import Poller
 from proxy.observe import logs
 from proxy.observe.api import AdminApi
 from proxy.observe.explained import Origin
-from proxy.observe.health import ClusterHealth, Readiness
+from proxy.observe.health import ClusterHealth, Muted, Readiness
 from proxy.observe.http_listener import HttpListener
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
@@ -213,7 +213,7 @@ class VirtualCluster:
         standing = self.gate.standing_of(self.name, address, shadow)
         return replace(standing, hosts=self.address_quotas.hosts_at(plain_ip(address)))
 
-    def health(self, now_ms: int) -> ClusterHealth:
+    def health(self) -> ClusterHealth:
         """What is right and wrong with the cluster, its listeners and its source of quotas."""
         nodes, trouble = self.upstream.directory.present, self.upstream.discovery.trouble
         return ClusterHealth(
@@ -224,7 +224,6 @@ class VirtualCluster:
             self.source.name,
             self.source.state,
             self.book.known,
-            {listener.name: listener.muted(now_ms) for listener in self.listeners},
         )
 
     @property
@@ -353,8 +352,9 @@ class Service:
         self._metrics.add_relays(self._relay_totals)
         self._metrics.ready.set_function(lambda: not self.not_ready())
         self._note_reload(is_applied=True)
+        self._metrics.add_muted(self._muted)
         for cluster in self.clusters:
-            self._metrics.add_health(partial(self._health_of, cluster))
+            self._metrics.add_health(cluster.health)
             self._metrics.add_sensors(cluster.sensor_totals)
             self._metrics.add_shadows(cluster.shadow_totals)
             self._metrics.add_caps(cluster.cap_totals)
@@ -432,10 +432,11 @@ class Service:
             return ["stopping"]
         if not self._bound:
             return ["listeners are not bound yet"]
-        return [reason for cluster in self.clusters for reason in self._health_of(cluster).not_ready()]
+        return [reason for cluster in self.clusters for reason in cluster.health().not_ready()]
 
-    def _health_of(self, cluster: VirtualCluster) -> ClusterHealth:
-        return cluster.health(self.clock.now_ms())
+    def _muted(self) -> Iterator[Muted]:
+        now_ms = self.clock.now_ms()
+        return (Muted(*listener.key, listener.muted(now_ms)) for listener in self._listeners())
 
     def _listeners(self) -> Iterator[Listener]:
         return (listener for cluster in self.clusters for listener in cluster.listeners)

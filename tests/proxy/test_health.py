@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from proxy.config.load import config_of
-from proxy.observe.health import ClusterHealth, Readiness
+from proxy.observe.health import ClusterHealth, Muted, Readiness
 from proxy.observe.metrics import Metrics
 from proxy.server.service import Service
 from quotas.changes import NO_QUOTAS
@@ -25,7 +25,6 @@ def health(**changed):
         "source": "upstream",
         "source_state": READ,
         "quotas_known": True,
-        "muted": {"plain": 3},
     }
     return ClusterHealth(**state | changed)
 
@@ -74,6 +73,7 @@ def test_the_log_has_each_change_of_the_reasons_once():
 def test_the_metrics_say_the_same():
     metrics = Metrics(CollectorRegistry())
     metrics.add_health(health)
+    metrics.add_muted(lambda: [Muted("main", "plain", 3)])
     metrics.add_health(
         lambda: health(virtual_cluster="other", trouble="down", nodes=[], source_state=NOT_READ, quotas_known=False)
     )
