@@ -1,6 +1,7 @@
 """Compares a configuration with the live clusters: `kafka-throttle check --connect`."""
 
 import asyncio
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,10 +12,10 @@ from proxy.cli.findings import Finding, ends_soon
 from proxy.cli.listener_check import listener_findings
 from proxy.cli.node_tls import CertificateEnd, handshake_with
 from proxy.config.kinds import HostPort
-from proxy.config.settings import Config, VirtualClusterConfig
+from proxy.config.settings import Config, UsageTopicConfig, VirtualClusterConfig
 from proxy.server.quota_sources import source_of
 from proxy.server.tls_material import certify
-from proxy.upstream.credentials import credentials_of
+from proxy.upstream.credentials import credentials_of, topic_credentials
 from quotas.changes import Alteration, SourceUnavailable
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.cluster_connection import Credentials
@@ -22,6 +23,9 @@ from quotas.sources.cluster_faults import ADDRESSES, ConnectionFault
 from quotas.sources.cluster_nodes import nodes_named_by, response_of
 from quotas.sources.upstream import UpstreamSource
 
+_OF_UPSTREAM = re.compile(r"^upstream\.(?:admin\.)?")
+"""What settings of a cluster begin with. Those of `usage.kafka` have the same names behind that."""
+_TOPIC_TIMEOUT_S = 10.0
 _NOBODY = Entity(client_id="kafka-throttle-check")
 """An entity without quotas. That the cluster would remove one from it shows that the proxy may write quotas."""
 
@@ -44,6 +48,8 @@ def findings_at(config: Config, config_path: Path) -> Iterator[Finding]:
             yield from listener_findings(f"{path}.listeners[{k}]", listener, sorted(node.node_id for node in nodes))
         if nodes or cluster.quotas.source == "zookeeper":
             yield from _source_findings(f"{path}.quotas", cluster, config_path)
+    if (topic := config.usage.kafka) is not None:
+        yield from asyncio.run(_look_at_topic(topic))
 
 
 # ------------------------------------------------------------------ the cluster
@@ -54,9 +60,7 @@ async def _look_at(path: str, cluster: VirtualClusterConfig) -> tuple[list[Findi
     upstream, timeout_s = cluster.upstream, cluster.upstream.connect_timeout_ms / 1000
     credentials = credentials_of(upstream)
     servers = [str(server) for server in upstream.bootstrap_servers]
-    looks = await asyncio.gather(*(_named_by(k, server, credentials, timeout_s) for k, server in enumerate(servers)))
-    refusals = [look for look in looks if isinstance(look, _Refusal)]
-    nodes = next((look for look in looks if not isinstance(look, _Refusal)), ())
+    refusals, nodes = await _named_by_any(servers, credentials, timeout_s)
     others = [node for node in nodes if _address(node) not in servers]
     refusals += filter(None, await asyncio.gather(*(_asked(node, credentials, timeout_s) for node in others)))
     found = list(_findings_of(path, refusals))
@@ -73,6 +77,26 @@ async def _look_at(path: str, cluster: VirtualClusterConfig) -> tuple[list[Findi
                 setting, problem = outcome
                 found.append(Finding(Problem(f"{path}.{setting}", f"{_shown(node)}: {problem}")))
     return found, nodes
+
+
+async def _look_at_topic(topic: UsageTopicConfig) -> Iterator[Finding]:
+    """What is wrong on the way to the cluster that gets usage records. Whether it has the topic is not looked at."""
+    servers = [str(server) for server in topic.bootstrap_servers]
+    refusals, _ = await _named_by_any(servers, topic_credentials(topic), _TOPIC_TIMEOUT_S)
+    of_topic = [
+        refusal._replace(settings=[_OF_UPSTREAM.sub("kafka.", setting) for setting in refusal.settings])
+        for refusal in refusals
+    ]
+    return _findings_of("usage", of_topic)
+
+
+async def _named_by_any(
+    servers: Sequence[str], credentials: Credentials, timeout_s: float
+) -> tuple[list[_Refusal], Sequence[MetadataNode]]:
+    """What is wrong with each bootstrap server, and the nodes that one of the others names."""
+    looks = await asyncio.gather(*(_named_by(k, server, credentials, timeout_s) for k, server in enumerate(servers)))
+    nodes = next((look for look in looks if not isinstance(look, _Refusal)), ())
+    return [look for look in looks if isinstance(look, _Refusal)], nodes
 
 
 async def _named_by(

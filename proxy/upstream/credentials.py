@@ -17,12 +17,17 @@ def credentials_of(upstream: UpstreamConfig) -> Credentials:
     return _credentials(upstream.admin, "upstream.admin", upstream.send_proxy_protocol)
 
 
+def topic_credentials(topic: UsageTopicConfig) -> Credentials:
+    """Who the proxy is to the cluster of that topic. ConfigErrors if its password cannot be read."""
+    return _credentials(topic, "usage.kafka", False)
+
+
 def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
     """Who the proxy is to the cluster of that topic, and where it is, as kafka-python's producer takes it.
 
     ConfigErrors if its password cannot be read.
     """
-    credentials = asdict(_credentials(topic, "usage.kafka", False))
+    credentials = asdict(topic_credentials(topic))
     del credentials["announced"]
     return {
         "bootstrap_servers": [str(server) for server in topic.bootstrap_servers],

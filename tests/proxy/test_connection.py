@@ -565,3 +565,13 @@ async def test_a_login_may_fail_in_other_ways(case):
 async def test_the_same_mistake_of_a_client_again_is_logged_at_debug():
     line, _ = await logs_in_and_ends(ASKED, (authenticate(plain(b"alice")), authenticated(error=58)), news=False)
     assert line["log_level"] == "debug"
+
+
+async def test_a_client_over_its_quota_is_throttled_until_its_throttle_time_is_over():
+    shell = Shell(produce=100.0)
+    await shell.client_sends(produce(1, size=10_000))
+    now_ms = shell.clock.now_ms()
+    assert shell.connection.is_throttled(now_ms)
+    assert shell.connection.is_throttled(shell.connection.episode.ends_ms - 1)
+    assert not shell.connection.is_throttled(shell.connection.episode.ends_ms)
+    assert not Shell().connection.is_throttled(now_ms)

@@ -180,6 +180,14 @@ def test_a_problem_has_its_line_and_the_status_of_check(file):
     assert done.stderr.splitlines()[-1] == f"{place}: 127.0.0.1:9: Connection refused (line 4)"
 
 
+def test_the_cluster_of_the_usage_records_is_looked_at_too(file, tmp_path):
+    usage = f"usage:\n  directory: {tmp_path}/spool\n  kafka: {{bootstrap_servers: ['127.0.0.1:9'], topic: usage}}\n"
+    file.write_text(file.read_text() + usage)
+    assert check(file).exit_code == 0
+    last = check(file, "--connect").stderr.splitlines()[-1]
+    assert last == "usage.kafka.bootstrap_servers[0]: 127.0.0.1:9: Connection refused (line 12)"
+
+
 def test_warnings_do_not_fail(file, monkeypatch):
     finding = Finding(Problem("virtual_clusters[0].listeners[0].node_ids", "is strange"), is_warning=True)
     monkeypatch.setattr("proxy.cli.main.findings_at", lambda config, path: [finding])
