@@ -425,12 +425,16 @@ def test_without_zookeeper_it_starts_on_the_last_good_quotas_and_tries_until_the
     last_good = {ALICE: {PRODUCE: Limit(5.0, "a znode")}, BOB: {FETCH: Limit(6.0, "another")}}
     with source_at(zookeeper.address, chroot, last_good, resync_ms=1000) as source:
         assert source.quotas == last_good
+        assert source.state == (False, False, None)
         assert "Connection refused" in source.problems["zookeeper"]
         with zookeeper:
             with zookeeper.client() as client:
                 put(client, f"{chroot}/config/users/alice", written({"producer_byte_rate": "8"}))
             eventually(lambda: values(source) == {ALICE: {PRODUCE: 8}})
             eventually(lambda: source.problems == {})
+            eventually(lambda: source.state[:2] == (True, True))
+            assert source.state.age_s < TIMEOUT_S
+        eventually(lambda: source.state[:2] == (True, False))
 
 
 @pytest.mark.nightly
@@ -536,6 +540,7 @@ def test_servers_that_come_back_under_new_addresses_are_found_within_two_session
         moved.set()
         began = time.monotonic()
         eventually(lambda: source.was_read)
+        assert source.state[:2] == (True, True)
         assert time.monotonic() - began < 2 * session_s
 
 
