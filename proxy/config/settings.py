@@ -573,7 +573,7 @@ class MetricsConfig(Settings):
 
     top_entities: Annotated[int, Whole(0, 1_000)] = 20
     """How many entities have separate series, for each node and quota type: this many with the highest use, and as many
-    with the longest throttle time. The rest are summed up."""
+    that are throttled now or were throttled for longest. The rest are summed up."""
 
 
 class AdminConfig(Settings):

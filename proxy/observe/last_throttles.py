@@ -21,7 +21,8 @@ MAX_CLIENTS = 1_000
 class PastThrottle:
     """The latest throttle of one client by one quota at one node.
 
-    `quota_type` is None for a throttle that the node imposed; then there are no tags, no entity and no measurement.
+    `quota_type` is None for a throttle that the node imposed; then there are no tags, no sensor, no entity and no
+    measurement. Clients whose `tags` differ may share a `sensor`, if the sensor table was full.
     `rate` is what the sensor measured, in units/s; for a token bucket `tokens` is set instead. `throttles` counts the
     throttles of this client since it was first remembered.
     """
@@ -34,6 +35,7 @@ class PastThrottle:
     node_id: int
     quota_type: QuotaType | None
     tags: SensorTags | None
+    sensor: SensorKey | None
     entity: Entity | None
     rate: float | None
     limit: float | None
@@ -41,9 +43,9 @@ class PastThrottle:
     throttles: int
 
     @property
-    def cause(self) -> tuple[str, int, QuotaType | None, SensorTags | None, Entity | None]:
-        """What throttled: clients of a user, at one node, by one quota, under the tags of one measurement."""
-        return self.user, self.node_id, self.quota_type, self.tags, self.entity
+    def cause(self) -> tuple[str, int, SensorKey | None, Entity | None]:
+        """What throttled: clients of a user, at one node, by one sensor, with the quota of one entity."""
+        return self.user, self.node_id, self.sensor, self.entity
 
     @property
     def quota_name(self) -> str:
@@ -65,12 +67,13 @@ class LastThrottles:
         client_id = measured_client_id(throttled.client_id, self._quota_manager.table)
         who = (facts.user, client_id, ip, facts.node_id, quota_type)
         before = self._latest.get(who)
-        tags = entity = rate = limit = tokens = None
+        tags = sensor = entity = rate = limit = tokens = None
         if quota_type is not None:
             tags, limit, entity = self._quota_manager.table.tags_and_limit(quota_type, facts.user, client_id)
             where = WHOLE_CLUSTER if quota_type is QuotaType.CONTROLLER_MUTATION else facts.node_id
-            found = self._quota_manager.find(SensorKey(facts.listener.virtual_cluster, where, quota_type, tags), entity)
-            reading = None if found is None else self._quota_manager.reading(found, now_ms)
+            key = SensorKey(facts.listener.virtual_cluster, where, quota_type, tags)
+            sensor = self._quota_manager.find(key, entity) or key
+            reading = self._quota_manager.reading(sensor, now_ms)
             if isinstance(reading, SensorReading):
                 rate, limit = reading.rate, reading.limit
             elif reading is not None:
@@ -84,6 +87,7 @@ class LastThrottles:
             node_id=facts.node_id,
             quota_type=quota_type,
             tags=tags,
+            sensor=sensor,
             entity=entity,
             rate=rate,
             limit=limit,

@@ -118,7 +118,8 @@ class EntityUse:
     """What one entity uses of one quota, enforced or shadow, at one node, or for a `node_id` of None at all nodes.
 
     `rate` and `limit` are in the quota's unit per second; `limit` is None for an entity that is only measured. A token
-    bucket has `tokens`; then `rate` is the number of tokens missing in the bucket.
+    bucket has `tokens`; then `rate` is the number of tokens missing in the bucket. `throttled`: clients are throttled
+    for it now.
     """
 
     virtual_cluster: str
@@ -131,6 +132,7 @@ class EntityUse:
     throttled_ms: int
     shadow: bool = False
     tokens: float | None = None
+    throttled: bool = False
 
 
 class StreamTotals(Protocol):
@@ -367,6 +369,7 @@ class _Counted(Collector):
         (enforced, shadow, addresses), self._gathered = self._gathered or ({}, {}, {}), None
         yield from address_families(addresses)
         yield from _entity_families(enforced, "")
+        yield _throttled_entities(enforced)
         yield from _entity_families(shadow, "shadow_")
 
     def gather(self) -> Generator[None, None, None]:
@@ -394,6 +397,7 @@ class _UseOfRule:
         self.count = 0
         self.rate = 0.0
         self.throttled_ms = 0
+        self.throttled = 0
         self.has_tokens = False
         self._top = top
         self._most: list[EntityUse] = []
@@ -403,6 +407,7 @@ class _UseOfRule:
         self.count += 1
         self.rate += row.rate
         self.throttled_ms += row.throttled_ms
+        self.throttled += row.throttled
         self.has_tokens = self.has_tokens or row.tokens is not None
         self._most.append(row)
         if len(self._most) > 4 * self._top + _ENTITIES_PER_STEP:
@@ -416,11 +421,11 @@ class _UseOfRule:
         return chosen
 
     def _chosen(self) -> list[EntityUse]:
-        """The rows with the highest rates, and those with the longest throttle times."""
+        """The rows with the highest rates, and as many that are throttled now, or else were throttled for longest."""
         used = nlargest(self._top, self._most, key=lambda row: (row.rate, row.throttled_ms))
-        throttled = (row for row in self._most if row.throttled_ms)
-        waited = nlargest(self._top, throttled, key=lambda row: (row.throttled_ms, row.rate))
-        return list({id(row): row for row in (*used, *waited)}.values())
+        ever = (row for row in self._most if row.throttled or row.throttled_ms)
+        throttled = nlargest(self._top, ever, key=lambda row: (row.throttled, row.throttled_ms, row.rate))
+        return list({id(row): row for row in (*used, *throttled)}.values())
 
 
 _UseOfRules = dict[tuple[str, ...], _UseOfRule]
@@ -652,6 +657,13 @@ def _entity_families(rules: _UseOfRules, kind: str) -> Iterator[Metric]:
             other_rate.add(rule, max(rest, 0.0))
     for sums in (rate, tokens, limit, throttled, others, other_rate, other_throttled):
         yield sums.done()
+
+
+def _throttled_entities(rules: _UseOfRules) -> Metric:
+    throttled = _gauge("throttled_entities", "How many entities have clients that are throttled now.", _RULE)
+    for rule, entities in rules.items():
+        throttled.add(rule, entities.throttled)
+    return throttled.done()
 
 
 def _node(node_id: int | None) -> str:

@@ -1,10 +1,12 @@
 """Who is throttled now: the throttle episodes of open connections."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from common.printable import printable
 from proxy.observe.last_throttles import PastThrottle
+from quotas.client_quotas import SensorKey
 
 _OVER_AFTER_MS = 11_000
 """An episode is over when a whole quota window has passed since its last mute ended."""
@@ -67,17 +69,27 @@ class ThrottledClients:
 
     def __init__(self) -> None:
         self._episodes: dict[tuple[object, ...], set[ThrottleEpisode]] = {}
+        self._of_sensor: Counter[SensorKey | None] = Counter()
+        """How many episodes each sensor has."""
 
     def __len__(self) -> int:
         return len(self._episodes)
 
+    def throttles(self, sensor: SensorKey) -> bool:
+        """Whether a sensor throttles any client now."""
+        return sensor in self._of_sensor
+
     def add(self, episode: ThrottleEpisode) -> None:
         """An episode has begun."""
+        self._of_sensor[episode.first.sensor] += 1
         self._episodes.setdefault(_client(episode), set()).add(episode)
 
     def remove(self, episode: ThrottleEpisode) -> None:
         """An episode is over."""
-        client = _client(episode)
+        sensor, client = episode.first.sensor, _client(episode)
+        self._of_sensor[sensor] -= 1
+        if not self._of_sensor[sensor]:
+            del self._of_sensor[sensor]
         episodes = self._episodes[client]
         episodes.remove(episode)
         if not episodes:

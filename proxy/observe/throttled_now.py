@@ -10,8 +10,8 @@ from proxy.observe.explained import Form, Origin, entity_form, number, time_form
 from proxy.observe.last_throttles import PastThrottle
 from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
 from quotas.changes import Limit, Quotas
-from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
-from quotas.entities import QuotaKey, QuotaType
+from quotas.client_quotas import ClientQuotaManager
+from quotas.entities import QuotaKey
 from quotas.explain import UNIT
 from quotas.limits import UNLIMITED
 from quotas.precedence import level_of
@@ -64,13 +64,8 @@ class ThrottledClient:
 
     def reading(self, now_ms: int) -> SensorReading | BucketReading | None:
         """The present measurement of the quota; None for a throttle of the node, or if the sensor is closed."""
-        first = self.first
-        if first.quota_type is None or first.tags is None:
-            return None
-        node_id = WHOLE_CLUSTER if first.quota_type is QuotaType.CONTROLLER_MUTATION else first.node_id
-        manager = self.cluster.quota_manager
-        found = manager.find(SensorKey(self.cluster.name, node_id, first.quota_type, first.tags), first.entity)
-        return None if found is None else manager.reading(found, now_ms)
+        sensor = self.first.sensor
+        return None if sensor is None else self.cluster.quota_manager.reading(sensor, now_ms)
 
     def used_share(self, now_ms: int) -> float:
         """What is used of the quota, as a share of its limit; for a token bucket, how much of the bucket is missing."""

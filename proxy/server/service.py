@@ -297,6 +297,7 @@ class VirtualCluster:
             throttled_ms,
             key.shadow,
             tokens,
+            self.throttled.throttles(key),
         )
 
 

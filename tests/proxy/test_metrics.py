@@ -65,8 +65,10 @@ def totals(**counts):
     return RelayTotals("main", "plain", 3, **counts)
 
 
-def use(client_id, rate, user="", throttled_ms=0, node_id=3, limit=1000.0, shadow=False):
-    return EntityUse("main", node_id, "produce", user, client_id, rate, limit, throttled_ms, shadow)
+def use(client_id, rate, user="", throttled_ms=0, node_id=3, limit=1000.0, shadow=False, throttled=False):
+    return EntityUse(
+        "main", node_id, "produce", user, client_id, rate, limit, throttled_ms, shadow, throttled=throttled
+    )
 
 
 def test_what_relays_counted_is_read_at_scrape_time(metrics):
@@ -135,6 +137,16 @@ def test_an_entity_that_is_throttled_has_series_however_little_it_uses(metrics):
     assert (value("kafka_throttle_entity_rate", victim), value("kafka_throttle_entity_limit", victim)) == (1, 1)
     assert value("kafka_throttle_other_entities", RULE) == 24
     assert value("kafka_throttle_other_entities_throttle_seconds", RULE) == 0
+
+
+def test_an_entity_that_is_throttled_now_comes_before_those_that_were_for_longer(metrics):
+    rows = [use(f"c{i}", 100.0, throttled_ms=1000 + i) for i in range(2000)]
+    rows.insert(7, use("victim", 1.0, throttled_ms=3, throttled=True))
+    metrics.add_entities(lambda: rows)
+    value = metrics.registry.get_sample_value
+    victim = {**RULE, "user": "", "client_id": "victim"}
+    assert value("kafka_throttle_entity_throttle_seconds_total", victim) == 0.003
+    assert value("kafka_throttle_throttled_entities", RULE) == 1
 
 
 def test_what_has_no_series_is_in_the_sum_of_the_throttle_time_of_others(metrics):
@@ -289,6 +301,7 @@ def test_every_metric_has_our_prefix_and_every_family_is_there_from_the_start(me
         "kafka_throttle_shadow_sensors",
         "kafka_throttle_shadow_throttled_seconds",
         "kafka_throttle_shadow_throttles",
+        "kafka_throttle_throttled_entities",
         "kafka_throttle_throttled_seconds",
         "kafka_throttle_throttles",
         "kafka_throttle_withheld_bytes",

@@ -135,6 +135,8 @@ async def test_the_one_client_of_many_that_is_throttled_is_named_everywhere_at_o
     series = [line for line in scraped if line.startswith("kafka_throttle_entity_throttle_seconds_total{")]
     [of_victim] = [line for line in series if not line.endswith(" 0.0")]
     assert f'client_id="{victim}"' in of_victim
+    [throttled] = [line for line in scraped if line.startswith("kafka_throttle_throttled_entities{")]
+    assert throttled.endswith(" 1.0")
     started = [line for line in logs if line["event"] == "throttle_started"]
     assert [(line["client_id"], line["entity"], line["node_id"]) for line in started] == [
         (victim, "client-id=<default>", NODE_ID)
