@@ -836,8 +836,11 @@ class Model:
 
     def _require_looked(self, of: Of, handle: int | None, head: wire.Head, now_ms: int) -> None:
         """The first request that a quota limits goes on only if it was looked at what is owed."""
-        while self._journal and self._journal[0].of in LOOKS and not self._journal[0].throttle_ms:
-            self._note_look(now_ms)
+        while self._journal and not (self._journal[0].of in LOOKS and self._journal[0].throttle_ms):
+            if not self._account_for_next(
+                now_ms
+            ):  # before the look may be the charge of a response that is asked about
+                break
         looked = handle is None or (of, handle) in self._looked
         require(looked or not self._exact_keys, f"a first {head} goes on whatever is owed")
 

@@ -32,9 +32,10 @@ from tests.simulation.world import Outcome, run_world
 SEEDS = 140
 MORE_SEEDS = 1_000
 SEEDS_FOR_A_BUG = 250
-FAILED_BEFORE = (807188580, 880354609)
-"""Seeds that failed once: the model took the charge of an abandoned Produce for that of a malformed Fetch response; a
-relay waited for a node that was lost behind a failed login.
+FAILED_BEFORE = (792696093, 807188580, 880354609)
+"""Seeds that failed once. The model overlooked a look at what is owed behind the charge of a response that was asked
+about, and took the charge of an abandoned Produce for that of a malformed Fetch response. A relay waited for a node
+that was lost behind a failed login.
 """
 RARE = (
     BlameForOurWaits,
