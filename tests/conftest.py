@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
 
-from proxy.installed import take_make
+from proxy.installed import make_in_use, take_make
 from tests import shards
 from tests.disturbance import Disturbance
 
@@ -53,8 +53,10 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave what `--shard` and `--exclusive` do not ask for; put the longest first, group by group."""
-    chosen, durations = list(items), shards.known_durations()
+    """Leave what `--shard` and `--exclusive` do not ask for and the make cannot run; the longest first, by groups."""
+    compiled = make_in_use() == "compiled"
+    chosen = [item for item in items if not (compiled and item.get_closest_marker("pure"))]
+    durations = shards.known_durations()
     if config.option.shard:
         units = shards.shards_of(shards.costs_of(chosen, durations))[config.option.shard - 1]
         chosen = [item for item in chosen if shards.unit_of(item) in units]

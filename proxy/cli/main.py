@@ -22,7 +22,7 @@ from proxy.config.kinds import HostPort, show_range
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config
 from proxy.config.warnings import ephemeral_ports, warnings_of
-from proxy.installed import installed_version, make_in_use
+from proxy.installed import installed_version, make_in_use, run_again_pure
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -38,6 +38,8 @@ def main() -> None:
 def run(path: Path) -> None:
     """Run the proxy."""
     config = load(path)
+    if config.usage.trace.entities and make_in_use() == "compiled":
+        run_again_pure()  # a traced handle is an int with more in it, which compiled code would drop
     from proxy.server.service import run as run_service
 
     try:

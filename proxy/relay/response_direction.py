@@ -328,7 +328,8 @@ class ResponseDirection:
         if here_bytes < min(frame_bytes, self._asked.head_bytes):
             return _STOP
         if plan.response is _HEAD:
-            return self._ask(plan, buf[at : at + min(here_bytes, self._asked.head_bytes)])
+            head_end = at + min(here_bytes, self._asked.head_bytes)
+            return self._ask(plan, buf[at:head_end])
         return self._begin_tail(passage, begun)
 
     def _begin_plain(self, passage: Passage, begun: _Next) -> int:
@@ -593,8 +594,8 @@ class ResponseDirection:
         else:
             frame_bytes = _INT32.unpack_from(self.unread, 0)[0] + 4
             most = asked.head_bytes if decision.rest is None else decision.rest.offset
-            head = self.unread[: min(frame_bytes, most)]
-            rest = self.unread[len(head) :]
+            head_bytes = min(frame_bytes, most)
+            head, rest = self.unread[:head_bytes], self.unread[head_bytes:]
         request = self._in_flight.queue[0]
         throttle = self._release(request, head, 0, decision.throttle_at, frame_bytes)
         if throttle is None:
@@ -689,8 +690,8 @@ class ResponseDirection:
     def settle(self, data: bytes) -> bool:
         """After the end: take bytes of the node; return whether the response is here that corrects what was charged."""
         passage = Passage(self.unread + data)
-        at = self._collect(passage, 0)
-        self.unread = passage.buf[max(at, 0) :]
+        at = max(self._collect(passage, 0), 0)
+        self.unread = passage.buf[at:]
         return self.state is ASKED
 
     def forget(self) -> None:

@@ -74,6 +74,7 @@ async def test_a_changed_file_is_put_in_force(state):
         assert bound.quota_manager.sensors.limit(bound.bind(0).produce) == 11.0
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("way", ["the API", "the configuration", "the state file"])
 async def test_a_change_is_put_in_force_once_however_it_comes(monkeypatch, state, way):
     """The source reports it, and the caller that has made it puts it in force, too; the state file is read again."""

@@ -1,5 +1,6 @@
 """A change of a few quotas comes to the same as putting all of them in force anew."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -127,6 +128,7 @@ def _limit_of(quota_manager, handle):
     return quota_manager._limit(key)
 
 
+@pytest.mark.pure
 def test_a_change_of_one_entity_looks_at_its_own_sensors_only():
     quota_manager = ClientQuotaManager(
         Sensors(30_000), QuotaTable({Entity(client_id=f"c{i}"): {PRODUCE: 1.0} for i in range(20_000)})

@@ -14,6 +14,9 @@ from quotas.records.traced_sensors import TracedBuckets, TracedSensors
 from quotas.records.usage_record import TraceEvent, line_of, read_line
 from quotas.sensors.windowed_rate import Sensors
 
+pytestmark = pytest.mark.pure
+"""A proxy that traces runs pure Python: a traced handle is an int with more in it, which compiled code would drop."""
+
 ALICE = Entity(user="alice")
 LIMITS = {
     QuotaType.PRODUCE: 1000.0,

@@ -47,6 +47,7 @@ def throttled(script):
     return script
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("muted", [False, True])
 def test_a_large_frame_is_put_together_once(make_relay, looks, muted):
     script = Script(make_relay).connected()
@@ -98,6 +99,7 @@ def test_something_that_happens_meanwhile_loses_nothing(make_relay):
     assert bytes(script.sent[Side.NODE]).endswith(frame + heartbeat(3))
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("cut", [1, 1000])
 def test_what_is_no_longer_asked_about_is_not_waited_for_whole(make_relay, looks, cut):
     quota_manager = ClientQuotaManager(
@@ -115,6 +117,7 @@ def test_what_is_no_longer_asked_about_is_not_waited_for_whole(make_relay, looks
     assert len(looks) == 1
 
 
+@pytest.mark.pure
 def test_a_change_of_the_quotas_of_others_has_it_looked_at_once_more(make_relay, looks):
     quotas = {Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}
     quota_manager = ClientQuotaManager(Sensors(64), QuotaTable(quotas))

@@ -18,6 +18,7 @@ from tests.simulation.mutants import (
     FailureIsForgotten,
     HangUpForgetsTheRest,
     LostPartialFrame,
+    Mutant,
     OwnResponseTooEarly,
     RefusalWithoutMute,
     ResponsesOutOfOrder,
@@ -160,12 +161,15 @@ def first_failure(make_relay):
     return None, ""
 
 
+def marks_of(mutant):
+    """A compiled relay takes no double of a quota manager."""
+    marks = [pytest.mark.nightly] if mutant in RARE else []
+    return marks if mutant.seen_manager is Mutant.seen_manager else [*marks, pytest.mark.pure]
+
+
 @pytest.mark.parametrize(
     ("mutant", "symptom"),
-    [
-        pytest.param(mutant, symptom, id=mutant.__name__, marks=[pytest.mark.nightly] if mutant in RARE else [])
-        for mutant, symptom in MUTANTS.items()
-    ],
+    [pytest.param(mutant, symptom, id=mutant.__name__, marks=marks_of(mutant)) for mutant, symptom in MUTANTS.items()],
 )
 def test_a_bug_put_in_on_purpose_is_found(mutant, symptom):
     seed, failure = first_failure(mutant)
