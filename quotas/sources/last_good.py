@@ -45,10 +45,11 @@ class LastGood:
         self._source = source
         self._path = path
         self._write_every_s = write_every_s
-        self._written: Quotas = NO_QUOTAS
+        self._written: Quotas | None = None
+        """What the file holds, None if there is none that is ours."""
         self._may_write = True
         self._was_loaded = False
-        """Whether the file had the last good quotas of an earlier process."""
+        """Whether the file had the last good quotas of an earlier process, which may be none."""
         self._problems: Mapping[str, str] = {}
         self._changed: Callable[[], None] = lambda: None
         self._due = threading.Event()
@@ -75,6 +76,7 @@ class LastGood:
         """Start the source with what the file holds, or `last_good` where it holds nothing."""
         self._changed = changed
         self._written = self._load()
+        self._was_loaded = self._written is not None
         self._source.start(self._on_change, self._written or last_good)
         self._due.set()
         self._thread.start()
@@ -106,12 +108,12 @@ class LastGood:
 
     # --------------------------------------------------------------- reading
 
-    def _load(self) -> Quotas:
-        """What the file holds; nothing if it is not there, or not ours, which is a problem."""
+    def _load(self) -> Quotas | None:
+        """What the file holds; None if it is not there, or not ours, which is a problem."""
         try:
-            found = parse(_read(self._path), self.name)
+            return parse(_read(self._path), self.name)
         except FileNotFoundError:
-            return NO_QUOTAS
+            return None
         except OSError as error:
             self._problems = {str(self._path): f"the last good quotas cannot be read: {_words(error)}"}
         except _OfAnother as error:
@@ -120,10 +122,7 @@ class LastGood:
             self._problems = {str(self._path): problem}
         except _Damaged as error:
             self._problems = self._put_aside(str(error))
-        else:
-            self._was_loaded = True
-            return found
-        return NO_QUOTAS
+        return None
 
     def _put_aside(self, why: str) -> Mapping[str, str]:
         aside = self._path.with_name(f"{self._path.name}.damaged")
@@ -154,8 +153,9 @@ class LastGood:
 
     def _write(self) -> bool:
         """Bring the file up to date; False if that failed."""
-        quotas = self._source.quotas
-        if quotas == self._written or not self._may_write:
+        is_known, quotas = self._source.state.known, self._source.quotas
+        is_nothing_read = self._written is None and not quotas and not is_known
+        if quotas == self._written or is_nothing_read or not self._may_write:
             return True
         try:
             write_whole(self._path, content(quotas, self.name))

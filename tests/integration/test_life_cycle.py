@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import datetime, timedelta
 
 import pytest
 from kafka import KafkaProducer
@@ -160,17 +161,18 @@ def test_a_wrong_configuration_ends_the_start_with_every_problem():
     ]
 
 
-def test_after_sigterm_the_proxy_is_not_ready_at_once_and_accepts_connections_for_a_while():
-    with ProxyProcess(f"{HOST}:9", ready=False, drain={"lame_duck_s": 2}, limits={"drain_s": 0}) as proxy:
-        os.kill(proxy.pid, signal.SIGTERM)
-        proxy.wait_for(lambda: reasons_of(proxy) == ["stopping"], 10, "being not ready")
-        socket.create_connection((HOST, proxy.port)).close()
-        assert proxy.wait_for_exit() == 0
-        events = [line["event"] for line in proxy.log()]
-        assert events.index("not_ready") < events.index("stopping") < events.index("stopped")
+def test_after_sigterm_the_proxy_is_not_ready_at_once_and_stops_after_a_while():
+    with ProxyProcess(f"{HOST}:9", ready=False, drain={"lame_duck_s": 1}, limits={"drain_s": 0}) as proxy:
+        proxy.wait_for(lambda: proxy.events("listening"), 10, "open ports")
+        assert proxy.terminate() == 0
+        [unready] = [line for line in proxy.events("not_ready") if line["reasons"] == ["stopping"]]
+        [stopping] = proxy.events("stopping")
+        at = [datetime.fromisoformat(line["timestamp"]) for line in (unready, stopping)]
+        assert at[1] - at[0] > timedelta(seconds=0.9)
+        assert proxy.log()[-1]["event"] == "stopped"
 
 
-def test_a_second_sigterm_ends_the_proxy_at_once():
+def test_a_proxy_that_is_not_ready_any_more_accepts_connections_until_a_second_sigterm_ends_it_at_once():
     with ProxyProcess(f"{HOST}:9", ready=False, drain={"lame_duck_s": 3600}, limits={"drain_s": 3600}) as proxy:
         os.kill(proxy.pid, signal.SIGTERM)
         proxy.wait_for(lambda: reasons_of(proxy) == ["stopping"], 10, "being not ready")

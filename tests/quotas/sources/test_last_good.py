@@ -131,6 +131,17 @@ def test_the_quotas_of_an_earlier_process_are_known_though_the_source_was_not_re
         assert not source.state.known
 
 
+def test_that_a_source_has_no_quotas_is_known_to_the_next_process_too(path):
+    inner = Inner({})
+    inner.state = SourceState(known=True, up=True, age_s=0.0)
+    with started(inner, path):
+        pass
+    assert path.exists()
+    with started(Inner(), path) as source:
+        assert source.state == (True, False, None)
+        assert source.quotas == {}
+
+
 def test_that_no_quotas_are_left_is_remembered_too(path):
     run_once(ALICE, path)
     run_once({}, path)
