@@ -150,9 +150,13 @@ def test_a_bad_file_changes_nothing_and_is_told(start_proxy, text, problem):
     assert any(problem in found for found in line["problems"])
     assert proxy.metric("config_reloads_total", result="rejected") == 1
     assert proxy.metric("config_reloads_total", result="applied") == 0
+    assert proxy.metric("config_last_reload_successful") == 0
+    read_s = proxy.metric("config_last_reload_success_timestamp_seconds")
     assert proxy.status("readyz") == 200
     proxy.write_config([entry("noisy", RATE // 2)])
     proxy.wait_for(lambda: proxy.events("config_reloaded"), 10, "the reload of the mended file")
+    assert proxy.metric("config_last_reload_successful") == 1
+    assert proxy.metric("config_last_reload_success_timestamp_seconds") > read_s
 
 
 def test_the_old_limit_holds_while_the_file_is_bad_or_needs_a_restart(start_proxy):
