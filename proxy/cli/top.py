@@ -1,9 +1,11 @@
 """`kafka-throttle top`: the clients that a running proxy throttles now."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from time import sleep
+from typing import NamedTuple
 
 import click
 
@@ -17,11 +19,6 @@ from proxy.config.settings import AdminConfig
 from proxy.observe.explained import Form
 from proxy.observe.throttled_now import MAX_THROTTLED, RANKS
 
-_COLUMNS = (
-    *("LEFT", "SINCE", "USER", "CLIENT-ID", "NODE", "QUOTA", "USED", "LIMIT", "CONNECTIONS"),
-    *("THROTTLED", "VIRTUAL CLUSTER", "RULE"),
-)
-_TO_THE_RIGHT = frozenset({"LEFT", "NODE", "USED", "LIMIT", "CONNECTIONS", "THROTTLED"})
 _GAP = "  "
 
 
@@ -64,6 +61,7 @@ def top(
     """
     config = load(path)
     parameters = {"sort": sort, "limit": str(limit)}
+    several_clusters = len(config.virtual_clusters) > 1
     if virtual_cluster is not None:
         parameters["virtual_cluster"] = cluster_of(config, virtual_cluster).name
     try:
@@ -74,7 +72,7 @@ def top(
             else:
                 if not once:
                     click.clear()
-                click.echo("\n".join(_lines(form)))
+                click.echo("\n".join(_lines(form, several_clusters)))
             if once:
                 return
             sleep(every_s)
@@ -97,42 +95,28 @@ def _asked(admin: AdminConfig, path: Path, parameters: dict[str, str]) -> Form:
 # --------------------------------------------------------------------- as text
 
 
-def _lines(form: Form) -> Iterator[str]:
+def _lines(form: Form, several_clusters: bool) -> Iterator[str]:
     if not form["total"]:
         yield "no client is throttled now"
         return
     clients = "1 client is" if form["total"] == 1 else f"{form['total']} clients are"
     yield f"{clients} throttled now, sorted by {form['sort']}"
-    yield from _table([_COLUMNS, *map(_row, form["throttled"])])
+    yield from _table([_CLUSTER, *_COLUMNS] if several_clusters else _COLUMNS, form["throttled"])
     if form["more"]:
         yield f"and {form['more']} more (--limit)"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = (
-            cell.rjust(width) if name in _TO_THE_RIGHT else cell.ljust(width)
-            for name, cell, width in zip(_COLUMNS, row, widths, strict=True)
-        )
-        yield _GAP.join(cells).rstrip()
+def _table(columns: Sequence["_Column"], clients: Sequence[Form]) -> Iterator[str]:
+    table = [[column.name, *map(column.cell, clients)] for column in columns]
+    for column, cells in zip(columns, table, strict=True):
+        width = max(map(len, cells))
+        cells[:] = [cell.rjust(width) if column.to_the_right else cell.ljust(width) for cell in cells]
+    for line in zip(*table, strict=True):
+        yield _GAP.join(line).rstrip()
 
 
-def _row(client: Form) -> tuple[str, ...]:
-    return (
-        f"{client['left_ms'] / 1000:.1f} s",
-        client["since"].partition(".")[0] + "Z",
-        printable(client["user"]),
-        printable(client["client_id"]) or "''",
-        str(client["node_id"]),
-        client["quota_type"],
-        _used(client),
-        "" if client["limit"] is None else f"{client['limit']} {client['unit']}",
-        str(client["connections"]),
-        f"{client['throttled_ms'] / 1000:.1f} s",
-        client["virtual_cluster"],
-        _rule(client["rule"]),
-    )
+def _limit(client: Form) -> str:
+    return "" if client["limit"] is None else f"{client['limit']} {client['unit']}"
 
 
 def _used(client: Form) -> str:
@@ -147,3 +131,27 @@ def _rule(rule: Form | None) -> str:
         return "the node throttles by itself"
     layer = "removed meanwhile" if rule["layer"] is None else f"of {printable(rule['layer'])}"
     return f"{entity_text(rule['entity'])}, {layer}"
+
+
+class _Column(NamedTuple):
+    """A column of the table: its name, and what it says of a client."""
+
+    name: str
+    cell: Callable[[Form], str]
+    to_the_right: bool = False
+
+
+_CLUSTER = _Column("VIRTUAL CLUSTER", itemgetter("virtual_cluster"))
+_COLUMNS = (
+    _Column("LEFT", lambda client: f"{client['left_ms'] / 1000:.1f} s", True),
+    _Column("SINCE", lambda client: client["since"].partition(".")[0] + "Z"),
+    _Column("USER", lambda client: printable(client["user"])),
+    _Column("CLIENT-ID", lambda client: printable(client["client_id"]) or "''"),
+    _Column("NODE", lambda client: str(client["node_id"]), True),
+    _Column("QUOTA", itemgetter("quota_type")),
+    _Column("USED", _used, True),
+    _Column("LIMIT", _limit, True),
+    _Column("CONNS", lambda client: str(client["connections"]), True),
+    _Column("THROTTLED", lambda client: f"{client['throttled_ms'] / 1000:.1f} s", True),
+    _Column("RULE", lambda client: _rule(client["rule"])),
+)

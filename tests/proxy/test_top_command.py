@@ -102,12 +102,12 @@ async def test_each_throttled_client_is_a_line(path, proxy):
     title, names, client, more = shown.out.splitlines()
     assert title == "5 clients are throttled now, sorted by left"
     assert names.split() == [
-        *("LEFT", "SINCE", "USER", "CLIENT-ID", "NODE", "QUOTA", "USED", "LIMIT", "CONNECTIONS", "THROTTLED"),
-        *("VIRTUAL", "CLUSTER", "RULE"),
+        *("VIRTUAL", "CLUSTER", "LEFT", "SINCE", "USER", "CLIENT-ID", "NODE", "QUOTA", "USED", "LIMIT", "CONNS"),
+        *("THROTTLED", "RULE"),
     ]
     assert client.split() == [
-        *("12.3", "s", "2026-01-02T03:04:05Z", "alice", "etl", "2", "produce", "150.0", "100", "bytes/s", "2"),
-        *("2.0", "s", "main", "user=alice,", "client-id=<default>,", "of", "proxy.yaml"),
+        *("main", "12.3", "s", "2026-01-02T03:04:05Z", "alice", "etl", "2", "produce", "150.0", "100", "bytes/s", "2"),
+        *("2.0", "s", "user=alice,", "client-id=<default>,", "of", "proxy.yaml"),
     ]
     assert more == "and 4 more (--limit)"
 
@@ -119,7 +119,21 @@ async def test_what_a_client_has_not_is_left_empty_and_names_are_safe_to_print(p
     assert "-8.0 of 22.0 tokens left" in bucket
     assert r"eve\x1b[2J" in removed
     assert removed.endswith("user=alice, client-id=<default>, removed meanwhile")
-    assert by_node.endswith("  main             the node throttles by itself")
+    assert by_node.endswith("  2.0 s  the node throttles by itself")
+
+
+async def test_with_one_virtual_cluster_its_name_is_left_out(path, proxy):
+    config = json.loads(path.read_text())
+    del config["virtual_clusters"][1]
+    path.write_text(json.dumps(config))
+    proxy.throttle(ETL)
+    shown = await top(path, "--once")
+    assert shown.out == (
+        "1 client is throttled now, sorted by left\n"
+        "  LEFT  SINCE                 USER   CLIENT-ID  NODE  QUOTA     USED        LIMIT  CONNS  THROTTLED  RULE\n"
+        "12.3 s  2026-01-02T03:04:05Z  alice  etl           2  produce  150.0  100 bytes/s      2      2.0 s"
+        "  user=alice, client-id=<default>, of proxy.yaml\n"
+    )
 
 
 async def test_its_json_is_passed_on_in_one_line(path, proxy):
