@@ -451,13 +451,13 @@ class Service:
 
     async def start(self) -> None:
         """Bind all ports, then accept connections. Raises ConfigErrors that name each port that cannot be bound."""
-        log.info("starting", version=installed_version(), make=make_in_use())
         self._api.token = read_token(self.config.admin, self._config_path)
         self._certificates.take_up(await asyncio.to_thread(tls_sections, self.config))
         bound = self._bind_all()
         self._start_recording()
         await self._metrics_site.start(self.config.metrics.bind, self.config.metrics.port)
         await self._api_listener.start(self.config.admin.bind, self.config.admin.port)
+        log.info("starting", version=installed_version(), make=make_in_use())
         await asyncio.gather(*(cluster.book.start() for cluster in self.clusters))
         self._report_unknown_quotas()
         _leave_to_itself_what_stays()
