@@ -17,7 +17,14 @@ from quotas.sensors.windowed_rate import Sensors, StaleSensor
 
 ROOT = Path(__file__).parents[1]
 COMPILED = "KAFKA_THROTTLE_COMPILED"
-FAST = ("tests/protocol", "tests/quotas", "tests/relay", "tests/simulation", "tests/test_compiled.py")
+FAST = (
+    "tests/protocol",
+    "tests/proxy",
+    "tests/quotas",
+    "tests/relay",
+    "tests/simulation",
+    "tests/test_compiled.py",
+)
 
 
 # ---- what mypyc 2.4 does otherwise than Python ---------------------------------------------------

@@ -12,21 +12,22 @@ import select
 from collections import deque
 from collections.abc import Callable
 from socket import SocketType
+from typing import Final
 
-READABLE = select.EPOLLIN
-WRITABLE = select.EPOLLOUT
+READABLE: Final = select.EPOLLIN
+WRITABLE: Final = select.EPOLLOUT
 
-_SWEEP = 256
+_SWEEP: Final = 256
 """How many sockets are served before timers and other work of the loop have their turn."""
 
 
-_BATCH = 32
+_BATCH: Final = 32
 """After so many sockets of a sweep the pending writes go out, so that no response waits for the end of a long one."""
 
-_MOST_AT_END = 64
+_MOST_AT_END: Final = 64
 """How many sockets may wait to be closed: fewer than there are spare descriptors."""
 
-_NONE = -1
+_NONE: Final = -1
 
 
 class Poller:

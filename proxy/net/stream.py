@@ -10,32 +10,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fcntl import ioctl
 from itertools import islice
-from typing import Protocol
+from typing import Final, Protocol
 
 from proxy.net.poller import READABLE, WRITABLE, Poller
 from proxy.net.tls_socket import AnySocket
 from proxy.side import Side
 from quotas.byte_caps import Turnstile
 
-NO_CAPS = Turnstile()
+NO_CAPS: Final = Turnstile()
 
-READ_BYTES = 256 * 1024
+READ_BYTES: Final = 256 * 1024
 """How many bytes one read takes at most."""
 
-_BATCHED_BYTES = 8 * 1024
+_BATCHED_BYTES: Final = 8 * 1024
 """Larger pieces are written at once, while they are in the processor's caches: that saves more than fewer wake-ups."""
 
-_PIECES_AT_ONCE = 64
+_PIECES_AT_ONCE: Final = 64
 """How many buffered pieces are written in one call; the kernel takes 1,024 (IOV_MAX)."""
 
-_IOV_MAX = 1024
-_SIOCOUTQ = 0x5411
+_IOV_MAX: Final = 1024
+_SIOCOUTQ: Final = 0x5411
 """From <linux/sockios.h>: how many bytes the peer has not acknowledged."""
 
-_NOTHING: deque[bytes | memoryview] = deque(maxlen=0)
+_NOTHING: Final[deque[bytes | memoryview]] = deque(maxlen=0)
 """The empty buffer that all streams share until they have to wait, as most never do: an empty deque takes 600 bytes."""
 
-_read_buffer = memoryview(bytearray(READ_BYTES))
+_read_buffer: Final = memoryview(bytearray(READ_BYTES))
 """One buffer for all streams: it is filled and emptied within one callback."""
 
 
@@ -173,7 +173,8 @@ class Stream:
         try:
             if self._side is Side.CLIENT:
                 room = min(room, self._owner.read_bytes())
-            data = bytes(_read_buffer[: self._recv_into(_read_buffer, room)])
+            count = self._recv_into(_read_buffer, room)
+            data = bytes(_read_buffer[:count])
         except BlockingIOError:
             return 0
         except OSError as error:

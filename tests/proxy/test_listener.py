@@ -160,6 +160,7 @@ async def test_a_bug_behind_admission_ends_one_connection_that_then_counts_no_mo
     assert house.gate.admission.quotas.connections == 0
 
 
+@pytest.mark.pure
 async def test_a_connection_that_cannot_be_watched_ends_and_then_counts_no_more(house):
     house.poller.add = lambda *_: 1 / 0
     [client] = house.come(GOOD)

@@ -42,6 +42,7 @@ async def sockets():
         yield Sockets(stack)
 
 
+@pytest.mark.pure
 async def test_what_is_to_be_done_soon_is_done_when_a_batch_is_over_and_the_rest_at_the_end(sockets, monkeypatch):
     monkeypatch.setattr(module, "_BATCH", 2)
     sockets.ready(3)
@@ -155,6 +156,7 @@ async def test_the_number_is_free_though_the_callback_has_failed(sockets):
     assert sockets.happened == [number]
 
 
+@pytest.mark.pure
 async def test_only_so_many_wait_for_the_end(sockets, monkeypatch):
     monkeypatch.setattr(module, "_MOST_AT_END", 1)
     sockets.ready(2)
