@@ -1,7 +1,7 @@
 """Explains the quotas of a client: the rule that binds it, the rules that have lower precedence, and its sensors."""
 
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Final, NamedTuple
 
@@ -18,6 +18,7 @@ UNIT: Final[Mapping[QuotaType, str]] = {
     QuotaType.CONNECTION: "connections/s",
 }
 
+_NOT_KNOWN = "the source of the quotas has not been read yet"
 _NO_CLIENT_ID = "an empty client-id is covered by no default for client-ids"
 
 
@@ -64,10 +65,13 @@ class Explanation:
     notes: tuple[str, ...] = ()
 
 
-def explain(quotas: Quotas, tables: Tables, client: Client, hosts: Collection[str] = ()) -> list[Explanation]:
+def explain(
+    quotas: Quotas, tables: Tables, client: Client, hosts: Collection[str] = (), *, known: bool = True
+) -> list[Explanation]:
     """The explanations for all quota types, and for the shadow quotas that exist. `tables` are made from `quotas`.
 
-    `hosts` are the known host names of the client's address.
+    `hosts` are the known host names of the client's address. Until the quotas are `known`, a quota type without a rule
+    says just that.
 
     `tables` are needed because they remember which kinds of entity ever had a quota; this decides under which tags
     clients without a quota are measured.
@@ -80,7 +84,8 @@ def explain(quotas: Quotas, tables: Tables, client: Client, hosts: Collection[st
         else:
             explanation = _of_client(quotas, table, key, client)
         if explanation is not None and (explanation.rule is not None or not key.shadow or table.is_on(key.quota_type)):
-            explanations.append(explanation)
+            is_unknown = explanation.rule is None and not known
+            explanations.append(replace(explanation, notes=(_NOT_KNOWN,)) if is_unknown else explanation)
     return explanations
 
 

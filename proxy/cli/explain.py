@@ -16,7 +16,7 @@ from proxy.cli.config_file import (
     refuse,
     virtual_cluster_option,
 )
-from proxy.cli.quotas import opened_source, warn_of_problems
+from proxy.cli.quotas import opened_source, print_problems, warn_of_problems
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import VirtualClusterConfig
 from proxy.decisions.client_ids import measured_client_id
@@ -38,7 +38,7 @@ def explain(path: Path, virtual_cluster: str | None, user: str, client_id: str, 
     """Explain which quotas bind a client, which have lower precedence, who shares them, and how much is used.
 
     Asks the running proxy at the configured admin address. If no proxy answers, the explanation comes from the source
-    of the quotas alone, without measurements.
+    of the quotas alone, without measurements. While the quotas are not known yet, it says so and ends with 1.
     """
     config = load(path)
     cluster = cluster_of(config, virtual_cluster)
@@ -55,7 +55,10 @@ def explain(path: Path, virtual_cluster: str | None, user: str, client_id: str, 
         refuse(str(error))
     else:
         click.echo(f"answered by the proxy at {address_of(config.admin)}", err=True)
+        print_problems(form["problems"])
     click.echo(json.dumps(form, indent=1) if as_json else "\n".join(_lines(form)))
+    if not _is_known(form):
+        refuse(f"the quotas of {cluster.name} are not known yet: their source has not been read", REFUSED)
 
 
 def _client(user: str, client_id: str, ip: str | None) -> Client:
@@ -74,8 +77,8 @@ def _from_source(cluster: VirtualClusterConfig, path: Path, client: Client) -> F
         tables = tables_of(source.quotas)
         measured = measured_client_id(client.client_id.encode(errors="surrogateescape"), tables.enforced)
         client = client._replace(client_id=measured)
-        explanations = explain_client(source.quotas, tables, client)
-        origin = Origin(cluster.name, source.name, source.problems)
+        origin = Origin(cluster.name, source.name, source.problems, source.state.known)
+        explanations = explain_client(source.quotas, tables, client, known=origin.known)
     reported = [(explanation, Observed()) for explanation in explanations]
     return explained_form(origin, client, reported, (), None, _caps(cluster))
 
@@ -98,7 +101,7 @@ def _lines(form: Form) -> Iterator[str]:
     yield f"virtual cluster {form['virtual_cluster']}, source {form['source']}: {', '.join(parts)}"
     for reported in form["quotas"]:
         yield ""
-        yield from _quota_lines(reported)
+        yield from _quota_lines(reported, "no limit" if _is_known(form) else "not known yet")
     if form.get("caps"):
         yield ""
         yield "bytes/s of all clients together, beyond which reads wait and no client is throttled:"
@@ -108,9 +111,14 @@ def _lines(form: Form) -> Iterator[str]:
         yield f"throttled by node {past['node_id']} itself {_when(past)}"
 
 
-def _quota_lines(reported: Form) -> Iterator[str]:
+def _is_known(form: Form) -> bool:
+    """Whether the quotas are known. A proxy of an earlier version does not say."""
+    return bool(form.get("known", True))
+
+
+def _quota_lines(reported: Form, without_rule: str) -> Iterator[str]:
     rule, unit = reported["rule"], reported["unit"]
-    yield f"{reported['quota']}: {'no limit' if rule is None else _amount(rule['limit'], unit)}"
+    yield f"{reported['quota']}: {without_rule if rule is None else _amount(rule['limit'], unit)}"
     if rule is not None:
         yield f"  by {entity_text(rule['entity'])}, level {rule['level']}, of {printable(rule['layer'])}"
     for beaten in reported["beaten"]:

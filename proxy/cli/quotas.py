@@ -55,7 +55,8 @@ def describe(path: Path, virtual_cluster: str | None, as_json: bool, **options: 
     for cluster in clusters:
         with opened_source(cluster, path) as source:
             reported = {entity: source.quotas[entity] for entity in _sorted(source.quotas, parts)}
-            forms.append(quotas_form(Origin(cluster.name, source.name, source.problems), reported, 0, len(reported)))
+            origin = Origin(cluster.name, source.name, source.problems, source.state.known)
+            forms.append(quotas_form(origin, reported, 0, len(reported)))
             away |= warn_of_problems(source, cluster, path)
             if not as_json:
                 click.echo(_listed(cluster.name, source.name, reported))
@@ -136,9 +137,14 @@ def warn_of_problems(source: Source, cluster: VirtualClusterConfig, path: Path) 
     """Print the problems of a source on standard error. Returns True if its quotas may not be those in force."""
     state_file = cluster.quotas.state_file
     itself = (source.name, str(path.parent / state_file)) if state_file else (source.name,)
-    for place, problem in source.problems.items():
-        click.echo(f"warning: {printable(place, 1_000)}: {printable(problem, 1_000)}", err=True)
+    print_problems(source.problems)
     return any(place.startswith(itself) for place in source.problems)
+
+
+def print_problems(problems: Mapping[str, str]) -> None:
+    """Print what is wrong with a source on standard error, a line for each problem."""
+    for place, problem in problems.items():
+        click.echo(f"warning: {printable(place, 1_000)}: {printable(problem, 1_000)}", err=True)
 
 
 # -------------------------------------------------------------------- reading

@@ -96,6 +96,8 @@ def _asked(admin: AdminConfig, path: Path, parameters: dict[str, str]) -> Form:
 
 
 def _lines(form: Form, several_clusters: bool) -> Iterator[str]:
+    for origin in form.get("quotas_unknown", ()):
+        yield _unknown(origin)
     if not form["total"]:
         yield "no client is throttled now"
         return
@@ -104,6 +106,13 @@ def _lines(form: Form, several_clusters: bool) -> Iterator[str]:
     yield from _table([_CLUSTER, *_COLUMNS] if several_clusters else _COLUMNS, form["throttled"])
     if form["more"]:
         yield f"and {form['more']} more (--limit)"
+
+
+def _unknown(origin: Form) -> str:
+    """What is said of quotas that are not known yet, and why."""
+    reasons = "; ".join(f"{place}: {problem}" for place, problem in origin["problems"].items())
+    why = printable(reasons, 1_000) or f"the source {origin['source']} has not been read"
+    return f"the quotas of {printable(origin['virtual_cluster'])} are not known yet: {why}"
 
 
 def _table(columns: Sequence["_Column"], clients: Sequence[Form]) -> Iterator[str]:

@@ -162,7 +162,7 @@ def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Form:
         _observed_address(cluster, explanation, client.ip)
         if client.ip is not None and explanation.key.quota_type is QuotaType.CONNECTION
         else (explanation, _observed(cluster, explanation, now_ms))
-        for explanation in explain(cluster.quotas, tables, client, hosts)
+        for explanation in explain(cluster.quotas, tables, client, hosts, known=cluster.origin.known)
     ]
     by_nodes = cluster.last_throttles.by_nodes(client.user, client.client_id, MAX_THROTTLES)
     caps = [

@@ -47,11 +47,15 @@ class Cap(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where quotas come from: the virtual cluster, the name of its source, and the problems of the source."""
+    """Where quotas come from: the virtual cluster, the name of its source, and the problems of the source.
+
+    `known`: whether the quotas are known, because the source was read once, or are those of an earlier process.
+    """
 
     virtual_cluster: str
     source: str
     problems: Mapping[str, str]
+    known: bool = True
 
     def form(self) -> Form:
         """As JSON, with at most MAX_PROBLEMS problems."""
@@ -59,6 +63,7 @@ class Origin(NamedTuple):
         return {
             "virtual_cluster": self.virtual_cluster,
             "source": self.source,
+            "known": self.known,
             "problems": dict(islice(problems.items(), MAX_PROBLEMS)),
         }
 

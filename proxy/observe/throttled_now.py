@@ -1,6 +1,6 @@
 """The page of clients that are throttled now. It is worked out in steps, because there may be very many of them."""
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final, Protocol
@@ -131,8 +131,11 @@ RANKS: Final[Mapping[str, Rank]] = {
 limit, the age of the throttle, the time for which the client was muted since then."""
 
 
-def throttled_form(clusters: Iterable[Cluster], sort: str, most: int, clock: Clock) -> Generator[None, None, Form]:
-    """The first `most` throttled clients in the order `sort`, and how many more there are. Works in steps."""
+def throttled_form(clusters: Sequence[Cluster], sort: str, most: int, clock: Clock) -> Generator[None, None, Form]:
+    """The first `most` throttled clients in the order `sort`, and how many more there are. Works in steps.
+
+    `quotas_unknown` has the origins of quotas that are not known yet.
+    """
     rank, total, looked_at = RANKS[sort], 0, 0
     first: list[tuple[float, int, ThrottledClient]] = []
     for cluster in clusters:
@@ -151,4 +154,10 @@ def throttled_form(clusters: Iterable[Cluster], sort: str, most: int, clock: Clo
         forms.append(client.form(clock.now_ms()))
         if not number_of_forms % _PER_STEP:
             yield
-    return {"sort": sort, "total": total, "more": total - len(forms), "throttled": forms}
+    return {
+        "sort": sort,
+        "total": total,
+        "more": total - len(forms),
+        "throttled": forms,
+        "quotas_unknown": [cluster.origin.form() for cluster in clusters if not cluster.origin.known],
+    }

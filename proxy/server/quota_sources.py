@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from proxy.config.kinds import HostPort
-from proxy.config.settings import VirtualClusterConfig, quota_entries
+from proxy.config.settings import UpstreamConfig, VirtualClusterConfig, quota_entries
 from proxy.upstream.credentials import credentials_of, secret
 from quotas.changes import Alteration
 from quotas.entities import Entity, QuotaKey
@@ -39,7 +39,7 @@ def upstream_settings(config: VirtualClusterConfig) -> UpstreamSettings:
         bootstrap_servers=_host_ports(upstream.bootstrap_servers),
         credentials=credentials_of(upstream),
         interval_s=config.quotas.poll_interval_ms / 1000,
-        timeout_s=upstream.connect_timeout_ms / 1000,
+        timeout_s=_timeout_s(upstream),
     )
 
 
@@ -65,10 +65,18 @@ def _host_ports(servers: Collection[HostPort]) -> tuple[str, ...]:
     return tuple(str(server) for server in servers)
 
 
+def _timeout_s(upstream: UpstreamConfig) -> float:
+    return upstream.connect_timeout_ms / 1000
+
+
 def renew(source: Source, config: VirtualClusterConfig) -> None:
-    """Pass the quotas of a changed configuration file to the source, if it has quotas from there."""
+    """Pass to the source what it uses of a changed configuration file, as far as that may change without a restart."""
+    if isinstance(source, LastGood):
+        source = source.source
     if isinstance(source, FileSource):
         source.replace(quota_entries(config))
+    elif isinstance(source, UpstreamSource):
+        source.replace_servers(_host_ports(config.upstream.bootstrap_servers), _timeout_s(config.upstream))
 
 
 def unset(source: Source, entity: Entity, keys: Collection[QuotaKey]) -> None:

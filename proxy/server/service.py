@@ -229,7 +229,7 @@ class VirtualCluster:
     @property
     def origin(self) -> Origin:
         """The source of the quotas, and its problems."""
-        return Origin(self.name, self.source.name, self.book.problems)
+        return Origin(self.name, self.source.name, self.book.problems, self.book.known)
 
     def node_ids(self) -> set[int]:
         """The nodes at which clients may have been measured."""

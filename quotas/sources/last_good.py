@@ -42,7 +42,7 @@ class LastGood:
 
     def __init__(self, source: Source, path: Path, write_every_s: float = _WRITE_EVERY_S) -> None:
         self.name = source.name
-        self._source = source
+        self.source = source
         self._path = path
         self._write_every_s = write_every_s
         self._written: Quotas | None = None
@@ -59,17 +59,17 @@ class LastGood:
     @property
     def quotas(self) -> Quotas:
         """Those of the source."""
-        return self._source.quotas
+        return self.source.quotas
 
     @property
     def problems(self) -> Mapping[str, str]:
         """Those of the source, and those of the file."""
-        return MappingProxyType({**self._source.problems, **self._problems})
+        return MappingProxyType({**self.source.problems, **self._problems})
 
     @property
     def state(self) -> SourceState:
         """That of the source; its quotas are also known if they were in the file."""
-        state = self._source.state
+        state = self.source.state
         return state._replace(known=state.known or self._was_loaded)
 
     def start(self, changed: Callable[[], None], last_good: Quotas = NO_QUOTAS) -> None:
@@ -77,13 +77,13 @@ class LastGood:
         self._changed = changed
         self._written = self._load()
         self._was_loaded = self._written is not None
-        self._source.start(self._on_change, self._written or last_good)
+        self.source.start(self._on_change, self._written or last_good)
         self._due.set()
         self._thread.start()
 
     def stop(self) -> None:
         """Stop the source, and write what is still to be written."""
-        self._source.stop()
+        self.source.stop()
         self._stopped.set()
         self._due.set()
         if self._thread.is_alive():
@@ -91,7 +91,7 @@ class LastGood:
 
     def alter(self, alterations: Sequence[Alteration]) -> Sequence[Exception | None]:
         """As the source does."""
-        return self._source.alter(alterations)
+        return self.source.alter(alterations)
 
     def _on_change(self) -> None:
         self._changed()
@@ -153,7 +153,7 @@ class LastGood:
 
     def _write(self) -> bool:
         """Bring the file up to date; False if that failed."""
-        is_known, quotas = self._source.state.known, self._source.quotas
+        is_known, quotas = self.source.state.known, self.source.quotas
         is_nothing_read = self._written is None and not quotas and not is_known
         if quotas == self._written or is_nothing_read or not self._may_write:
             return True

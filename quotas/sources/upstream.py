@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
@@ -89,7 +89,7 @@ class Pace:
 class UpstreamSource:
     """Reads all quotas of a cluster at an interval, in a thread of its own, over one connection that stays open.
 
-    When it is lost, or not answered, the next bootstrap server is asked.
+    When it is lost, or not answered, the next bootstrap server is asked. `replace_servers` takes up other servers.
     """
 
     name = "upstream"
@@ -100,6 +100,8 @@ class UpstreamSource:
         connect: Callable[[str, Credentials, float], Connection] = ClusterConnection,
     ) -> None:
         self._settings = settings
+        self._next_settings = settings
+        """Those to go on with from the next request; any thread may set it."""
         self._connect = connect
         self._reported = NOTHING_REPORTED
         self._response: Verbatim | None = None
@@ -113,6 +115,8 @@ class UpstreamSource:
         self._pace = Pace(settings.interval_s)
         self._attempted = threading.Event()
         self._stopped = threading.Event()
+        self._wake = threading.Event()
+        """Ends the pause before the next read."""
         self._thread = threading.Thread(target=self._keep_reading, name="quotas-upstream", daemon=True)
 
     @property
@@ -148,6 +152,7 @@ class UpstreamSource:
     def stop(self) -> None:
         """End the thread, also one that waits for the cluster; that may take a second."""
         self._stopped.set()
+        self._wake.set()
         if connection := self._connection:
             connection.interrupt()
         if self._thread.is_alive():
@@ -155,6 +160,16 @@ class UpstreamSource:
         if self._asking.acquire(timeout=_STOP_S):  # else it looks up a name, and lets go by itself
             self._disconnect()
             self._asking.release()
+
+    def replace_servers(self, bootstrap_servers: tuple[str, ...], timeout_s: float) -> None:
+        """Read the cluster at these servers, from the next request on; until it is read, the last good quotas stay.
+
+        Does not wait, for a request under way either.
+        """
+        new = replace(self._next_settings, bootstrap_servers=bootstrap_servers, timeout_s=timeout_s)
+        if new != self._next_settings:
+            self._next_settings = new
+            self._wake.set()
 
     # --------------------------------------------------------------- reading
 
@@ -164,7 +179,8 @@ class UpstreamSource:
             read = self._try_to_read()
             took_s, busy_s = time.monotonic() - began_s, time.thread_time() - busy_s
             self._attempted.set()
-            self._stopped.wait(self._pace.after_read(took_s, busy_s) if read else self._pace.after_failure())
+            self._wake.wait(self._pace.after_read(took_s, busy_s) if read else self._pace.after_failure())
+            self._wake.clear()
         with self._asking:
             self._disconnect()
 
@@ -212,6 +228,9 @@ class UpstreamSource:
 
     def _ask_anybody(self, request: OwnRequest[Result]) -> Result:
         """The response over the open connection, or from the first server, in turn, that gives one."""
+        if self._settings is not self._next_settings:
+            self._disconnect()
+            self._settings, self._turn = self._next_settings, 0
         if self._connection:
             try:
                 return self._connection.ask(request)

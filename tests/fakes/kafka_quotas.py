@@ -32,7 +32,7 @@ class FakeCluster:
         self._shown = []
 
     def connect(self, server, credentials, timeout_s):
-        connection = FakeConnection(self, server)
+        connection = FakeConnection(self, server, timeout_s)
         self.connections.append(connection)
         return connection
 
@@ -92,8 +92,8 @@ class FakeCluster:
 class FakeConnection:
     """Fails once interrupted, or while its server is down."""
 
-    def __init__(self, cluster, server):
-        self.server = server
+    def __init__(self, cluster, server, timeout_s):
+        self.server, self.timeout_s = server, timeout_s
         self.closed = False
         self._cluster = cluster
         self._interrupted = False

@@ -117,6 +117,19 @@ def test_connections_are_refused_while_quotas_are_not_known_if_that_is_wanted():
             proxy.wait_for(lambda: proxy.metric("client_sockets"), 10, "a connection that is served")
 
 
+def test_changed_bootstrap_servers_are_where_quotas_are_read_from(newest_kafka):
+    with ProxyProcess(f"{HOST}:9", ready=False, source={"source": "upstream"}, limits={"drain_s": 0}) as proxy:
+        proxy.wait_for(lambda: proxy.events("quotas_unknown"), 10, "word of the quotas")
+        command = [sys.executable, "-m", "proxy", "explain", "-c", str(proxy.config_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT, check=False)
+        assert (done.returncode, "not known yet" in done.stdout) == (1, True), done
+        config = proxy.config()
+        config["virtual_clusters"][0]["upstream"]["bootstrap_servers"] = newest_kafka.bootstrap_servers.split(",")
+        proxy.write_text(json.dumps(config))
+        proxy.wait_for(lambda: proxy.events("quotas_known"), TIMEOUT_S, "quotas of the other cluster")
+        proxy.wait_for(lambda: proxy.status("readyz") == 200, TIMEOUT_S, "being ready")
+
+
 def run_to_its_end(config_path):
     command = [sys.executable, "-m", "proxy", "run", "-c", str(config_path)]
     return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT, check=False)

@@ -214,6 +214,7 @@ async def test_a_client_without_parameters_is_anonymous_and_has_no_client_id(api
     _, body, headers = await api.get("explain")
     assert body["client"] == {"user": "ANONYMOUS", "client_id": "", "ip": None}
     assert body["live"] is True
+    assert body["known"] is True
     assert body["problems"] == {"state.json": "cannot be read"}
     assert headers["Cache-Control"] == "no-store"
     [reported] = [reported for reported in body["quotas"] if reported["quota"] == "producer_byte_rate"]
@@ -313,7 +314,19 @@ async def throttled(api, query=""):
 
 
 async def test_no_client_is_throttled_at_first(api):
-    assert await throttled(api) == {"sort": "left", "total": 0, "more": 0, "throttled": []}
+    assert await throttled(api) == {"sort": "left", "total": 0, "more": 0, "throttled": [], "quotas_unknown": []}
+
+
+async def test_quotas_that_are_not_known_yet_are_reported_as_such(api, clusters):
+    origin = {"virtual_cluster": "main", "source": "upstream", "problems": {"upstream cluster": "a:9092: down"}}
+    clusters[0].origin = Origin(**origin, known=False)
+    assert (await throttled(api))["quotas_unknown"] == [{**origin, "known": False}]
+    assert (await api.get("quotas"))[1]["known"] is False
+    _, body, _ = await api.get("explain?user=bob")
+    assert body["known"] is False
+    unread = [reported for reported in body["quotas"] if reported["rule"] is None]
+    assert unread
+    assert all(reported["notes"] == ["the source of the quotas has not been read yet"] for reported in unread)
 
 
 async def test_a_client_that_is_throttled_is_listed_with_its_rule_and_what_it_uses(api, clusters, clock):

@@ -311,3 +311,41 @@ async def test_a_token_bucket_is_shown_with_its_tokens(path):
         "  throttled at node 1 at 2023-11-14T22:13:20.000Z for 4.0 s, still for 4.0 s: user='alice', client_id='etl'"
         " from 10.0.0.1, with -8.0 tokens\n"
     ) in out
+
+
+def without_quotas(origin):
+    """A virtual cluster in which no quota is in force."""
+    clock, quota_manager = FakeClock(), ClientQuotaManager(Sensors(64), QuotaTable())
+    return clock, SimpleNamespace(
+        name="main",
+        quota_manager=quota_manager,
+        last_throttles=LastThrottles(quota_manager, clock),
+        quotas={},
+        origin=origin,
+        node_ids=lambda: [1],
+        cap_totals=lambda: [],
+    )
+
+
+async def test_quotas_that_are_not_known_yet_are_not_called_no_limit_and_end_with_1(path):
+    problems = {"upstream cluster": "10.0.0.1:9092: Connection refused"}
+    clock, cluster = without_quotas(Origin("main", "upstream", problems, known=False))
+    async with Serving(path, AdminApi([cluster], clock)):
+        status, out, err = await asyncio.to_thread(explain, path, "--user", "alice")
+    assert status == 1
+    assert err.splitlines()[1:] == [
+        "warning: upstream cluster: 10.0.0.1:9092: Connection refused",
+        "the quotas of main are not known yet: their source has not been read",
+    ]
+    assert "\nproducer_byte_rate: not known yet\n  the source of the quotas has not been read yet\n" in out
+    assert "no limit" not in out
+    assert "no entity has this quota" not in out
+
+
+async def test_a_problem_of_a_source_whose_last_good_quotas_are_in_force_is_a_warning(path):
+    clock, cluster = without_quotas(Origin("main", "upstream", {"upstream cluster": "10.0.0.1:9092: down"}))
+    async with Serving(path, AdminApi([cluster], clock)):
+        status, out, err = await asyncio.to_thread(explain, path)
+    assert status == 0
+    assert err.splitlines()[1:] == ["warning: upstream cluster: 10.0.0.1:9092: down"]
+    assert "\nproducer_byte_rate: no limit\n  no entity has this quota, so use is not measured\n" in out

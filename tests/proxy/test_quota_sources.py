@@ -7,12 +7,13 @@ import pytest
 
 from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
-from proxy.server.quota_sources import renew, source_of, unset, zookeeper_settings
+from proxy.server.quota_sources import renew, source_of, unset, upstream_settings, zookeeper_settings
 from quotas.changes import Alteration, AlterationRefused, Limit
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.last_good import LastGood
 from quotas.sources.upstream import UpstreamSource
 from quotas.sources.zookeeper import Login
+from tests.fakes.kafka_quotas import FakeCluster
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 ALICE = Entity("alice")
@@ -21,11 +22,11 @@ ALICE = Entity("alice")
 FOLDER = Path("/etc/kafka-throttle")
 
 
-def cluster(rate=1000, **quotas):
+def cluster(rate=1000, upstream=None, **quotas):
     entries = [{"user": "alice", "producer_byte_rate": rate}] if rate else []
     config = {
         "name": "main",
-        "upstream": {"bootstrap_servers": ["10.0.0.1:9092"]},
+        "upstream": {"bootstrap_servers": ["10.0.0.1:9092"], **(upstream or {})},
         "listeners": [{"name": "plain", "bind": "127.0.0.1", "port": 19092, "node_ids": ["0-2"]}],
         "quotas": {**({"entries": entries} if entries else {}), **quotas},
     }
@@ -58,6 +59,18 @@ def test_a_changed_file_is_taken_up(tmp_path):
     source = source_of(cluster(), tmp_path / "proxy.yaml")
     renew(source, cluster(rate=7))
     assert source.quotas == {ALICE: {PRODUCE: Limit(7.0, "proxy.yaml")}}
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_changed_servers_of_the_cluster_are_asked_from_then_on(tmp_path, kept):
+    fake = FakeCluster()
+    upstream = UpstreamSource(upstream_settings(cluster(rate=None, source="upstream")), fake.connect)
+    source = LastGood(upstream, tmp_path / "last-good.json") if kept else upstream
+    changed = {"bootstrap_servers": ["10.0.0.2:9092", "[::1]:9092"], "connect_timeout_ms": 500}
+    renew(source, cluster(rate=None, source="upstream", upstream=changed))
+    assert source.alter([Alteration(ALICE, {PRODUCE: 5.0})]) == [None]
+    assert [(one.server, one.timeout_s) for one in fake.connections] == [("10.0.0.2:9092", 0.5)]
+    upstream.stop()
 
 
 class Layerless:

@@ -9,6 +9,7 @@ from proxy.cli.main import main
 from proxy.installed import make_in_use
 from quotas.changes import Limit, SourceUnavailable
 from quotas.entities import Entity, QuotaKey, QuotaType
+from quotas.sources.source import SourceState
 
 CLUSTER = """
   - name: {name}
@@ -214,6 +215,7 @@ class AwaySource:
 
     def __init__(self):
         self.problems = {"zookeeper": "10.0.0.1:2181: no session"}
+        self.state = SourceState(known=False, up=False, age_s=None)
         self.quotas = {Entity("a\nb"): {QuotaKey(QuotaType.PRODUCE): Limit(1.0, "/config/users/a%0Ab")}}
 
     def start(self, changed):
@@ -231,6 +233,8 @@ def test_a_source_that_is_away_ends_with_1(path, monkeypatch):
     status, out, err = quotas(path, "describe")
     assert (status, err) == (1, "warning: zookeeper: 10.0.0.1:2181: no session\n")
     assert r"user='a\nb'" in out
+    [form] = json.loads(quotas(path, "describe", "--json")[1])["virtual_clusters"]
+    assert form["known"] is False
     assert quotas(path, "set", "--user", "a", "producer_byte_rate=1") == (1, "", "10.0.0.1:2181: no session\n")
     assert quotas(path, "unset", "--user", "a", "producer_byte_rate") == (1, "", "10.0.0.1:2181: no session\n")
 

@@ -95,6 +95,17 @@ async def test_it_says_so_when_no_client_is_throttled(path, proxy):
     assert proxy.asked == [{"sort": "left", "limit": "20"}]
 
 
+async def test_quotas_that_are_not_known_yet_are_a_line_above(path, proxy):
+    origin = {"virtual_cluster": "main", "source": "upstream", "known": False}
+    problems = {"upstream cluster": "a:9092: Connection refused\x1b"}
+    proxy.form["quotas_unknown"] = [{**origin, "problems": problems}, {**origin, "problems": {}}]
+    assert (await top(path, "--once")).out.splitlines() == [
+        r"the quotas of main are not known yet: upstream cluster: a:9092: Connection refused\x1b",
+        "the quotas of main are not known yet: the source upstream has not been read",
+        "no client is throttled now",
+    ]
+
+
 async def test_each_throttled_client_is_a_line(path, proxy):
     proxy.throttle(ETL, more=4)
     shown = await top(path, "--once", "--sort", "rate", "--limit", "1", "--virtual-cluster", "main")

@@ -191,3 +191,11 @@ def test_a_shadow_is_looked_up_among_shadows_only():
     other = explained(quotas, Client("alice", "web"), SHADOW_PRODUCE)
     assert (other.rule, other.tags) == (None, None)
     assert other.notes == ("no shadow quota covers this client, so none is measured",)
+
+
+def test_until_the_quotas_are_known_only_what_has_been_read_of_them_is_explained():
+    quotas = quotas_of(Entity("alice"))
+    found = explain(quotas, tables_of(quotas), Client("alice", "etl", "10.0.0.1"), known=False)
+    assert found[0] == explained(quotas, Client("alice", "etl"))
+    assert {one.key.quota_type for one in found} == set(QuotaType)
+    assert {one.notes for one in found[1:]} == {("the source of the quotas has not been read yet",)}

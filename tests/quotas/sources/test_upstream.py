@@ -126,6 +126,32 @@ def test_the_next_server_is_asked_when_one_is_down():
         assert [connection.server for connection in cluster.open_connections] == ["c:3"]
 
 
+def test_other_servers_are_read_at_once_and_the_last_good_quotas_stay_until_then():
+    cluster, changes = FakeCluster({ALICE: {"producer_byte_rate": 5.0}}), Changes()
+    with started(cluster, changes, bootstrap_servers=("a:1",)) as source:
+        cluster.down = {"b:2"}
+        source.replace_servers(("b:2",), 3.0)
+        changes.until(lambda: source.problems)
+        assert source.problems == {THE_CLUSTER: "b:2: down"}
+        assert source.quotas == {Entity("alice"): limits(5.0)}
+        cluster.quotas = {ALICE: {"producer_byte_rate": 6.0}}
+        cluster.down = set()
+        changes.until(lambda: not source.problems)
+        assert source.quotas == {Entity("alice"): limits(6.0)}
+        assert [(one.server, one.timeout_s) for one in cluster.open_connections] == [("b:2", 3.0)]
+
+
+def test_with_the_same_servers_as_before_the_connection_stays():
+    cluster = FakeCluster()
+    with started(cluster, timeout_s=5.0) as source:
+        source.replace_servers(("a:9092",), 5.0)
+        assert source.alter([Alteration(Entity("alice"), {PRODUCE: 8.0})]) == [None]
+        assert len(cluster.connections) == 1
+        source.replace_servers(("a:9092",), 6.0)
+        assert source.alter([Alteration(Entity("alice"), {PRODUCE: 9.0})]) == [None]
+        assert [one.timeout_s for one in cluster.connections] == [5.0, 6.0]
+
+
 def test_it_begins_with_the_last_good_quotas_and_keeps_those_of_an_entity_with_invalid_ones():
     cluster, changes = FakeCluster({ALICE: {"producer_byte_rate": 1e-9}}), Changes()
     cluster.down = {"a:9092"}
