@@ -3,15 +3,17 @@
     python deploy/compile.py DIRECTORY
     python deploy/compile.py --cache CACHE       prints the directory in CACHE, which is made once for these sources
 
-The directory gets one extension module for each of MODULES, one that holds their code, and SOURCES with the hashes of
-the files that they were made of. It appears whole or not at all. Needs mypy, setuptools, a C compiler and the headers
-of this Python.
+The directory gets one extension module for each of MODULES, one that holds their code, and a list of hashes: of these
+files, and of all sources that they were made of (`proxy.installed.compiled_modules`). It appears whole or not at all.
+Needs mypy, setuptools, a C compiler and the headers of this Python.
 """
 
+import ast
 import contextlib
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from proxy.installed import LIST_OF_HASHES, compiled_modules  # noqa: E402
 
 MODULES = (
     "protocol.fields",
@@ -66,15 +71,41 @@ MODULES = (
 )
 """What runs for each request. A module that compiles is added by a line here."""
 
-SOURCES = "sources.sha256"
+PACKAGES = ("common", "protocol", "proxy", "quotas")
 _CODE = "kafka_throttle"
 """The module that holds the code of all is called so, followed by `__mypyc`."""
 
 
 def sources() -> dict[Path, bytes]:
     """The files of MODULES, relative to ROOT, with what they contain."""
-    files = [Path(*module.split(".")).with_suffix(".py") for module in MODULES]
-    return {file: (ROOT / file).read_bytes() for file in files}
+    return {file: (ROOT / file).read_bytes() for file in map(_file, MODULES)}
+
+
+def all_sources() -> dict[Path, bytes]:
+    """The files of MODULES and of what they import of ours, directly or not: constants and types come from there."""
+    found, waiting = dict[Path, bytes](), [_file(module) for module in MODULES]
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found[file] = (ROOT / file).read_bytes()
+            waiting += _imported(found[file])
+    return dict(sorted(found.items()))
+
+
+def _imported(source: bytes) -> list[Path]:
+    """The files of ours that a source imports."""
+    names = set[str]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}", *(f"{node.module}.{name.name}" for name in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {name.name for name in node.names}
+    ours = [_file(name) for name in names if name.partition(".")[0] in PACKAGES]
+    return [file for file in ours if (ROOT / file).is_file()]
+
+
+def _file(module: str) -> Path:
+    return Path(*module.split(".")).with_suffix(".py")
 
 
 def compile_into(directory: Path) -> None:
@@ -82,22 +113,26 @@ def compile_into(directory: Path) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{directory.name}-", dir=directory.parent) as name:
         made = Path(name, "made")
-        contents = sources()
-        _build([str(file) for file in contents], made, Path(name, "c"))
+        contents = all_sources()
+        _build([str(file) for file in sources()], made, Path(name, "c"))
+        contents |= {file.relative_to(made): file.read_bytes() for file in made.rglob("*.so")}
         hashes = [f"{hashlib.sha256(content).hexdigest()}  {file}\n" for file, content in contents.items()]
-        (made / SOURCES).write_text("".join(hashes))
+        (made / LIST_OF_HASHES).write_text("".join(hashes))
         _try_out(made)
         made.rename(directory)
 
 
 def compiled_in(cache: Path) -> Path:
-    """The directory in `cache` for these sources, this Python and this mypy; made if it is not there yet."""
+    """The directory in `cache` for these sources, this Python and this mypy; made if it is not there, or is broken."""
     key = hashlib.sha256(f"{version('mypy')} {sys.version}".encode())
-    for content in (*sources().values(), Path(__file__).read_bytes()):
+    for content in (*all_sources().values(), Path(__file__).read_bytes()):
         key.update(content)
     directory = cache / f"compiled-{key.hexdigest()[:16]}"
     with _alone(cache):
-        if not directory.exists():
+        try:
+            compiled_modules(directory)
+        except ValueError:
+            shutil.rmtree(directory, ignore_errors=True)
             print(f"compiling {len(MODULES)} modules into {directory}", file=sys.stderr)
             compile_into(directory)
     return directory

@@ -20,6 +20,9 @@ _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("protocol", "quotas", "proxy")
 _SUFFIX = EXTENSION_SUFFIXES[0]
 
+LIST_OF_HASHES = "sources.sha256"
+"""A file in each directory of compiled modules; see `compiled_modules`."""
+
 
 def installed_version() -> str:
     """The version of this package, "unknown" where it runs from its sources."""
@@ -42,11 +45,10 @@ def take_make() -> None:
         compiled = [file for package in _PACKAGES for file in (_ROOT / package).rglob(f"*{_SUFFIX}")]
         files = {_module(file, _ROOT): file.with_name(file.name.removesuffix(_SUFFIX) + ".py") for file in compiled}
     elif named := os.environ.get("KAFKA_THROTTLE_COMPILED"):
-        directory = Path(named)
-        if changed := _changed_sources(directory):
-            print(f"{directory} was not made of these sources: {changed}; pure Python runs", file=sys.stderr)
-        else:
-            files = {_module(file, directory): file for file in directory.rglob(f"*{_SUFFIX}")}
+        try:
+            files = compiled_modules(Path(named))
+        except ValueError as error:
+            print(f"{named} has no compiled modules of these sources: {error}; pure Python runs", file=sys.stderr)
     if files:
         sys.meta_path.insert(0, _InFiles(files))
 
@@ -61,15 +63,22 @@ def _module(file: Path, root: Path) -> str:
     return ".".join(file.relative_to(root).parts).removesuffix(_SUFFIX)
 
 
-def _changed_sources(directory: Path) -> str:
-    """Why these compiled modules are not those of the sources here; empty if they are."""
+def compiled_modules(directory: Path) -> dict[str, Path]:
+    """The compiled modules in a directory, by name, each with its file.
+
+    Its list has the hashes of all sources that they were made of, relative to the project, and of the modules
+    themselves, relative to the directory. Raises ValueError if any of them is another, is missing, or there is none.
+    """
     try:
-        lines = (directory / "sources.sha256").read_text().splitlines()
-        hashes = [(path, expected) for expected, path in map(str.split, lines)]
-        changed = [path for path, expected in hashes if _hash(_ROOT / path) != expected]
+        lines = [line.split("  ", 1) for line in (directory / LIST_OF_HASHES).read_text().splitlines()]
+        listed = {path: expected for expected, path in lines}
+        compiled = {path: directory / path for path in listed if path.endswith(_SUFFIX)}
+        others = [path for path, expected in listed.items() if _hash(compiled.get(path, _ROOT / path)) != expected]
     except OSError as error:
-        return str(error)
-    return ", ".join(changed)
+        raise ValueError(str(error)) from error
+    if others or not compiled:
+        raise ValueError(", ".join(others) or f"{LIST_OF_HASHES} names no module for this Python")
+    return {_module(file, directory): file for file in compiled.values()}
 
 
 def _hash(file: Path) -> str:

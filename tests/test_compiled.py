@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.compile import SOURCES, sources
+from deploy.compile import all_sources, sources
+from proxy.installed import LIST_OF_HASHES, compiled_modules
 from quotas.sensors.windowed_rate import Sensors, StaleSensor
 
 ROOT = Path(__file__).parents[1]
@@ -84,13 +85,18 @@ def taken(**environment):
     return done.stdout.strip(), done.stderr
 
 
+COMPILED_MODULE = MODULE.with_suffix(EXTENSION_SUFFIXES[0])
+
+
 @pytest.fixture
 def directory(tmp_path):
     """Looks as if it was compiled. No test imports its module."""
-    module = tmp_path / MODULE.with_suffix(EXTENSION_SUFFIXES[0])
+    module = tmp_path / COMPILED_MODULE
     module.parent.mkdir(parents=True)
-    module.touch()
-    (tmp_path / SOURCES).write_text(f"{hashlib.sha256((ROOT / MODULE).read_bytes()).hexdigest()}  {MODULE}\n")
+    module.write_bytes(b"code")
+    listed = {MODULE: ROOT / MODULE, COMPILED_MODULE: module}
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {path}\n" for path, file in listed.items()]
+    (tmp_path / LIST_OF_HASHES).write_text("".join(lines))
     return tmp_path
 
 
@@ -101,16 +107,48 @@ def test_from_sources_pure_python_runs_unless_compiled_modules_are_named(directo
     assert taken(**{COMPILED: str(directory)}, KAFKA_THROTTLE_PURE="1") == ("pure", "")
 
 
-def test_modules_compiled_of_other_sources_are_not_taken(directory):
-    (directory / SOURCES).write_text(f"{'0' * 64}  {MODULE}\n")
-    make, said = taken(**{COMPILED: str(directory)})
-    assert (make, said) == ("pure", f"{directory} was not made of these sources: {MODULE}; pure Python runs\n")
+def without(directory):
+    (directory / LIST_OF_HASHES).unlink()
 
 
-def test_a_directory_that_is_not_there_is_not_taken(directory):
-    make, said = taken(**{COMPILED: str(directory / "gone")})
+def with_list(content):
+    return lambda directory: (directory / LIST_OF_HASHES).write_bytes(content)
+
+
+def with_module(content):
+    return lambda directory: (directory / COMPILED_MODULE).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (without, "No such file"),
+        (with_list(b""), "names no module for this Python"),
+        (with_list(b"\n"), "values to unpack"),
+        (with_list(b"\xff"), "codec can't decode"),
+        (with_list(f"{'0' * 64}  {MODULE}\n".encode()), f"{MODULE};"),
+        (with_module(b"cod"), f"{COMPILED_MODULE};"),
+        (lambda directory: (directory / COMPILED_MODULE).unlink(), "No such file"),
+        (lambda directory: shutil.rmtree(directory), "No such file"),
+    ],
+)
+def test_a_directory_that_is_broken_or_of_other_sources_is_not_taken(directory, spoil, said):
+    spoil(directory)
+    make, reported = taken(**{COMPILED: str(directory)})
     assert make == "pure"
-    assert "No such file" in said
+    assert reported.startswith(f"{directory} has no compiled modules of these sources: ")
+    assert said in reported
+    assert reported.endswith("; pure Python runs\n")
+
+
+def test_what_is_not_listed_is_not_taken(directory):
+    (directory / "proxy" / "cli").mkdir(parents=True)
+    (directory / "proxy" / "cli" / f"main{EXTENSION_SUFFIXES[0]}").touch()
+    assert list(compiled_modules(directory)) == ["quotas.sensors.windowed_rate"]
+
+
+def test_the_sources_of_constants_count_although_they_are_not_compiled():
+    assert {Path("protocol/api.py"), Path("quotas/limits.py")} <= set(all_sources()) - set(sources())
 
 
 def test_without_a_compiler_nothing_is_compiled(tmp_path):

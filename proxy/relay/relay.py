@@ -144,8 +144,8 @@ class Relay:
 
     @property
     def muted(self) -> bool:
-        """True while the client is read only to see its next request head."""
-        return self._throttle.reasons != 0 and self._requests.half is None
+        """True while the client is read only to see its next request head; not after a Close."""
+        return self._throttle.reasons != 0 and self._requests.half is None and not self._closed
 
     @property
     def lacks_room(self) -> bool:
