@@ -58,21 +58,21 @@ def _load(key: str, api: str, size: str, depth: int, connections: int, goal: flo
 
 
 COLUMNS = (
-    _load("produce-1", "produce", "100 B", 1, 100, goal=0.65),
-    _load("produce-16", "produce", "100 B", 16, 100, goal=0.4),
-    _load("produce-1k", "produce", "1 KiB", 4, 100, goal=0.45),
-    _load("produce-16k", "produce", "16 KiB", 4, 100, goal=1.0),
+    _load("produce-1", "produce", "100 B", 1, 100, goal=0.7),
+    _load("produce-16", "produce", "100 B", 16, 100, goal=0.6),
+    _load("produce-1k", "produce", "1 KiB", 4, 100, goal=0.68),
+    _load("produce-16k", "produce", "16 KiB", 4, 100, goal=1.6),
     _load("fetch-4k", "fetch", "4 KiB", 1, 100, goal=0.7),
-    _load("fetch-64k", "fetch", "64 KiB", 1, 100, goal=1.1),
-    _load("fetch-1m", "fetch", "1 MiB", 1, 10, goal=1.7),
+    _load("fetch-64k", "fetch", "64 KiB", 1, 100, goal=1.4),
+    _load("fetch-1m", "fetch", "1 MiB", 1, 10, goal=1.5),
     Column(
         "accept",
         "connect, ApiVersions, close; 16 at a time",
         ("accept", "--connections", "16"),
         (
-            Comparison("ratio_to_haproxy", "accepts, a quota per address", 0.45),
+            Comparison("ratio_to_haproxy", "accepts, a quota per address", 0.65),
             Comparison("ratio_to_nginx", "the same, times nginx", 1.0),
-            Comparison("ratio_to_haproxy", "accepts, no quota", 0.45, of=WITHOUT_QUOTA),
+            Comparison("ratio_to_haproxy", "accepts, no quota", 0.65, of=WITHOUT_QUOTA),
         ),
     ),
     _tls("handshakes", "TLS: handshake and a request"),
@@ -83,7 +83,7 @@ COLUMNS = (
         "100 B produce, one connection",
         ("load", "--api", "produce", "--size", "100", "--connections", "1", "--depth", "1", "--warmup", "0.3"),
         (
-            Comparison("added_p99_ratio_to_haproxy", "one connection: what is added to p99", 1.5, less_is_better=True),
+            Comparison("added_p99_ratio_to_haproxy", "one connection: what is added to p99", 1.2, less_is_better=True),
             Comparison("p99_ratio_to_haproxy", "one connection: p99", less_is_better=True),
         ),
     ),
