@@ -22,3 +22,9 @@ def test_without_compiled_modules_nothing_is_measured():
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     assert "must name what deploy/compiled.sh prints" in done.stderr
+
+
+def test_a_relay_alone_is_measured():
+    command = [sys.executable, ROOT / "tests" / "bench" / "relay_alone.py", "--rounds", "1", "--requests", "1000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.count("\n| ") == 4
