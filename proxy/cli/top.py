@@ -38,7 +38,7 @@ _GAP = "  "
     type=click.IntRange(1, MAX_THROTTLED),
     default=20,
     show_default=True,
-    help="The most clients to show.",
+    help="The most lines to show.",
 )
 @click.option(
     "--every",
@@ -101,11 +101,11 @@ def _lines(form: Form, several_clusters: bool) -> Iterator[str]:
     if not form["total"]:
         yield "no client is throttled now"
         return
-    clients = "1 client is" if form["total"] == 1 else f"{form['total']} clients are"
+    clients = "1 client is" if form["clients"] == 1 else f"{form['clients']} clients are"
     yield f"{clients} throttled now, sorted by {form['sort']}"
     yield from _table([_CLUSTER, *_COLUMNS] if several_clusters else _COLUMNS, form["throttled"])
     if form["more"]:
-        yield f"and {form['more']} more (--limit)"
+        yield f"and {form['more']} more {'line' if form['more'] == 1 else 'lines'} (--limit)"
 
 
 def _unknown(origin: Form) -> str:

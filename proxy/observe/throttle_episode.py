@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from common.printable import printable
 from proxy.observe.last_throttles import PastThrottle
@@ -10,6 +11,8 @@ from quotas.client_quotas import SensorKey
 
 _OVER_AFTER_MS = 11_000
 """An episode is over when a whole quota window has passed since its last mute ended."""
+
+_Counted = TypeVar("_Counted")
 
 
 @dataclass(slots=True, eq=False)
@@ -71,9 +74,16 @@ class ThrottledClients:
         self._episodes: dict[tuple[object, ...], set[ThrottleEpisode]] = {}
         self._of_sensor: Counter[SensorKey | None] = Counter()
         """How many episodes each sensor has."""
+        self._of_client: Counter[tuple[str, str]] = Counter()
+        """How many episodes each user and client-id has, by whatever quota at whatever node."""
 
     def __len__(self) -> int:
         return len(self._episodes)
+
+    @property
+    def clients(self) -> int:
+        """How many clients are throttled: a client is a user with a client-id."""
+        return len(self._of_client)
 
     def throttles(self, sensor: SensorKey) -> bool:
         """Whether a sensor throttles any client now."""
@@ -81,19 +91,20 @@ class ThrottledClients:
 
     def add(self, episode: ThrottleEpisode) -> None:
         """An episode has begun."""
-        self._of_sensor[episode.first.sensor] += 1
-        self._episodes.setdefault(_client(episode), set()).add(episode)
+        first = episode.first
+        self._of_sensor[first.sensor] += 1
+        self._of_client[first.user, first.client_id] += 1
+        self._episodes.setdefault(_client_and_quota(episode), set()).add(episode)
 
     def remove(self, episode: ThrottleEpisode) -> None:
         """An episode is over."""
-        sensor, client = episode.first.sensor, _client(episode)
-        self._of_sensor[sensor] -= 1
-        if not self._of_sensor[sensor]:
-            del self._of_sensor[sensor]
-        episodes = self._episodes[client]
+        first, key = episode.first, _client_and_quota(episode)
+        _count_down(self._of_sensor, first.sensor)
+        _count_down(self._of_client, (first.user, first.client_id))
+        episodes = self._episodes[key]
         episodes.remove(episode)
         if not episodes:
-            del self._episodes[client]
+            del self._episodes[key]
 
     def by_client(self) -> Iterator[list[ThrottleEpisode]]:
         """The episodes of each client and quota, one for each connection.
@@ -105,5 +116,11 @@ class ThrottledClients:
                 yield list(episodes)
 
 
-def _client(episode: ThrottleEpisode) -> tuple[object, ...]:
+def _client_and_quota(episode: ThrottleEpisode) -> tuple[object, ...]:
     return (*episode.first.cause, episode.first.client_id)
+
+
+def _count_down(counter: Counter[_Counted], key: _Counted) -> None:
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]

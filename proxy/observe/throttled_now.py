@@ -77,9 +77,9 @@ class ThrottledClient:
         return reading.rate / reading.limit
 
     def form(self, now_ms: int) -> Form:
-        """As JSON. The limit is the present one, which may differ from the one that began the throttle."""
-        first, reading = self.first, self.reading(now_ms)
-        limit = first.limit if reading is None else reading.limit
+        """As JSON. The limit is the one that the rule has now, or that a removed rule had when the throttle began."""
+        first, reading, rule = self.first, self.reading(now_ms), self._present_rule()
+        limit = first.limit if rule is None else rule.value
         bucket = reading if isinstance(reading, BucketReading) and reading.limit < UNLIMITED else None
         return {
             "virtual_cluster": self.cluster.name,
@@ -89,7 +89,7 @@ class ThrottledClient:
             "node_id": first.node_id,
             "quota_type": first.quota_name,
             "unit": None if first.quota_type is None else UNIT[first.quota_type],
-            "rule": self._rule_form(),
+            "rule": self._rule_form(rule),
             "limit": None if limit is None else number(limit),
             "rate": reading.rate if isinstance(reading, SensorReading) else None,
             "bucket": None if bucket is None else {"tokens": bucket.tokens, "burst": bucket.burst},
@@ -100,7 +100,18 @@ class ThrottledClient:
             "connections": self.connections,
         }
 
-    def _rule_form(self) -> Form | None:
+    def _present_rule(self) -> Limit | None:
+        """What the rule that throttles says now; None for a throttle of the node, or if the quota was removed.
+
+        Another rule may bind the client by now, and have moved the limit of the sensor.
+        """
+        entity, quota_type = self.first.entity, self.first.quota_type
+        if entity is None or quota_type is None:
+            return None
+        limits: Mapping[QuotaKey, Limit] = self.cluster.quotas.get(entity, {})
+        return limits.get(QuotaKey(quota_type))
+
+    def _rule_form(self, rule: Limit | None) -> Form | None:
         """The rule that throttles, with its source; None for a throttle of the node.
 
         The layer is the file, znode or other place of the quota; None if the quota was removed after the throttle.
@@ -108,14 +119,12 @@ class ThrottledClient:
         entity, quota_type = self.first.entity, self.first.quota_type
         if entity is None or quota_type is None:
             return None
-        limits: Mapping[QuotaKey, Limit] = self.cluster.quotas.get(entity, {})
-        limit = limits.get(QuotaKey(quota_type))
         return {
             "quota": quota_type.value,
             "entity": entity_form(entity),
             "level": level_of(entity),
             "source": self.cluster.origin.source,
-            "layer": None if limit is None else limit.layer,
+            "layer": None if rule is None else rule.layer,
         }
 
 
@@ -132,8 +141,9 @@ limit, the age of the throttle, the time for which the client was muted since th
 
 
 def throttled_form(clusters: Sequence[Cluster], sort: str, most: int, clock: Clock) -> Generator[None, None, Form]:
-    """The first `most` throttled clients in the order `sort`, and how many more there are. Works in steps.
+    """The first `most` lines in the order `sort`, one for each client, quota and node; and how many more there are.
 
+    Works in steps. `clients` counts a client once, by however many quotas and at however many nodes it is throttled.
     `quotas_unknown` has the origins of quotas that are not known yet.
     """
     rank, total, looked_at = RANKS[sort], 0, 0
@@ -156,6 +166,7 @@ def throttled_form(clusters: Sequence[Cluster], sort: str, most: int, clock: Clo
             yield
     return {
         "sort": sort,
+        "clients": sum(cluster.throttled.clients for cluster in clusters),
         "total": total,
         "more": total - len(forms),
         "throttled": forms,

@@ -314,7 +314,8 @@ async def throttled(api, query=""):
 
 
 async def test_no_client_is_throttled_at_first(api):
-    assert await throttled(api) == {"sort": "left", "total": 0, "more": 0, "throttled": [], "quotas_unknown": []}
+    nothing = {"clients": 0, "total": 0, "more": 0, "throttled": [], "quotas_unknown": []}
+    assert await throttled(api) == {"sort": "left", **nothing}
 
 
 async def test_quotas_that_are_not_known_yet_are_reported_as_such(api, clusters):
@@ -396,7 +397,41 @@ async def test_throttled_clients_have_an_order_and_a_bound(api, clusters, clock)
         assert "".join(client["client_id"] for client in clients) == order
     body = await throttled(api, "?sort=since&limit=2&virtual_cluster=main")
     assert [client["client_id"] for client in body["throttled"]] == ["a", "b"]
-    assert (body["total"], body["more"]) == (3, 1)
+    assert (body["clients"], body["total"], body["more"]) == (3, 3, 1)
+
+
+async def test_each_line_has_the_limit_of_its_rule_and_a_client_counts_once(api, clusters, clock):
+    [cluster] = clusters
+    of_default, of_web = Entity(client_id=DEFAULT), Entity(client_id="web")
+
+    def put_in_force(**limits):
+        entities = {"default": of_default, "web": of_web}
+        cluster.quotas = {
+            entities[name]: {QuotaKey(QuotaType.PRODUCE): Limit(limit, "proxy.yaml")} for name, limit in limits.items()
+        }
+        cluster.quota_manager.replace(tables_of(cluster.quotas).enforced, clock.now_ms())
+
+    def be_throttled():
+        use_and_be_throttled(cluster, clock, user="bob", client_id=b"web", value=90_000)
+        return begin_episode(cluster, clock, 5000, user="bob", client_id=b"web")
+
+    put_in_force(default=1000.0)
+    before = be_throttled()
+    put_in_force(default=1000.0, web=3000.0)
+    be_throttled()
+    body = await throttled(api)
+    reported = {client["rule"]["entity"]["client-id"]: client["limit"] for client in body["throttled"]}
+    assert reported == {None: 1000, "web": 3000}
+    assert (body["clients"], body["total"]) == (1, 2)
+
+    put_in_force(default=2000.0)
+    body = await throttled(api)
+    reported = {client["rule"]["entity"]["client-id"]: client["limit"] for client in body["throttled"]}
+    assert reported == {None: 2000, "web": 3000}, "of a rule that is gone, the limit that began the throttle"
+    cluster.throttled.remove(before)
+    assert (await throttled(api))["clients"] == 1
+    begin_episode(cluster, clock, 5000, user="bob", client_id=b"other")
+    assert (await throttled(api))["clients"] == 2
 
 
 async def test_a_throttled_bucket_has_its_tokens(clock, clusters, api):

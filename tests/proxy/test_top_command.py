@@ -62,14 +62,15 @@ class Proxy:
     """Serves a page of throttled clients at the admin port."""
 
     def __init__(self, path):
-        self.form = {"sort": "left", "total": 0, "more": 0, "throttled": []}
+        self.form = {"sort": "left", "clients": 0, "total": 0, "more": 0, "throttled": []}
         self.asked = []
         application = web.Application()
         application.router.add_get("/api/v1/throttled", self._respond)
         self.listener, self.port = HttpListener(application, "admin"), json.loads(path.read_text())["admin"]["port"]
 
-    def throttle(self, *clients, more=0):
-        self.form = {**self.form, "total": len(clients) + more, "more": more, "throttled": clients}
+    def throttle(self, *lines, more=0, clients=1):
+        page = {"clients": clients, "total": len(lines) + more, "more": more, "throttled": lines}
+        self.form = {**self.form, **page}
 
     async def _respond(self, request):
         self.asked.append(dict(request.query))
@@ -107,11 +108,11 @@ async def test_quotas_that_are_not_known_yet_are_a_line_above(path, proxy):
 
 
 async def test_each_throttled_client_is_a_line(path, proxy):
-    proxy.throttle(ETL, more=4)
+    proxy.throttle(ETL, more=4, clients=3)
     shown = await top(path, "--once", "--sort", "rate", "--limit", "1", "--virtual-cluster", "main")
     assert proxy.asked == [{"sort": "rate", "limit": "1", "virtual_cluster": "main"}]
     title, names, client, more = shown.out.splitlines()
-    assert title == "5 clients are throttled now, sorted by left"
+    assert title == "3 clients are throttled now, sorted by left"
     assert names.split() == [
         *("VIRTUAL", "CLUSTER", "LEFT", "SINCE", "USER", "CLIENT-ID", "NODE", "QUOTA", "USED", "LIMIT", "CONNS"),
         *("THROTTLED", "RULE"),
@@ -120,7 +121,7 @@ async def test_each_throttled_client_is_a_line(path, proxy):
         *("main", "12.3", "s", "2026-01-02T03:04:05Z", "alice", "etl", "2", "produce", "150.0", "100", "bytes/s", "2"),
         *("2.0", "s", "user=alice,", "client-id=<default>,", "of", "proxy.yaml"),
     ]
-    assert more == "and 4 more (--limit)"
+    assert more == "and 4 more lines (--limit)"
 
 
 async def test_what_a_client_has_not_is_left_empty_and_names_are_safe_to_print(path, proxy):
