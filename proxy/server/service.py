@@ -336,6 +336,8 @@ class Service:
         """Taken before the first port is bound: an operator who sees a port open may already change the file."""
         self._tasks: list[asyncio.Task[None]] = []
         self._max_sockets = config.limits.max_connections
+        self._warned_of_descriptors: tuple[int, int] | None = None
+        """The connections that are possible and those that were wanted, of the last warning about descriptors."""
         self._room = 0
         """How many more sockets `may_open` allows before it counts the open ones again."""
         self._bound = False
@@ -664,8 +666,13 @@ class Service:
         """Log warnings about settings that are allowed but probably not intended."""
         for warning in warnings_of(self.config, ephemeral_ports()):
             log.warning("config_warning", problem=str(warning))
-        if self._max_sockets < self.config.limits.max_connections:
-            log.warning("few_descriptors", max_connections=self._max_sockets, setting="limits.max_connections")
+        self._warn_of_descriptors(self._max_sockets, self.config.limits.max_connections)
+
+    def _warn_of_descriptors(self, possible: int, wanted: int) -> None:
+        """Log that there are too few descriptors for the connections wanted; once, unless the numbers change."""
+        known, self._warned_of_descriptors = self._warned_of_descriptors, (possible, wanted)
+        if possible < wanted and known != (possible, wanted):
+            log.warning("few_descriptors", max_connections=possible, setting="limits.max_connections")
 
     def _refuse_reload(self, problems: list[str]) -> None:
         self._metrics.config_reloads.labels("rejected").inc()

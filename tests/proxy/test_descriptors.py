@@ -3,8 +3,12 @@
 import resource
 
 import pytest
+from structlog.testing import capture_logs
 
+from proxy.config.load import config_of
 from proxy.server.descriptors import clients_within_descriptors
+from proxy.server.service import Service
+from tests.fakes.clock import FakeClock
 
 
 @pytest.fixture
@@ -28,6 +32,17 @@ def test_the_hard_limit_bounds_how_many_clients_there_are(limits):
     assert limits == [20_000, 20_000]
     limits[:] = [64, 64]
     assert clients_within_descriptors(10_000, 10) == 1
+
+
+async def test_too_few_descriptors_are_reported_once_unless_the_numbers_change(tmp_path):
+    listener = {"name": "plain", "bind": "127.0.0.1", "port": 9092, "node_ids": [1]}
+    cluster = {"name": "main", "upstream": {"bootstrap_servers": ["127.0.0.1:9"]}, "listeners": [listener]}
+    service = Service(tmp_path / "proxy.yaml", config_of({"virtual_clusters": [cluster]}), FakeClock())
+    with capture_logs() as logged:
+        for possible in (500, 500, 400, 400):
+            service._max_sockets = possible
+            service._warn()
+    assert [line["max_connections"] for line in logged if line["event"] == "few_descriptors"] == [500, 400]
 
 
 def test_no_limit_is_none(limits):
