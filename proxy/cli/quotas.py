@@ -72,7 +72,11 @@ def describe(path: Path, virtual_cluster: str | None, as_json: bool, **options: 
 @entity_options
 @click.argument("settings", metavar="KEY=VALUE...", nargs=-1, required=True)
 def set_quotas(path: Path, virtual_cluster: str | None, settings: tuple[str, ...], **options: Any) -> None:
-    """Set quotas of one entity."""
+    """Set quotas of one entity.
+
+    This changes the source, which a running proxy reads by itself. It takes up a new `source` or `state_file` only at a
+    restart. `kafka-throttle explain` shows which quotas it applies.
+    """
     entity = entity_of(options)
     cluster = cluster_of(load(path), virtual_cluster)
     try:

@@ -159,7 +159,9 @@ class FileSource:
 
     def _writable(self) -> Path:
         if self._state_file is None:
-            raise AlterationRefused("no state_file is configured to keep changes in")
+            setting = f"virtual_clusters[].quotas.state_file of {self._layer}"
+            problem = "expected a file to keep changes in, got nothing; setting it needs a restart (docs/quotas.md)"
+            raise AlterationRefused(f"{setting}: {problem}")
         if self._instances > 1:
             raise AlterationRefused(
                 f"source `file` of {self._instances} instances takes no changes: each would have its own"

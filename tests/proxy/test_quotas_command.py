@@ -1,6 +1,8 @@
 """`kafka-throttle quotas`: what it shows, changes and refuses, and with which exit status."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -182,9 +184,20 @@ def test_without_an_argument_the_usage_is_printed(path):
 
 def test_a_source_that_takes_no_changes_ends_with_1(path):
     path.write_text(path.read_text().replace("state_file: state-main.json", ""))
-    expected = (1, "", "no state_file is configured to keep changes in\n")
+    problem = "expected a file to keep changes in, got nothing; setting it needs a restart (docs/quotas.md)"
+    expected = (1, "", f"virtual_clusters[].quotas.state_file of proxy.yaml: {problem}\n")
     assert quotas(path, "set", "--user", "a", "producer_byte_rate=1") == expected
     assert quotas(path, "unset", "--user", "a", "producer_byte_rate") == expected
+
+
+def test_quotas_can_be_changed_with_the_smallest_configuration_of_the_readme(path):
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    [configuration] = re.findall(r"^```yaml\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    [command] = re.findall(r"^kafka-throttle quotas set -c proxy.yaml (.*)$", readme, re.MULTILINE)
+    path.write_text(configuration)
+    status, out, err = quotas(path, "set", *command.split())
+    assert (status, err) == (0, "")
+    assert out == "client-id=etl\n  producer_byte_rate  2097152  quotas.json\n"
 
 
 def test_a_state_file_that_cannot_be_read_is_warned_about_and_ends_with_1(path):

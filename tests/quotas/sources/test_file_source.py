@@ -75,7 +75,10 @@ def test_without_a_state_file_there_is_what_the_operator_says():
     source = FileSource(FILE, "proxy.yaml")
     source.start(lambda: None)
     assert source.quotas == {ALICE: {PRODUCE: Limit(10.0, "proxy.yaml"), FETCH: Limit(20.0, "proxy.yaml")}}
-    assert refused(source, AlterationRefused) == "no state_file is configured to keep changes in"
+    assert refused(source, AlterationRefused) == (
+        "virtual_clusters[].quotas.state_file of proxy.yaml: expected a file to keep changes in, got nothing; "
+        "setting it needs a restart (docs/quotas.md)"
+    )
     source.stop()
 
 
