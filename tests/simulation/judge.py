@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import pack
 
-from quotas.client_quotas import ClientQuotaManager, ClientSensors
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import QuotaType
 from quotas.limits import UNLIMITED
 from tests.simulation import topics, wire
@@ -18,9 +18,6 @@ from tests.simulation.topics import Call, Item, Result
 
 VIRTUAL_CLUSTER, NODE_ID, USER = "main", 1, "ANONYMOUS"
 MUTATION = QuotaType.CONTROLLER_MUTATION
-
-ANY = -1
-"""In place of a bucket: nobody knows which, or whether there is one."""
 
 REMEMBERED_MS = 10_000
 """For so long a proxy takes what it has seen done to a topic for what is so."""
@@ -136,9 +133,8 @@ class Judge:
             self.own_requests += 1
             return Decided(now_ms, send_own_requests=own_requests)
         costs = _Costs(call, self._found(reported or ()), self._recently(now_ms), self._plan.default_partitions)
-        client_sensors = self._bind(user, client_id, now_ms)
-        bucket = client_sensors.mutation if client_sensors is not None else ANY
-        shadow_bucket = client_sensors.shadow_mutation if client_sensors is not None else ANY
+        client_sensors = self._quota_manager.bind(VIRTUAL_CLUSTER, NODE_ID, user, client_id, now_ms)
+        bucket, shadow_bucket = client_sensors.mutation, client_sensors.shadow_mutation
         spent, refused, throttle_ms = self._spend(call, costs, bucket)
         in_shadow, shadow_due = self._spend_in_shadow(call, costs, refused, shadow_bucket)
         self.refused += len(refused)
@@ -163,11 +159,6 @@ class Judge:
             found.settlement = Settlement(call, passed, refusals, bucket, shadow_bucket, reported_ms)
         return found
 
-    def _bind(self, user: str, client_id: str, now_ms: int) -> ClientSensors | None:
-        if not self._exact:
-            return None
-        return self._quota_manager.bind(VIRTUAL_CLUSTER, NODE_ID, user, client_id, now_ms)
-
     def _spend(self, call: Call, costs: "_Costs", bucket: int | None) -> tuple[list[float], set[int], int]:
         spent: list[float] = list(costs.now)
         refused: set[int] = set()
@@ -176,7 +167,8 @@ class Judge:
         for i, cost in enumerate(costs.now):
             if costs.same_as.get(i) in refused:
                 refused.add(i)
-            elif cost and bucket is not None and (look := _looked(self._buckets, how, bucket, cost)):
+            elif cost and bucket is not None:
+                look = _looked(self._buckets, how, bucket, cost)
                 spent[i] = look.value
                 if look.reported_ms is not None:
                     throttle_ms = look.reported_ms
@@ -193,9 +185,7 @@ class Judge:
         for i, cost in enumerate(costs.now):
             if cost and i not in refused and bucket is not None:
                 look = _looked(self._shadows, how, bucket, cost)
-                if look is None:
-                    charged[i] = due[i] = cost
-                elif look.reported_ms is None or not call.strict:
+                if look.reported_ms is None or not call.strict:
                     charged[i], due[i] = look.value, cost
         return charged, due
 
@@ -205,7 +195,7 @@ class Judge:
             (self._buckets, settlement.bucket, sum(one.spent for one in settlement.passed.values())),
             (self._shadows, settlement.shadow_bucket, sum(one.shadow for one in settlement.passed.values())),
         ):
-            if bucket is not None and spent and (bucket == ANY or buckets.is_open(bucket)):
+            if bucket is not None and spent and buckets.is_open(bucket):
                 _looked(buckets, "given back", bucket, spent)
 
     # ------------------------------------------------------------------------ answers
@@ -228,7 +218,7 @@ class Judge:
             self._check_conservation(call, item, one, result, settlement.own_responses_ms, item.key in recent)
 
     def _correct(self, buckets: WatchedBuckets, bucket: int | None, spent: float, due: int, result: Result) -> None:
-        if bucket is None or result.error == topics.TIMED_OUT or not (bucket == ANY or buckets.is_open(bucket)):
+        if bucket is None or result.error == topics.TIMED_OUT or not buckets.is_open(bucket):
             return
         cost = _cost_in_the_end(result, due)
         if cost < spent:
@@ -271,15 +261,13 @@ def _cost_in_the_end(result: Result, due: int) -> int:
     return result.partitions if result.partitions >= 0 and due else due
 
 
-def _looked(buckets: WatchedBuckets, how: str, handle: int, value: float) -> Spent | None:
-    """One look at a bucket is accounted for; None where nobody can know whether there was one."""
-    if not buckets.spent and handle == ANY:
-        return None
+def _looked(buckets: WatchedBuckets, how: str, handle: int, value: float) -> Spent:
+    """One look at a bucket is accounted for."""
     if not buckets.spent:
         raise Violation(f"{value} tokens are not {how}")
     spent = buckets.spent.popleft()
     asked = spent.value if spent.asked is None else spent.asked
-    if (spent.how, asked) != (how, value) or handle not in (ANY, spent.handle):
+    if (spent.how, asked) != (how, value) or handle != spent.handle:
         raise Violation(f"{spent}, {value} {how} at {handle} is right")
     return spent
 

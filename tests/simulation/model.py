@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from itertools import islice
+from operator import attrgetter
 from struct import pack
-from typing import NamedTuple
 
 from protocol.api_key import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from proxy.relay.actions import (
@@ -33,10 +33,11 @@ from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
 from quotas.limits import UNLIMITED
+from quotas.quota_table import EffectiveQuota
 from tests.simulation import quota_calls, wire
 from tests.simulation.exchange import ForClient, Taken, WindowUsage, Written, difference, merged
 from tests.simulation.hold import Hold
-from tests.simulation.judge import ANY, NODE_ID, USER, VIRTUAL_CLUSTER, Decided, Judge
+from tests.simulation.judge import NODE_ID, USER, VIRTUAL_CLUSTER, Decided, Judge
 from tests.simulation.mute import Mute
 from tests.simulation.network import READ_BYTES
 from tests.simulation.oracle import LOOKS, Charge, Of, Violation, WatchedSensors, require
@@ -79,14 +80,12 @@ _BAD_RESPONSES = {
 _NODE_IS_GONE = ("node_lost", "shutdown", "internal_error")
 
 
-class TimedBy(NamedTuple):
-    """The sensor of request time, and whether a quota limits what it measures."""
-
-    sensor: int | None
-    limited: bool
-
-
-UNTIMED = TimedBy(None, False)
+_HANDLE_OF: dict[QuotaType, Callable[[ClientSensors], int | None]] = {
+    QuotaType.PRODUCE: attrgetter("produce"),
+    QuotaType.FETCH: attrgetter("fetch"),
+    QuotaType.REQUEST: attrgetter("request"),
+    QuotaType.CONTROLLER_MUTATION: attrgetter("mutation"),
+}
 
 
 def measured_as(client_id: bytes) -> str:
@@ -102,7 +101,8 @@ class Model:
     the `judge` of requests about topics and the `book` of quotas. `plan_at` finds the plan of the request that begins
     at a place of the client's stream.
 
-    Without `exact_keys`, where the table of sensors may be full, it is not checked who is measured by which sensor.
+    Without `exact_keys` the table of sensors may be full: clients share sensors, and one without a quota may have none.
+    Then each request is charged to the sensors that its relay was given, and these must have the right limits.
     """
 
     def __init__(
@@ -167,10 +167,14 @@ class Model:
         self._decision_reason = ""
         assert isinstance(quota_manager.request_sensors, WatchedSensors)
         self._times = quota_manager.request_sensors
-        self._bound: dict[bytes, TimedBy] = {}
-        """By client id, what measures request time in the binding that the relay has."""
-        self._to_look_up: deque[tuple[bytes, TimedBy, set[tuple[Of, int]]]] = deque()
-        """The same of what it was told, and no request has been seen with."""
+        self._bound: dict[bytes, ClientSensors] = {}
+        """By client id, the sensors that the relay was given last. It may use those of the latest request after it has
+        forgotten them.
+        """
+        self._remembered: dict[bytes, None] = {}
+        """The client ids whose sensors the relay has not forgotten, the oldest first."""
+        self._to_look_up: deque[tuple[bytes, ClientSensors]] = deque()
+        """The same of what it was given, and no request has been seen with."""
         self._begun_ms = -1
         self._charged_us = 0.0
 
@@ -314,6 +318,7 @@ class Model:
         self._has_logged_in = True
         self.user = user
         self._bound.clear()
+        self._remembered.clear()
         self._counts.logins += 1
 
     def _note_proof(self, ask: DecisionRequest) -> None:
@@ -579,14 +584,13 @@ class Model:
         """Whether the relay holds back the next request as its quota of request time has no room for it."""
         return self._relay.lacks_room and self._relay.requests <= self.requests
 
-    def _sensor_of_time(self, head: wire.Head, now_ms: int) -> int | None:
-        """By which sensor a request is measured whose time is limited, if it is known."""
-        table, client_id = self._quota_manager.table, measured_as(head.client_id)
-        if self._unproven or not (head.answered and self._exact_keys and table.is_on(QuotaType.REQUEST)):
+    def _sensor_of_time(self, head: wire.Head, given: ClientSensors | None, now_ms: int) -> int | None:
+        """By which of the `given` sensors a request is measured whose time is limited."""
+        if self._unproven or given is None or not head.answered:
             return None
-        if table.tags_and_limit(QuotaType.REQUEST, self.user, client_id).limit >= UNLIMITED:
+        if self._quota_of(head, QuotaType.REQUEST).limit >= UNLIMITED:
             return None
-        return self._quota_manager.bind(VIRTUAL_CLUSTER, NODE_ID, self.user, client_id, now_ms).request
+        return self._sensor(head, QuotaType.REQUEST, given, now_ms)
 
     def _check_room(self, now_ms: int) -> None:
         """A request waits for room where there is none, and no more is in flight than that, but for a first one."""
@@ -606,18 +610,18 @@ class Model:
         assert isinstance(head, wire.Head)
         if waits_since == self._lacks_room_at:
             return  # until all before it is answered, whatever becomes of its quota
-        sensor = self._sensor_of_time(head, now_ms)
-        require(sensor is not None or not self._exact_keys, f"{head} waits for room though nothing limits it")
-        if sensor is not None:
-            room = self._times.right_room(sensor, now_ms) - self._quota_manager.time_in_flight.get(sensor, 0.0)
-            untold = self._times.limit(sensor) * self._times.window_ms / 1000
-            require(room < 3 * cost + 1.001 * untold, f"{head} waits though there is room for {room / cost}")
+        sensor = self._sensor_of_time(head, self._given_last(head.client_id), now_ms)
+        require(sensor is not None, f"{head} waits for room though nothing limits it")
+        assert sensor is not None
+        room = self._times.right_room(sensor, now_ms) - self._quota_manager.time_in_flight.get(sensor, 0.0)
+        untold = self._times.limit(sensor) * self._times.window_ms / 1000
+        require(room < 3 * cost + 1.001 * untold, f"{head} waits though there is room for {room / cost}")
 
     def _is_unpaid(self, request: Taken | None) -> bool:
         """Whether the time of this request is charged if the connection ends now."""
         if request is None or request is self._half or request.own_response is not None:
             return False
-        return request.timed is not None and self._times.is_open(request.timed)
+        return request.timed is not None and self._is_charged(Of.TIME, request.timed)
 
     def _is_answered(self) -> None:
         """The oldest request is; if too much was kept, the next one is taken when all are."""
@@ -669,7 +673,7 @@ class Model:
                 self._may_be_over = self._may_authenticate = False
                 self._look_up(head.client_id)
             taken = Taken(head, self.next_at, 0, None)
-            taken.timed, taken.limited = self._bound.get(head.client_id, UNTIMED)
+            self._note_decided(taken)
             if head.answered_by_proxy:
                 taken.own_response = wire.unsupported_version_response(head.correlation_id)
                 taken.muted_until_ms = self._mute.until_ms
@@ -769,8 +773,6 @@ class Model:
             not self._mute.on or self._next_passes_mute, f"a request at {now_ms}, muted until {self._mute.until_ms}"
         )
         require(not self._full, f"more than {self._plan.max_in_flight} in flight")
-        if self._in_flight and self._decided is None and not self._must_prove:
-            self._limited = self._sensor_of_time(head, now_ms)
         require(not self._asking(CLIENT), "a request while its verdict is due")
         if self._decided is not None:
             self._count_request(head)
@@ -785,10 +787,14 @@ class Model:
         self._look_up(head.client_id)
         fetch_handle = self._clamp_fetch(head, now_ms)
         alone = head.api_key == wire.FETCH and fetch_handle is not None and self._has_ceiling(head)
-        self._check_looked(head, now_ms)
+        limited = self._check_looked(head, now_ms)
+        if self._in_flight:
+            self._limited = limited
         taken = Taken(head, self.next_at, self._mute.until_ms, fetch_handle, alone=alone)
         taken.may_be_emptied = self._may_withhold(head)
-        taken.timed, taken.limited = UNTIMED if self._unproven else self._timed_by(head, now_ms)
+        if not self._unproven:
+            taken.timed = self._sensor(head, QuotaType.REQUEST, self._bound[head.client_id], now_ms)
+            taken.limited = self._quota_of(head, QuotaType.REQUEST).limit < UNLIMITED
         if head.answered:
             self._in_flight.append(taken)
         self.for_node.append(taken)
@@ -801,7 +807,7 @@ class Model:
         if head.api_key == wire.PRODUCE:
             self._look_up(head.client_id)
             self._charge_produce(head, head.frame_bytes - 4, now_ms)
-            taken.timed, _ = self._timed_by(head, now_ms)
+            taken.timed = self._sensor(head, QuotaType.REQUEST, self._bound[head.client_id], now_ms)
         taken.muted_until_ms = self._mute.until_ms
         self._keep(taken, 0)
 
@@ -825,8 +831,8 @@ class Model:
             taken.muted_until_ms = 0
         if head.is_sasl and not (head.bare or self._unproven):
             self._look_up(head.client_id)
-        if not (self._unproven or head.bare):
-            taken.timed, taken.limited = self._bound.get(head.client_id, UNTIMED)
+        if not head.bare:
+            self._note_decided(taken)
         taken.sent_bytes = self._request_left = len(decided.frame)
         self._in_flight.append(taken)
         if not head.is_sasl:
@@ -841,18 +847,19 @@ class Model:
                 now_ms
             ):  # before the look may be the charge of a response that is asked about
                 break
-        looked = handle is None or (of, handle) in self._looked
-        require(looked or not self._exact_keys, f"a first {head} goes on whatever is owed")
+        require(handle is None or (of, handle) in self._looked, f"a first {head} goes on whatever is owed")
 
-    def _check_looked(self, head: wire.Head, now_ms: int) -> None:
-        """What the quotas of bytes and of request time ask of an entity's first request."""
-        if head.api_key == wire.PRODUCE:
-            limit = self._quota_manager.table.tags_and_limit(
-                QuotaType.PRODUCE, self.user, measured_as(head.client_id)
-            ).limit
-            if limit < UNLIMITED:
-                self._require_looked(Of.OWED, self._bytes_handle(head, QuotaType.PRODUCE, now_ms), head, now_ms)
-        self._require_looked(Of.OWED_TIME, self._sensor_of_time(head, now_ms), head, now_ms)
+    def _check_looked(self, head: wire.Head, now_ms: int) -> int | None:
+        """What the quotas of bytes and of request time ask of an entity's first request; which sensor limits its
+        time.
+        """
+        given = self._bound.get(head.client_id)
+        if head.api_key == wire.PRODUCE and self._quota_of(head, QuotaType.PRODUCE).limit < UNLIMITED:
+            assert given is not None
+            self._require_looked(Of.OWED, self._sensor(head, QuotaType.PRODUCE, given, now_ms), head, now_ms)
+        sensor = self._sensor_of_time(head, given, now_ms)
+        self._require_looked(Of.OWED_TIME, sensor, head, now_ms)
+        return sensor
 
     def _note_look(self, now_ms: int) -> bool:
         """An entity's first request of a kind waits for what is owed already, if something is."""
@@ -867,40 +874,52 @@ class Model:
             quota_type = others.get(look.of) or of_bytes.get(head.api_key)
             require(quota_type is not None, f"{head} waits for {look}")
             assert quota_type is not None
+            given = self._given_last(head.client_id)
+            is_of_client = given is not None and _HANDLE_OF[quota_type](given) == look.handle
+            require(is_of_client, f"{head} waits for {look}, which is another client's")
             self._mute.throttle(now_ms, look.throttle_ms, quota_type, head.client_id)
         self._journal.popleft()
         self._looked.add((look.of, look.handle))
         return True
 
-    def _bytes_handle(self, head: wire.Head, quota_type: QuotaType, now_ms: int) -> int | None:
-        """By which sensor the bytes of a client are measured; -1: nobody knows, None: by none."""
-        if not self._quota_manager.table.is_on(quota_type):
+    def _quota_of(self, head: wire.Head, quota_type: QuotaType) -> EffectiveQuota:
+        """What the quotas of now say of the client of a request."""
+        return self._quota_manager.table.tags_and_limit(quota_type, self.user, measured_as(head.client_id))
+
+    def _sensor(self, head: wire.Head, quota_type: QuotaType, given: ClientSensors, now_ms: int) -> int | None:
+        """By which of the `given` sensors a request is measured now, None: by none. They must be the right ones.
+
+        A full table measures nobody without a quota.
+        """
+        handle, right = _HANDLE_OF[quota_type](given), self._quota_of(head, quota_type)
+        if self._exact_keys:
+            client_id = measured_as(head.client_id)
+            exactly = self._quota_manager.bind(VIRTUAL_CLUSTER, NODE_ID, self.user, client_id, now_ms)
+            expected = _HANDLE_OF[quota_type](exactly)
+            require(handle == expected, f"{quota_type.name} of {head} is measured by {handle} instead of {expected}")
+        if handle is None:
+            is_on = self._quota_manager.table.is_on(quota_type)
+            none_right = not is_on or (right.entity is None and not self._exact_keys)
+            require(none_right, f"nothing measures {quota_type.name} of {head}")
             return None
-        if not self._exact_keys:
-            return -1
-        client_id = measured_as(head.client_id)
-        client_sensors = self._quota_manager.bind(VIRTUAL_CLUSTER, NODE_ID, self.user, client_id, now_ms)
-        handle = client_sensors.produce if quota_type is QuotaType.PRODUCE else client_sensors.fetch
-        assert handle is not None
-        limit = self._quota_manager.table.tags_and_limit(quota_type, self.user, client_id).limit
-        require(self._sensors.limit(handle) == limit, f"{client_id} is measured by {self._sensors.limit(handle)}")
+        sensors = self._times if quota_type is QuotaType.REQUEST else self._sensors
+        limit = sensors.limit(handle) if sensors.is_open(handle) else right.limit
+        require(limit == right.limit, f"{quota_type.name} of {head} is limited to {limit} instead of {right.limit}")
         return handle
 
     def _charge_produce(self, head: wire.Head, value: int, now_ms: int, mutes: bool = True) -> None:
-        """So many bytes of a Produce are charged; a full table measures nobody without a quota."""
-        handle = self._bytes_handle(head, QuotaType.PRODUCE, now_ms)
-        if handle is None or (handle == -1 and not self._next_charge(Of.BYTES, handle, value, now_ms)):
-            return
-        self._charge(value, handle, QuotaType.PRODUCE, head, now_ms, mutes=mutes)
+        """So many bytes of a Produce are charged."""
+        handle = self._sensor(head, QuotaType.PRODUCE, self._bound[head.client_id], now_ms)
+        if handle is not None:
+            self._charge(value, handle, QuotaType.PRODUCE, head, now_ms, mutes=mutes)
 
     def _clamp_fetch(self, head: wire.Head, now_ms: int) -> int | None:
         """Clamp a Fetch; return by which sensor the response will be measured."""
-        handle = None if head.api_key != wire.FETCH else self._bytes_handle(head, QuotaType.FETCH, now_ms)
-        if handle is None:
+        if head.api_key != wire.FETCH:
             return None
-        limit = self._quota_manager.table.tags_and_limit(QuotaType.FETCH, self.user, measured_as(head.client_id)).limit
-        ceiling_bytes = self._ceiling_bytes(limit)
-        if ceiling_bytes < INT32_MAX:
+        handle = self._sensor(head, QuotaType.FETCH, self._bound[head.client_id], now_ms)
+        ceiling_bytes = self._ceiling_bytes(self._quota_of(head, QuotaType.FETCH).limit)
+        if handle is not None and ceiling_bytes < INT32_MAX:
             self._require_looked(Of.OWED, handle, head, now_ms)
             start = bytes(self._requests[: head.body_at + 16])
             self._requests[: head.body_at + 16] = wire.clamped(start, head, ceiling_bytes)
@@ -911,8 +930,7 @@ class Model:
         return int(min(limit * window_s, INT32_MAX))
 
     def _has_ceiling(self, head: wire.Head) -> bool:
-        limit = self._quota_manager.table.tags_and_limit(QuotaType.FETCH, self.user, measured_as(head.client_id)).limit
-        return self._ceiling_bytes(limit) < INT32_MAX
+        return self._ceiling_bytes(self._quota_of(head, QuotaType.FETCH).limit) < INT32_MAX
 
     def _charge(
         self,
@@ -926,7 +944,7 @@ class Model:
         mutes: bool = True,
     ) -> int:
         """One charge of the relay is accounted for; what throttle it gave. Who is `over_time` is withheld the bytes."""
-        charged = self._next_charge(Of.BYTES, handle, value, now_ms)
+        charged = self._next_charge(Of.BYTES, handle, now_ms)
         require(charged, f"{quota_type.name} of {value} bytes is not charged, but {list(self._journal)}")
         charge = self._journal[0]
         charge.charges -= 1
@@ -1086,41 +1104,28 @@ class Model:
         over_time = self._charge_time(request, now_ms) > 0
         written.as_empty_fetch = may_be_emptied and over_time
         value = written.response.charged_bytes
-        if request.fetch_handle is None:
-            return
-        if request.fetch_handle == -1:
-            if not self._next_charge(Of.BYTES, -1, value, now_ms):
-                return  # a full table measures some no longer
-        elif not self._sensors.is_open(request.fetch_handle):
+        if request.fetch_handle is None or not self._is_charged(Of.BYTES, request.fetch_handle):
             return
         how = (request.head, now_ms, may_be_emptied, over_time)
         throttle_ms = self._charge(value, request.fetch_handle, QuotaType.FETCH, *how)
         if throttle_ms:
             written.as_empty_fetch = may_be_emptied
 
-    def _timed_by(self, head: wire.Head, now_ms: int) -> TimedBy:
-        """By which sensor the time of a request is measured: that of the binding that the relay has."""
-        if not self._exact_keys:
-            return self._bound.get(head.client_id, TimedBy(ANY, False))
-        client_sensors = self._quota_manager.bind(
-            VIRTUAL_CLUSTER, NODE_ID, self.user, measured_as(head.client_id), now_ms
-        )
-        right = TimedBy(client_sensors.request, client_sensors.limits_requests)
-        found = self._bound.get(head.client_id, right)
-        require(found == right, f"{head} is measured by {found} instead of {right}")
-        return found
+    def _note_decided(self, taken: Taken) -> None:
+        """The time of a request that was decided about is measured as its client was then, if it was."""
+        client_id = taken.head.client_id
+        if client_id in self._remembered and not self._unproven:
+            given = self._bound[client_id]
+            taken.timed, taken.limited = given.request, given.limits_requests
 
     def reported_sensors(self, client_id: bytes, client_sensors: ClientSensors) -> None:
-        """The relay was told which sensors measure a client-id: with the next request of that."""
-        sensors = [
-            (Of.OWED, client_sensors.produce),
-            (Of.OWED, client_sensors.fetch),
-            (Of.OWED_TIME, client_sensors.request),
-        ]
-        looks = {
-            (of, handle) for of, handle in (*sensors, (Of.OWED_TOKENS, client_sensors.mutation)) if handle is not None
-        }
-        self._to_look_up.append((client_id, TimedBy(client_sensors.request, client_sensors.limits_requests), looks))
+        """The relay was given the sensors that measure a client-id: with the next request of that."""
+        self._to_look_up.append((client_id, client_sensors))
+
+    def _given_last(self, client_id: bytes) -> ClientSensors | None:
+        """What the relay was given last for a client-id, whether a request has been seen with it or not."""
+        given = [sensors for name, sensors in self._to_look_up if name == client_id]
+        return given[-1] if given else self._bound.get(client_id)
 
     def _look_up(self, client_id: bytes) -> None:
         """The relay looks at a request: if it had no binding for that, it was told one, each time that it looked.
@@ -1129,14 +1134,21 @@ class Model:
         for a very long client-id all are.
         """
         while self._to_look_up and self._to_look_up[0][0] == client_id:
-            _, timed_by, looks = self._to_look_up.popleft()
-            if client_id in self._bound:
-                self._looked |= looks
+            _, given = self._to_look_up.popleft()
+            if client_id in self._remembered:
+                looks = (
+                    (Of.OWED, given.produce),
+                    (Of.OWED, given.fetch),
+                    (Of.OWED_TIME, given.request),
+                    (Of.OWED_TOKENS, given.mutation),
+                )
+                self._looked |= {(of, handle) for of, handle in looks if handle is not None}
             elif len(client_id) > 1024:
-                self._bound.clear()
-            elif len(self._bound) >= MOST_BOUND:
-                del self._bound[next(iter(self._bound))]
-            self._bound[client_id] = timed_by
+                self._remembered.clear()
+            elif len(self._remembered) >= MOST_BOUND:
+                del self._remembered[next(iter(self._remembered))]
+            self._remembered[client_id] = None
+            self._bound[client_id] = given
 
     def _check_time_charges(self, now_ms: int) -> None:
         """No more time is charged than such requests cost."""
@@ -1152,22 +1164,16 @@ class Model:
         """Whether a quota can have the data of a request withheld: one that is there when it is sent on."""
         if not self._plan.withholds or self._unproven or head.api_key != wire.FETCH:
             return False
-        table, client_id = self._quota_manager.table, measured_as(head.client_id)
-        limits_time = table.tags_and_limit(QuotaType.REQUEST, self.user, client_id).limit < UNLIMITED
-        return self._has_ceiling(head) or (table.is_on(QuotaType.REQUEST) and limits_time)
+        return self._has_ceiling(head) or self._quota_of(head, QuotaType.REQUEST).limit < UNLIMITED
 
-    def _next_charge(self, of: Of, handle: int, value: float, now_ms: int) -> bool:
-        """Whether the next charge is this one (with handle -1: to anybody); what was charged before is accounted for.
+    def _is_charged(self, of: Of, handle: int) -> bool:
+        """Whether a charge to this sensor has to be there: its row is open, or was when it was charged in this step."""
+        sensors = self._times if of is Of.TIME else self._sensors
+        return sensors.is_open(handle) or any(charge.of is of and charge.handle == handle for charge in self._journal)
 
-        Of several that were charged together only all are of this value.
-        """
-
-        def is_next(charge: Charge) -> bool:
-            if charge.of is not of or handle != -1:
-                return charge.of is of and charge.handle == handle
-            return of is not Of.BYTES or charge.charges > 1 or charge.value == value
-
-        while self._journal and not is_next(self._journal[0]):
+    def _next_charge(self, of: Of, handle: int, now_ms: int) -> bool:
+        """Whether the next charge is one to this sensor; what was charged before is accounted for."""
+        while self._journal and not (self._journal[0].of is of and self._journal[0].handle == handle):
             if not self._account_for_next(now_ms):
                 return False
         return bool(self._journal)
@@ -1212,9 +1218,9 @@ class Model:
         if written.sent_bytes or written.charged:
             return False
         if charge.of is Of.TIME:
-            return request.head.api_key == wire.FETCH and request.timed is not None
-        right = request.fetch_handle in (-1, charge.handle)
-        return right and charge.charges == 1 and charge.value == written.response.charged_bytes
+            return request.head.api_key == wire.FETCH and request.timed == charge.handle
+        right = request.fetch_handle == charge.handle and charge.charges == 1
+        return right and charge.value == written.response.charged_bytes
 
     def _charge_time(self, request: Taken, now_ms: int) -> int:
         """The time that a response took is charged, once; the throttle time in ms.
@@ -1222,12 +1228,10 @@ class Model:
         No more is charged than has passed; a response of ours is charged what the node's would cost.
         """
         sensor, request.timed = request.timed, None
-        if sensor is None or not (sensor == ANY or self._times.is_open(sensor)):
+        if sensor is None or not self._is_charged(Of.TIME, sensor):
             return 0
-        charged = self._next_charge(Of.TIME, sensor, 0, now_ms)
-        require(charged or sensor == ANY, f"the time of {request.head} is not charged, but {list(self._journal)}")
-        if not charged:
-            return 0
+        charged = self._next_charge(Of.TIME, sensor, now_ms)
+        require(charged, f"the time of {request.head} is not charged, but {list(self._journal)}")
         charge = self._journal[0]
         part_us = charge.value * US_PER_PERCENT / charge.charges
         if not request.limited:

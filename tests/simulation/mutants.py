@@ -38,7 +38,7 @@ from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
 from quotas.connection_quotas import ConnectionQuotas, ListenerKey
 from quotas.sensors.windowed_rate import Sensors
-from tests.simulation.plan import WorldPlan
+from tests.simulation.plan import AMPLE_SENSORS, WorldPlan
 
 CLIENT, NODE = Side.CLIENT, Side.NODE
 Piece = bytes | memoryview
@@ -63,6 +63,11 @@ def _with_unknown_versions(world: WorldPlan) -> bool:
     return any(
         request.api_key == 18 and request.version > 4 for party in world.connections for request in party.requests()
     )
+
+
+def _crowded(world: WorldPlan) -> bool:
+    """The table of sensors may be full."""
+    return world.sensors < AMPLE_SENSORS
 
 
 def _withholding(world: WorldPlan) -> bool:
@@ -188,6 +193,28 @@ class UnchargedFrameOfATrain(Mutant):
             return sensors.charge_unthrottled(handle, counted, charges, now_ms)
 
         return _Changed(quota_manager, sensors=_Changed(sensors, charge_unthrottled=charge_unthrottled))
+
+
+class ChargedToAnother(Mutant):
+    """In a full table, the bytes of a client are charged to the sensor of another one."""
+
+    shows_in = staticmethod(_crowded)
+
+    def seen_manager(self, quota_manager: ClientQuotaManager) -> Any:
+        sensors: Any = quota_manager.sensors
+        seen: dict[int, None] = {}
+
+        def of_another(handle: int) -> int:
+            seen[handle] = None
+            return next(other for other in seen if sensors.is_open(other))
+
+        def charge(handle: int, value: float, now_ms: int) -> int:
+            return sensors.charge(of_another(handle), value, now_ms)
+
+        def charge_unthrottled(handle: int, value: float, charges: int, now_ms: int) -> bool:
+            return sensors.charge_unthrottled(of_another(handle), value, charges, now_ms)
+
+        return _Changed(quota_manager, sensors=_Changed(sensors, charge=charge, charge_unthrottled=charge_unthrottled))
 
 
 class AbandonedRequestsAreFree(Mutant):
@@ -371,6 +398,20 @@ class TokensNotGivenBack(Mutant):
     def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision | QuotaAlteration:
         real = facts.listener.quota_manager
         quota_manager: Any = _Changed(real, buckets=_Changed(real.buckets, give_back=lambda *_: None))
+        return decide(ask, _of_listener(facts, quota_manager=quota_manager), now_ms)
+
+
+class TokensNotSpent(Mutant):
+    """With full tables, topics cost no tokens."""
+
+    @staticmethod
+    def shows_in(world: WorldPlan) -> bool:
+        return _crowded(world) and _about_topics(world)
+
+    def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision | QuotaAlteration:
+        real = facts.listener.quota_manager
+        changes = {name: lambda *_: None for name in ("spend_strictly", "spend_permissively")}
+        quota_manager: Any = _Changed(real, buckets=_Changed(real.buckets, **changes))
         return decide(ask, _of_listener(facts, quota_manager=quota_manager), now_ms)
 
 
@@ -654,6 +695,7 @@ MUTANTS = {
     EndlessMute: "to be woken at None",
     LostPartialFrame: "",
     UnchargedFrameOfATrain: "charge",
+    ChargedToAnother: "is not charged",
     AbandonedRequestsAreFree: "is not charged",
     StaleQuota: "",
     DelayForgotten: "",
@@ -669,6 +711,7 @@ MUTANTS = {
     OwnRequestReportedToTheClient: "",
     RefusalsLast: "other bytes to the client",
     TokensNotGivenBack: "tokens are not given back",
+    TokensNotSpent: "tokens are not spent",
     CorrectionsLostWithTheClient: "the node is read on",
     RefusalWithoutMute: "",
     RefusedTopicsSentOn: "other bytes to the node",

@@ -33,10 +33,11 @@ from tests.simulation.world import Outcome, run_world
 SEEDS = 140
 MORE_SEEDS = 1_000
 SEEDS_FOR_A_BUG = 250
-FAILED_BEFORE = (792696093, 807188580, 880354609)
+FAILED_BEFORE = (792696093, 807188580, 880354609, 91380459)
 """Seeds that failed once. The model overlooked a look at what is owed behind the charge of a response that was asked
 about, and took the charge of an abandoned Produce for that of a malformed Fetch response. A relay waited for a node
-that was lost behind a failed login.
+that was lost behind a failed login. With a full table of sensors, the model took the charge for another client's
+request for that of a client without a quota, which a full table does not measure.
 """
 RARE = (
     BlameForOurWaits,
