@@ -76,14 +76,17 @@ _CODE = "kafka_throttle"
 """The module that holds the code of all is called so, followed by `__mypyc`."""
 
 
-def sources() -> dict[Path, bytes]:
-    """The files of MODULES, relative to ROOT, with what they contain."""
-    return {file: (ROOT / file).read_bytes() for file in map(_file, MODULES)}
+def sources() -> list[Path]:
+    """The files of MODULES, relative to ROOT."""
+    return [_file(module) for module in MODULES]
 
 
 def all_sources() -> dict[Path, bytes]:
-    """The files of MODULES and of what they import of ours, directly or not: constants and types come from there."""
-    found, waiting = dict[Path, bytes](), [_file(module) for module in MODULES]
+    """The files of MODULES and of what they import of ours, directly or not, with what they contain.
+
+    Constants and types come from what is imported.
+    """
+    found, waiting = dict[Path, bytes](), sources()
     while waiting:
         file = waiting.pop()
         if file not in found:
@@ -114,7 +117,7 @@ def compile_into(directory: Path) -> None:
     with tempfile.TemporaryDirectory(prefix=f"{directory.name}-", dir=directory.parent) as name:
         made = Path(name, "made")
         contents = all_sources()
-        _build([str(file) for file in sources()], made, Path(name, "c"))
+        _build([*map(str, sources())], made, Path(name, "c"))
         contents |= {file.relative_to(made): file.read_bytes() for file in made.rglob("*.so")}
         hashes = [f"{hashlib.sha256(content).hexdigest()}  {file}\n" for file, content in contents.items()]
         (made / LIST_OF_HASHES).write_text("".join(hashes))
