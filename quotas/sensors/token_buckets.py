@@ -142,8 +142,8 @@ class TokenBuckets(Rows):
         tokens, limit = self.tokens(handle, now_ms), self.limit(handle)
         most = tokens + limit * (max(self.max_debt_ms, self.max_throttle_ms) / 1000)
         if value <= most:
-            return value
-        return max(floor(most), 1 if tokens >= 0 else 0)
+            return float(value)
+        return float(max(floor(most), 1 if tokens >= 0 else 0))
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
         """Put charged tokens back, at most until the bucket is full."""

@@ -199,7 +199,8 @@ def test_unconfirmed_spending_overdraws_by_no_more_than_the_longest_debt(limit, 
     handle = buckets.open(limit, 0)
     buckets.spend_permissively(handle, spent, 0)
     before = buckets.reading(handle, 0)
-    assert buckets.unconfirmed(handle, value, 0) == most
+    unconfirmed = buckets.unconfirmed(handle, value, 0)
+    assert (unconfirmed, type(unconfirmed)) == (most, float)
     assert buckets.reading(handle, 0) == before
 
 
