@@ -55,10 +55,7 @@ class Accounting:
         counters = self.counters
         counters.requests_by_api[request.plan.api_key] += count
         counters.request_bytes += frames_bytes
-        if self._usage_of is not None:
-            use = request.use
-            if use is None:
-                use = request.use = self._client(request.head.client_id).of(request.plan.use)
+        if (use := self.meter(request)) is not None:
             now_us = self._turn.now_us
             if now_us >= use.until_us:
                 use.turn(now_us)
@@ -74,10 +71,11 @@ class Accounting:
 
     # ------------------------------------------------------------------- metered
 
-    def meter(self, request: Request) -> None:
-        """From now on the usage of this request is counted."""
-        if self._usage_of is not None:
+    def meter(self, request: Request) -> UsageCounter | None:
+        """From now on the usage of this request is counted; by what. None: usage is not metered."""
+        if request.use is None and self._usage_of is not None:
             request.use = self._client(request.head.client_id).of(request.plan.use)
+        return request.use
 
     def _client(self, client_id: bytes) -> Client:
         client = self._clients.get(client_id)

@@ -51,7 +51,7 @@ class Waiting(Protocol):
         """What the proxy waits for."""
 
     @property
-    def whole_requests(self) -> int:
+    def requests(self) -> int:
         """How many requests have come whole."""
 
 
@@ -77,7 +77,7 @@ class ConnectionTimeouts:
     ) -> CloseReason | None:
         """The reason to close the connection, if a timeout has passed; see `for_bytes` and `for_reading`."""
         held_up, self._held_up = self._held_up, False
-        reason = self.for_bytes(relay.waiting_for, relay.whole_requests, held_up, step_ms, time_outs)
+        reason = self.for_bytes(relay.waiting_for, relay.requests, held_up, step_ms, time_outs)
         return reason or self.for_reading(unsent_bytes, written_bytes, step_ms, time_outs)
 
     def for_bytes(

@@ -114,70 +114,53 @@ class Relay:
 
     @property
     def requests(self) -> int:
-        """How many requests have come, the last of which may have ended incomplete."""
         return self._accounting.requests
 
     @property
     def request_bytes(self) -> int:
-        """How many bytes the requests have, with their length prefixes."""
         return self._accounting.request_bytes
 
     @property
     def responses(self) -> int:
-        """How many responses have begun to go out."""
         return self._accounting.responses
 
     @property
     def response_bytes(self) -> int:
-        """How many bytes the responses have, with their length prefixes."""
         return self._accounting.response_bytes
 
     @property
     def throttled_ms(self) -> int:
-        """For how long in all the client was muted by throttles."""
         return self._throttle.throttled_ms
 
     @property
-    def whole_requests(self) -> int:
-        """How many requests have come whole."""
-        return self._accounting.requests
-
-    @property
     def muted(self) -> bool:
-        """True while the client is read only to see its next request head; not after a Close."""
         return self._throttle.reasons != 0 and self._requests.half is None and not self._closed
 
     @property
     def lacks_room(self) -> bool:
-        """True while a request waits because its quota of request time has no room beside what is in flight."""
         return self._throttle.reasons & NO_ROOM != 0
 
     @property
     def unread_bytes(self) -> int:
-        """How many bytes of the client the relay holds, of requests that are not taken yet."""
         return len(self._requests.unread)
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes the relay holds."""
         own_bytes = sum(map(len, self._in_flight.own_responses))
         return self.unread_bytes + self._responses.held_bytes + own_bytes
 
     @property
     def missing_bytes(self) -> int:
-        """How many bytes are still to come of a request that is collected whole."""
         return self._requests.unread.missing
 
     @property
     def idle(self) -> bool:
-        """True between requests: nothing is in flight, and no frame is incomplete."""
         in_flight, requests, responses = self._in_flight, self._requests, self._responses
         held = in_flight.queue or in_flight.own_responses or requests.unread.data or responses.holds_bytes
         return not (held or requests.half is not None or responses.amid)
 
     @property
     def waiting_for(self) -> WaitingFor:
-        """What the proxy waits for the client to do."""
         if self._client_eof and self._requests.half is None:
             return WaitingFor.NOTHING
         found = self._requests.waiting_for
@@ -186,15 +169,12 @@ class Relay:
     # ---------------------------------------------------------------------- events
 
     def note_unsent(self, unsent_bytes: int, now_us: int) -> None:
-        """Count bytes that were handed over for the client and never written, because its connection ended first."""
         self._accounting.note_unsent(unsent_bytes, now_us)
 
     def on_held_up(self) -> None:
-        """Something other than the node delays its responses: their time does not show what the requests cost."""
         self._times.held_up()
 
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
-        """Bytes from the client or the node."""
         if self._closed:
             return self._settle(data, now_us) if side is _NODE and self.unsettled else []
         turn = self._turn
@@ -230,7 +210,6 @@ class Relay:
         return actions
 
     def on_decision(self, ticket: int, decision: Decision, now_us: int) -> list[Action]:
-        """Carry on with the decision about a DecisionRequest. A decision that is no longer waited for is dropped."""
         actions = self._turn.begin(now_us)
         is_for_request = ticket == self._requests.asked.ticket
         if self._closed:
@@ -259,7 +238,6 @@ class Relay:
         self._requests.note_exchange(exchange)
 
     def on_time(self, now_us: int) -> list[Action]:
-        """The time of a WakeAt has come: the throttle is over, unless it was prolonged meanwhile."""
         actions, throttle = self._turn.begin(now_us), self._throttle
         if self._closed or not throttle.reasons & THROTTLED:
             return actions
@@ -278,7 +256,6 @@ class Relay:
         return actions
 
     def on_writable(self, side: Side, now_us: int) -> list[Action]:
-        """A side takes bytes (again). For the node, the first call means that it is connected."""
         actions = self._turn.begin(now_us)
         if self._closed:
             return actions
@@ -294,7 +271,6 @@ class Relay:
         return actions
 
     def on_blocked(self, side: Side) -> list[Action]:
-        """A side takes no more bytes for now: the other side is not read until it does."""
         actions = self._turn.actions = []
         if self._closed:
             return actions
@@ -308,7 +284,6 @@ class Relay:
         return actions
 
     def on_eof(self, side: Side, now_us: int) -> list[Action]:
-        """No more bytes come from `side`. What a muted client sent before is still carried, as a broker does."""
         actions, responses = self._turn.begin(now_us), self._responses
         if self._closed:
             if side is _NODE:
@@ -324,7 +299,6 @@ class Relay:
         return actions
 
     def on_lost(self, reason: CloseReason, detail: str = "", now_us: int = 0) -> list[Action]:
-        """The connection to a side is lost, could not be made, or must be given up."""
         actions = self._turn.begin(max(now_us, self._turn.now_us))
         if not self._closed:
             self._close(reason, detail)

@@ -29,7 +29,7 @@ from proxy.relay.throttle_state import (
     UNCONNECTED,
     ThrottleState,
 )
-from proxy.relay.turn import NO_TICKET, Passage, Turn
+from proxy.relay.turn import NO_TICKET, STOP, Passage, Turn
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
@@ -39,9 +39,6 @@ _NODE: Final = Side.NODE
 _INT32: Final = Struct(">i")
 
 _OPEN_UPSTREAM: Final = OpenUpstream()
-
-_STOP: Final = -1
-"""In place of where the next frame begins: nothing more can be done now."""
 
 
 class Disposition(Enum):
@@ -85,7 +82,7 @@ def classify(plan: Plan, reasons: int, is_decided: bool, login: Login) -> Dispos
     is_sasl = plan.asked is DecisionKind.SASL
     if reasons & UNCONNECTED:
         return CONNECT
-    if reasons and not is_sasl:
+    if reasons and not is_sasl:  # where only THROTTLED is left, `SaslState.passes_throttle` has looked at the API key
         return WAIT
     if is_decided:
         return CARRY_OUT
@@ -283,7 +280,7 @@ class RequestDirection:
                 if head is None:
                     break
                 next_at = self._take_one(passage, head, at, end)
-                if next_at == _STOP:
+                if next_at == STOP:
                     break
                 at = next_at
         finally:
@@ -327,7 +324,7 @@ class RequestDirection:
             request = Request(head)
             self._in_flight.add(request)
             return self._pass(request, at, end)
-        return _STOP
+        return STOP
 
     def settle_client(self) -> None:
         """Pause or resume reading the client if that must change.
@@ -359,11 +356,11 @@ class RequestDirection:
         client_sensors = self._sensors.of(head.client_id)
         request = Request(head, client_sensors)
         if client_sensors.limits and not self._may_begin(request, client_sensors, buf, at, end):
-            return _STOP
+            return STOP
         if plan.asked is not None:
             if _is_asked(head, client_sensors):
                 self._ask(head, buf, at)
-                return _STOP
+                return STOP
             self._in_flight.own_responses = []
             if plan.asked is DecisionKind.MUTATION and client_sensors.mutation is not None:
                 self._charges.use_bucket(client_sensors.mutation)
@@ -535,9 +532,9 @@ class RequestDirection:
         frame_end = at + 4 + head.size_bytes
         if frame_end > end:
             self.unread.want(frame_end - end)
-            return _STOP
+            return STOP
         if self._flow.client_blocked or (not self._sasl.unproven and self._sensors.hold_back(head)):
-            return _STOP
+            return STOP
         self.asked.decision = Decision(response=unsupported_version_response(head.correlation_id))
         return self._carry_out(passage, head, at)
 

@@ -25,7 +25,7 @@ from proxy.relay.quick_responses import QuickResponses
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import Refusal, Request
 from proxy.relay.throttle_state import UNCONNECTED, ThrottleState
-from proxy.relay.turn import NO_TICKET, Passage, Piece, Turn
+from proxy.relay.turn import NO_TICKET, STOP, Passage, Piece, Turn
 from proxy.side import Side
 
 _CLIENT: Final = Side.CLIENT
@@ -39,9 +39,6 @@ _RESPONSE_PREFIX_BYTES: Final = 13
 
 _RESPONSE_HEAD: Final = Struct(">ii")
 _INT32: Final = Struct(">i")
-
-_STOP: Final = -1
-"""In place of where the next step begins: nothing more can be done now."""
 
 
 class ResponseState(Enum):
@@ -244,7 +241,7 @@ class ResponseDirection:
         try:
             while at < end:
                 next_at = self._step(passage, at, end)
-                if next_at == _STOP:
+                if next_at == STOP:
                     break
                 at = next_at
         finally:
@@ -266,7 +263,7 @@ class ResponseDirection:
                 passage.cut(at, at + step)
             return at + step
         if state is ASKED or self._asked.decision is not None:
-            return _STOP
+            return STOP
         if state is WALKING:
             return self._walk_on(passage, at)
         if state is COLLECTING:
@@ -282,7 +279,7 @@ class ResponseDirection:
                 passage.cut(at, at)
                 passage.pieces += self._own_responses()
                 if self.state is DELAYED:
-                    return _STOP
+                    return STOP
             if queue and queue[0].note is not None:
                 return self._collect(passage, at)
         if self.state is IDLE:
@@ -306,7 +303,7 @@ class ResponseDirection:
         frame_bytes = self._response_bytes(buf, at)
         here_bytes = min(len(buf) - at, frame_bytes)
         if not frame_bytes or here_bytes < min(frame_bytes, _RESPONSE_PREFIX_BYTES):
-            return _STOP
+            return STOP
         request = self._in_flight.queue[0]
         plan = request.plan
         body_at = 8
@@ -315,18 +312,18 @@ class ResponseDirection:
                 raise _too_short(plan, frame_bytes)
             body_at = 9 if not buf[at + 8] else _after_header_tags(buf[at : at + here_bytes], frame_bytes)
             if not body_at:
-                return _STOP
+                return STOP
         begun = _Next(request, at, frame_bytes, here_bytes, body_at)
         if plan.fetches and not request.charged and (plan.response is _PLAIN or frame_bytes > MAX_HEAD_BYTES):
             decisive_at = body_at + decisive_bytes(plan.api_version)
             if request.incremental is not None and here_bytes < min(frame_bytes, decisive_at):
-                return _STOP
+                return STOP
             if self._charges.fetch(request, frame_bytes - (body_at - 4)):
                 return self._withhold(passage, begun)
         if plan.response is _PLAIN:
             return self._begin_plain(passage, begun)
         if here_bytes < min(frame_bytes, self._asked.head_bytes):
-            return _STOP
+            return STOP
         if plan.response is _HEAD:
             head_end = at + min(here_bytes, self._asked.head_bytes)
             return self._ask(plan, buf[at:head_end])
@@ -341,7 +338,7 @@ class ResponseDirection:
             if throttle_at + 4 > begun.frame_bytes:
                 raise _too_short(plan, begun.frame_bytes)
             if throttle_at + 4 > begun.here_bytes:
-                return _STOP
+                return STOP
         return self._pass(passage, begun, throttle_at)
 
     def _begin_tail(self, passage: Passage, begun: _Next) -> int:
@@ -376,7 +373,7 @@ class ResponseDirection:
         request, at, frame_bytes = begun.request, begun.at, begun.frame_bytes
         splices = self._release(request, passage.buf, at, throttle_at, frame_bytes)
         if splices is None:
-            return _STOP
+            return STOP
         for splice in splices:
             passage.replace(splice, at)
         if walk is None:
@@ -472,7 +469,7 @@ class ResponseDirection:
                 if walked.sent + here == walked.frame_bytes:
                     passed, splices = here, self._walk_tail(walked, data)
         if not passed:
-            return _STOP
+            return STOP
         for splice in splices:
             passage.replace(splice, begun_at)
         self._accounting.written(self._accounting.going, passed)
@@ -528,7 +525,7 @@ class ResponseDirection:
         kind = DecisionKind.API_VERSIONS if plan.api_key == API_VERSIONS else DecisionKind.ADDRESSES
         self._become(ASKED)
         self._asked.ticket = self._turn.ask(kind, _NODE, plan, head).ticket
-        return _STOP
+        return STOP
 
     def _collect(self, passage: Passage, at: int) -> int:
         """Take the part that is here of a response that is collected whole; return where that part ends."""
@@ -540,7 +537,7 @@ class ResponseDirection:
                 detail = f"{request.plan.name}: {frame_bytes} bytes announced, {MAX_HELD_BYTES} can be held"
                 raise Refusal(CloseReason.ANSWER_TOO_LARGE, detail)
             if not frame_bytes:
-                return _STOP
+                return STOP
             self._become(COLLECTING)
             self._left = frame_bytes
         part = passage.buf[at : at + self._left]

@@ -6,14 +6,15 @@ from typing import Final
 
 from protocol.errors import MalformedMessage
 from protocol.frames import MAX_ASKED_BYTES
-from protocol.messages.sasl import SASL_APIS
-from proxy.relay.actions import CloseReason, Exchange
+from proxy.relay.actions import CloseReason, DecisionKind, Exchange
 from proxy.relay.plans import PLANS, SASL_TOKEN, plan_key
 from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.request import Refusal, RequestHead, read_request
 
 _HEAD: Final = Struct(">ihh")
-_SASL_KEYS: Final = frozenset(key.to_bytes(2, "big") for key in SASL_APIS)
+_SASL_KEYS: Final = frozenset(
+    plan.api_key.to_bytes(2, "big") for plan in PLANS.values() if plan.asked is DecisionKind.SASL
+)
 _TOKENS: Final = frozenset({Exchange.TOKENS, Exchange.OPAQUE_TOKENS})
 _MAY_BE_OVER: Final = frozenset({Exchange.OPAQUE_TOKENS, Exchange.UNPROVEN})
 

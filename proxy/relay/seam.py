@@ -31,7 +31,7 @@ class ConnectionRelay(Protocol):
         """The decision about a DecisionRequest. One that is no longer waited for is dropped."""
 
     def on_time(self, now_us: int) -> list[Action]:
-        """The time of a WakeAt has come."""
+        """The time of a WakeAt has come: the throttle is over, unless it was prolonged meanwhile."""
 
     def on_writable(self, side: Side, now_us: int) -> list[Action]:
         """A side takes bytes (again). For the node, the first call means that it is connected."""
@@ -53,7 +53,7 @@ class ConnectionRelay(Protocol):
 
     @property
     def requests(self) -> int:
-        """How many requests have come, the last of which may have ended incomplete."""
+        """How many requests have come whole. After a Close, one that has ended incomplete counts, too."""
 
     @property
     def request_bytes(self) -> int:
@@ -72,12 +72,8 @@ class ConnectionRelay(Protocol):
         """For how long in all the client was muted by throttles."""
 
     @property
-    def whole_requests(self) -> int:
-        """How many requests have come whole."""
-
-    @property
     def muted(self) -> bool:
-        """True while the client is read only to see its next request head."""
+        """True while the client is read only to see its next request head; not after a Close."""
 
     @property
     def lacks_room(self) -> bool:

@@ -11,6 +11,9 @@ Piece = bytes | memoryview
 
 NO_TICKET: Final = -1
 
+STOP: Final = -1
+"""In place of where the next step begins: nothing more can be done now."""
+
 
 class Turn:
     """The time of the call that a relay is in, and the actions that the call will return.

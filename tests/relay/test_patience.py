@@ -34,7 +34,7 @@ class Waiter:
 
     def look(self, held_up=False):
         relay = self.script.relay
-        return self.timeouts.for_bytes(relay.waiting_for, relay.whole_requests, held_up, STEP_MS, self.time_outs)
+        return self.timeouts.for_bytes(relay.waiting_for, relay.requests, held_up, STEP_MS, self.time_outs)
 
     def until(self, seconds, held_up=False):
         """After how many seconds the connection ends, and why; None if not within so many."""

@@ -14,10 +14,12 @@ if not __package__:  # started as a script: what is imported below counts from t
 import pytest
 
 from protocol.api_key import API_VERSIONS, FETCH, METADATA, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
+from protocol.primitives import int16, int32
 from proxy.relay.plans import PLANS, SASL_TOKEN, UNKNOWN_API_VERSIONS, plan_key
+from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.request_direction import Disposition, classify
 from proxy.relay.response_direction import FOLLOWS, ResponseDirection, ResponseState
-from proxy.relay.sasl_state import Login
+from proxy.relay.sasl_state import Login, SaslState
 from proxy.relay.throttle_state import ASKING, FETCHING, NO_ROOM, THROTTLED, UNCONNECTED
 from tests.relay.test_large_responses import HEADS, cut, listing, relayed
 from tests.simulation.generate import world_of
@@ -80,6 +82,15 @@ def test_every_case_has_one_row():
     ]
     assert len(seen) == len(set(seen))
     assert set(seen) == set(every)
+
+
+def test_what_passes_a_throttle_by_its_first_bytes_passes_it_by_its_plan_too():
+    sasl = SaslState(RelayCounters(), authenticates=True)
+    by_bytes = {key for key, plan in PLANS.items() if sasl.passes_throttle(int32(8) + int16(plan.api_key), 0)}
+    by_plan = {
+        key for key, plan in PLANS.items() if classify(plan, THROTTLED, False, Login.UNPROVEN) is not Disposition.WAIT
+    }
+    assert by_bytes == by_plan
 
 
 # -------------------------------------------------------------------------- states

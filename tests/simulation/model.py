@@ -1440,11 +1440,6 @@ class Model:
             return FIRST_BYTE
         return "" if self._in_flight or self._responses else USE
 
-    @property
-    def whole_requests(self) -> int:
-        """How many requests have come to their end."""
-        return self.requests
-
     # ----------------------------------------------------------------- at the end
 
     @property

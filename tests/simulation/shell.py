@@ -218,7 +218,7 @@ class Shell:
         unsent, late = client.kept_bytes, client.late_bytes
         reported = self._timeouts.look(self.relay, unsent, late, step_ms, time_outs)
         held_up, model.held_up = model.held_up, False
-        right = model.waits.look(model.waiting_for, model.whole_requests, held_up, now_ms, step_ms, time_outs)
+        right = model.waits.look(model.waiting_for, model.requests, held_up, now_ms, step_ms, time_outs)
         right = right or model.waits.look_at_responses(unsent, late, now_ms, step_ms, time_outs)
         if (reported.value if reported is not None else "") != right:
             raise Violation(
