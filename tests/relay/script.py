@@ -1,6 +1,6 @@
 """Drives a relay by script: bytes and times in; what was sent, and whether each side is read, out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from protocol.messages.api_versions import carried
@@ -32,6 +32,8 @@ from quotas.request_costs import RequestCosts
 from quotas.sensors.windowed_rate import Sensors
 from tests.whole_messages import finish
 
+Quotas = Mapping[Entity, Mapping[QuotaType, float]]
+
 NOW_MS = 1_000_000
 NOW_US = 1000 * NOW_MS
 
@@ -62,7 +64,14 @@ def quota_manager_with(
     produce: int | None = None, fetch: int | None = None, client_id: str = "etl", **caps: int
 ) -> ClientQuotaManager:
     """A quota manager with byte rates for one client-id."""
-    return ClientQuotaManager(Sensors(64, **caps), table_with(produce, fetch, client_id))
+    return manager_of(table_with(produce, fetch, client_id), **caps)
+
+
+def manager_of(
+    quotas: Quotas | None = None, shadow: Quotas | None = None, costs: RequestCosts | None = None, **caps: int
+) -> ClientQuotaManager:
+    """A quota manager with these quotas, and these shadow quotas."""
+    return ClientQuotaManager(Sensors(64, **caps), QuotaTable(quotas), QuotaTable(shadow), costs=costs)
 
 
 def table_with(produce: int | None = None, fetch: int | None = None, client_id: str = "etl") -> QuotaTable:

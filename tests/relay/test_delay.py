@@ -8,13 +8,11 @@ from protocol.api_key import API_VERSIONS, FETCH, HEARTBEAT, METADATA, PRODUCE
 from proxy.relay.actions import CloseReason, RelayLimits, Throttled
 from proxy.relay.costs import cost_kind
 from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
-from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
-from tests.relay.script import NOW_MS, NOW_US, Script, quota_manager_with
+from tests.relay.script import NOW_MS, NOW_US, Script, manager_of, quota_manager_with
 
 DELAYS = RelayLimits(delays=True)
 END_MS = NOW_MS + 5000
@@ -199,7 +197,7 @@ def test_a_throttle_of_the_node_alone_goes_through(make_relay):
 
 def test_a_shadow_quota_holds_nothing(make_relay):
     shadow = QuotaTable({Entity(client_id="etl"): {QuotaType.PRODUCE: 1.0, QuotaType.FETCH: 1.0}})
-    script = Script(make_relay, ClientQuotaManager(Sensors(64), QuotaTable(), shadow), DELAYS).connected()
+    script = Script(make_relay, manager_of({}, shadow), DELAYS).connected()
     script.client(produce(1, size=1500) + fetch(2))
     responses = produced(1) + fetched(2, size=1500)
     assert script.node(responses) == responses
@@ -242,7 +240,7 @@ def test_bytes_that_come_before_a_late_timer_bring_the_response_along(make_relay
 
 
 def test_an_own_response_that_is_held_for_its_time_goes_out_when_that_is_over(make_relay):
-    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1e-4}}))
+    quota_manager = manager_of({Entity(client_id="etl"): {QuotaType.REQUEST: 1e-4}})
     script = Script(make_relay, quota_manager, DELAYS).connected()
     script.client(heartbeat(1))
     script.node(heartbeaten(1))
@@ -257,9 +255,7 @@ def test_an_own_response_that_is_held_for_its_time_goes_out_when_that_is_over(ma
 
 def test_the_time_of_a_response_that_is_let_go_is_charged_once(make_relay):
     table = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1e-4}})
-    quota_manager = ClientQuotaManager(
-        Sensors(64), table, costs=RequestCosts(pinned={cost_kind(HEARTBEAT): Cost(10_000.0)})
-    )
+    quota_manager = manager_of(table, costs=RequestCosts(pinned={cost_kind(HEARTBEAT): Cost(10_000.0)}))
     script = Script(make_relay, quota_manager, DELAYS).connected()
     script.client(heartbeat(1))
     assert script.node(heartbeaten(1), NOW_MS + 50) == b""

@@ -7,13 +7,11 @@ import pytest
 from protocol.api_key import API_VERSIONS, HEARTBEAT
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
-from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced, request
-from tests.relay.script import NOW_MS, Script, us
+from tests.relay.script import NOW_MS, Script, manager_of, us
 from tests.topic_frames import create_topics, new_topic
 
 CAP_MS = 20_000
@@ -28,7 +26,7 @@ def mutation(version):
 def quota_manager_of(**limits):
     table = QuotaTable({Entity(client_id=DEFAULT): {QuotaType[name]: float(limit) for name, limit in limits.items()}})
     costs = RequestCosts({}, {HEARTBEAT: Cost(50.0), API_VERSIONS: Cost(50.0)})
-    return ClientQuotaManager(Sensors(64), table, costs=costs)
+    return manager_of(table, costs=costs)
 
 
 def client_of(make_relay, quota_manager, limits=None):
@@ -133,7 +131,7 @@ def test_a_quota_that_is_new_is_felt_at_once_on_a_connection_that_is_not(make_re
 @pytest.mark.parametrize(("limits", "quota_type", "ask", "how"), KINDS.values(), ids=KINDS.keys())
 def test_a_shadow_quota_has_no_client_wait(make_relay, limits, quota_type, ask, how):
     of_default = {QuotaType[name]: float(limit) for name, limit in limits.items()}
-    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable(), QuotaTable({Entity(client_id=DEFAULT): of_default}))
+    quota_manager = manager_of({}, {Entity(client_id=DEFAULT): of_default})
     for _ in range(3):
         script = client_of(make_relay, quota_manager, RelayLimits(**how))
         script.client(ask, NOW_MS)

@@ -7,13 +7,11 @@ from hypothesis import strategies as st
 from protocol.api_key import HEARTBEAT, PRODUCE
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
-from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import fetch, heartbeat, heartbeaten, produce, produced
-from tests.relay.script import NOW_MS, NOW_US, Script, quota_manager_with, table_with
+from tests.relay.script import NOW_MS, NOW_US, Script, manager_of, quota_manager_with, table_with
 
 SIZE = 10_000
 
@@ -25,9 +23,7 @@ def charged(script, shadow=False):
 
 
 def shadow_manager(rate):
-    return ClientQuotaManager(
-        Sensors(64), QuotaTable(), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.PRODUCE: rate}})
-    )
+    return manager_of({}, {Entity(client_id=DEFAULT): {QuotaType.PRODUCE: rate}})
 
 
 def used(script):
@@ -173,7 +169,7 @@ def test_the_time_of_a_request_begins_with_its_last_byte(make_relay):
     """The time that a client takes to send a request is not what the request costs the node."""
     table = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 100.0}})
     costs = RequestCosts(pinned={PRODUCE: Cost(1_000_000)})
-    script = Script(make_relay, ClientQuotaManager(Sensors(64), table, costs=costs)).connected()
+    script = Script(make_relay, manager_of(table, costs=costs)).connected()
     script.client(produce(1, size=SIZE)[:3000])
     script.client(produce(1, size=SIZE)[3000:], NOW_MS + 700)
     script.node(produced(1), NOW_MS + 705)
@@ -207,7 +203,7 @@ def test_a_throttle_for_another_request_does_not_stop_one_that_is_half_way(make_
 
 def test_a_response_that_is_delayed_goes_out_in_time_though_a_longer_throttle_begins_meanwhile(make_relay):
     table = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1.0, QuotaType.PRODUCE: 100.0}})
-    quota_manager = ClientQuotaManager(Sensors(64), table, costs=RequestCosts(pinned={HEARTBEAT: Cost(500_000)}))
+    quota_manager = manager_of(table, costs=RequestCosts(pinned={HEARTBEAT: Cost(500_000)}))
     script = Script(make_relay, quota_manager, RelayLimits(delays=True)).connected()
     data = produce(2, size=SIZE, acks=0)
     script.client(heartbeat(1) + data[:3000])

@@ -15,9 +15,8 @@ from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
-from tests.relay.script import NOW_MS, NOW_US, Script
+from tests.relay.script import NOW_MS, NOW_US, Script, manager_of
 from tests.topic_frames import (
     create_partitions,
     create_topics,
@@ -42,7 +41,7 @@ def mutation_table(rate: float | None, client_id: str = "etl") -> QuotaTable:
 
 
 def mutation_manager(rate: float | None = 1.0, shadow: float | None = None) -> ClientQuotaManager:
-    return ClientQuotaManager(Sensors(64), mutation_table(rate), mutation_table(shadow))
+    return manager_of(mutation_table(rate), mutation_table(shadow))
 
 
 def connected(make_relay, rate: float | None = 1.0, shadow: float | None = None, **how) -> Script:
@@ -99,7 +98,7 @@ def test_without_a_mutation_quota_nothing_changes(make_relay, version):
 
 
 def test_clients_without_a_quota_pass_untouched_where_others_have_one_and_their_bucket_is_looked_at(make_relay):
-    script = Script(make_relay, ClientQuotaManager(Sensors(64), mutation_table(1.0, "other"))).connected()
+    script = Script(make_relay, manager_of(mutation_table(1.0, "other"))).connected()
     request = create((b"t", 1000))
     assert script.client(request) == request
     assert script.node(made(created(7, b"t"))) == made(created(7, b"t"))

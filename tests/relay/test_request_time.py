@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 from protocol.api_key import API_VERSIONS, FETCH, HEARTBEAT, PRODUCE
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import BUSY_SHARE, NETWORK_US, PAUSE_US, SAMPLES, Cost, RequestCosts
-from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
-from tests.relay.script import NOW_MS, Script, us
+from tests.relay.script import NOW_MS, Script, manager_of, us
 
 MODEL = {
     PRODUCE: Cost(100.0, 10.0),
@@ -30,7 +28,7 @@ def timed(make_relay, percent=HUGE, *, pinned=True, **others):
     """A connected relay whose client has a request quota, and its quota manager."""
     limits = {QuotaType.REQUEST: float(percent)} | {QuotaType[name]: float(rate) for name, rate in others.items()}
     costs = RequestCosts({} if pinned else MODEL, MODEL if pinned else {})
-    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=costs)
+    quota_manager = manager_of({Entity(client_id="etl"): limits}, costs=costs)
     return Script(make_relay, quota_manager).connected()
 
 
@@ -121,7 +119,7 @@ def test_however_it_is_cut_a_train_is_never_charged_more_than_its_time_or_its_mo
 
 
 def test_without_a_request_quota_nothing_is_timed(make_relay):
-    script = Script(make_relay, ClientQuotaManager(Sensors(64), QuotaTable())).connected()
+    script = Script(make_relay, manager_of()).connected()
     exchange = Exchanges(script)
     exchange(took_us=1000)
     assert script.quota_manager.costs.by_node() == {}
@@ -216,7 +214,7 @@ def test_a_response_that_is_asked_about_is_charged_when_it_goes_out(make_relay):
 
 @pytest.mark.parametrize(("ask", "response"), [(heartbeat, heartbeaten), (fetch, fetched), (produce, produced)])
 def test_a_sensor_may_be_closed_while_its_request_is_in_flight(make_relay, ask, response):
-    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.REQUEST: 50.0}}))
+    quota_manager = manager_of({Entity(client_id=DEFAULT): {QuotaType.REQUEST: 50.0}})
     script = Script(make_relay, quota_manager).connected()
     exchange = Exchanges(script)
     exchange(took_us=100, ask=ask, response=response)
@@ -230,9 +228,7 @@ def test_a_sensor_may_be_closed_while_its_request_is_in_flight(make_relay, ask, 
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_response_that_is_held_is_charged_once_whatever_ends_its_hold(make_relay, ends):
     limits = {QuotaType.REQUEST: 50.0, QuotaType.PRODUCE: 100.0}
-    quota_manager = ClientQuotaManager(
-        Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=RequestCosts({}, MODEL)
-    )
+    quota_manager = manager_of({Entity(client_id="etl"): limits}, costs=RequestCosts({}, MODEL))
     script = Script(make_relay, quota_manager, RelayLimits(delays=True)).connected()
     script.client(produce(1, size=1500))
     script.node(produced(1), NOW_MS + 1)
@@ -263,7 +259,7 @@ def test_produce_without_acks_is_exempt(make_relay, train):
 
 def test_a_shadow_quota_is_charged_and_never_felt(make_relay):
     shadow = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 0.001}})
-    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable(), shadow, costs=RequestCosts({}, MODEL))
+    quota_manager = manager_of({}, shadow, costs=RequestCosts({}, MODEL))
     script = Script(make_relay, quota_manager).connected()
     exchange = Exchanges(script)
     for corr in range(1, 4):

@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 from protocol.api_key import API_VERSIONS, HEARTBEAT, METADATA, PRODUCE
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
-from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced, request
-from tests.relay.script import NOW_MS, Script, us
+from tests.relay.script import NOW_MS, Script, manager_of, us
 from tests.sasl_frames import handshake, handshaken, log_in
 
 MODEL = {HEARTBEAT: Cost(50.0), PRODUCE: Cost(50.0), METADATA: Cost(50.0, 1.0), API_VERSIONS: Cost(50.0)}
@@ -28,7 +26,7 @@ UNKNOWN = request(API_VERSIONS, 99, b"\1\1\0", tags=True)
 def quota_manager_of(percent=0.05, shadow=False, entity=None):
     table = QuotaTable({entity or Entity(client_id="etl"): {QuotaType.REQUEST: percent}})
     tables = (QuotaTable(), table) if shadow else (table, None)
-    return ClientQuotaManager(Sensors(64), *tables, costs=RequestCosts({}, MODEL))
+    return manager_of(*tables, costs=RequestCosts({}, MODEL))
 
 
 def client_of(make_relay, quota_manager, limits=None):
@@ -200,7 +198,7 @@ def test_far_from_the_quota_a_thousand_are_in_flight(make_relay, percent):
 
 
 def test_without_a_quota_and_under_a_shadow_quota_a_thousand_are(make_relay):
-    for quota_manager in (ClientQuotaManager(Sensors(64), QuotaTable()), quota_manager_of(shadow=True)):
+    for quota_manager in (manager_of(), quota_manager_of(shadow=True)):
         script = client_of(make_relay, quota_manager)
         assert taken(script.client(heartbeats(0, 2000))) == 1000
         assert quota_manager.time_in_flight == {}

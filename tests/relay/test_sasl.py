@@ -14,13 +14,11 @@ from proxy.decisions.sasl import SaslRules
 from proxy.relay.actions import OWN_REQUEST_ID, CloseReason, RelayLimits
 from proxy.relay.relay import Relay
 from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
 from tests.quota_frames import describe_request, described
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
-from tests.relay.script import NOW_MS, Script
+from tests.relay.script import NOW_MS, Script, manager_of
 from tests.sasl_frames import (
     authenticate,
     authenticated,
@@ -55,9 +53,7 @@ def offered(corr=1):
 
 def quota_manager_of(*users, client_id=None):
     """A byte rate of 100 for producers that are one of these users."""
-    return ClientQuotaManager(
-        Sensors(64), QuotaTable({Entity(user=user, client_id=client_id): {QuotaType.PRODUCE: 100.0} for user in users})
-    )
+    return manager_of({Entity(user=user, client_id=client_id): {QuotaType.PRODUCE: 100.0} for user in users})
 
 
 def client_of(make_relay, *users, limits=DEMANDED, rules=None, quota_manager=None):
@@ -196,7 +192,7 @@ def test_all_eight_levels_hold_for_the_user_that_has_logged_in(make_relay):
     for level in levels:
         others = [Entity(user="bob"), Entity(user="ANONYMOUS"), Entity(user="bob", client_id="etl")]
         table = QuotaTable({level: {QuotaType.PRODUCE: 100.0}} | {o: {QuotaType.PRODUCE: 1.0} for o in others})
-        script = client_of(make_relay, quota_manager=ClientQuotaManager(Sensors(64), table))
+        script = client_of(make_relay, quota_manager=manager_of(table))
         logs_in(script)
         assert throttled_user(script) == "alice", level
         assert script.throttles[0].throttle_time_ms == 5000, level
@@ -350,7 +346,7 @@ def test_nothing_else_passes_before(make_relay, early):
 
 def test_api_versions_before_an_authentication_is_not_charged_and_behind_it_is(make_relay):
     table = QuotaTable({Entity(user=DEFAULT): {QuotaType.REQUEST: 0.001}})
-    script = client_of(make_relay, quota_manager=ClientQuotaManager(Sensors(64), table))
+    script = client_of(make_relay, quota_manager=manager_of(table))
     for corr in range(5):
         passes(script, (versions(corr), offered(corr)))
     logs_in(script)
@@ -418,7 +414,7 @@ def test_re_authentication_as_another_is_for_the_node_to_refuse(make_relay):
 
 def test_requests_in_flight_are_charged_to_the_user_that_sent_them(make_relay):
     table = QuotaTable({Entity(user="alice"): {QuotaType.FETCH: 1000.0}, Entity(user="bob"): {QuotaType.FETCH: 1000.0}})
-    script = client_of(make_relay, quota_manager=ClientQuotaManager(Sensors(64), table))
+    script = client_of(make_relay, quota_manager=manager_of(table))
     logs_in(script)
     small = fetch(1, max_bytes=5000)
     script.client(small + handshake(corr=2))
@@ -476,7 +472,7 @@ def test_sasl_out_of_place_is_no_way_around_a_mute(make_relay):
 
 def quota_manager_of_time(*users):
     """All request time is too much for these users."""
-    return ClientQuotaManager(Sensors(64), QuotaTable({Entity(user=user): {QuotaType.REQUEST: 1e-4} for user in users}))
+    return manager_of({Entity(user=user): {QuotaType.REQUEST: 1e-4} for user in users})
 
 
 OUT_OF_PLACE = {

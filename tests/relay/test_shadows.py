@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager, SensorKey
+from quotas.client_quotas import SensorKey
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced
-from tests.relay.script import NOW_MS, Script
+from tests.relay.script import NOW_MS, Script, manager_of
 
 PRODUCE, FETCH = QuotaType.PRODUCE, QuotaType.FETCH
 CAPS = {"max_throttle_ms": 20_000, "max_debt_ms": 60_000}
@@ -111,7 +111,7 @@ class Conversation:
 
 def quota_manager(enforced, shadow):
     tables = [QuotaTable({entity: dict(limits) for entity, limits in quotas}) for quotas in (enforced, shadow)]
-    return ClientQuotaManager(Sensors(64, **CAPS), tables[0], tables[1])
+    return manager_of(tables[0], tables[1], **CAPS)
 
 
 client_ids = st.sampled_from([b"etl", b"web", b""])

@@ -7,13 +7,11 @@ from protocol.frames import MAX_ASKED_BYTES
 from proxy.relay import request_direction
 from proxy.relay.actions import CloseReason
 from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
 from tests.quota_frames import describe_request
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced, request
-from tests.relay.script import NOW_MS, NOW_US, Script, quota_manager_with
+from tests.relay.script import NOW_MS, NOW_US, Script, manager_of, quota_manager_with
 from tests.sasl_frames import authenticate, authenticated, log_in
 from tests.topic_frames import create_topics, new_topic
 
@@ -102,9 +100,7 @@ def test_something_that_happens_meanwhile_loses_nothing(make_relay):
 @pytest.mark.pure
 @pytest.mark.parametrize("cut", [1, 1000])
 def test_what_is_no_longer_asked_about_is_not_waited_for_whole(make_relay, looks, cut):
-    quota_manager = ClientQuotaManager(
-        Sensors(64), QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}})
-    )
+    quota_manager = manager_of({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}})
     script = Script(make_relay, quota_manager).connected()
     frame = create_topics(7, [new_topic(7, b"t%d" % n, 1) for n in range(500)])
     in_pieces(script, frame[:3000], 500)
@@ -120,7 +116,7 @@ def test_what_is_no_longer_asked_about_is_not_waited_for_whole(make_relay, looks
 @pytest.mark.pure
 def test_a_change_of_the_quotas_of_others_has_it_looked_at_once_more(make_relay, looks):
     quotas = {Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}
-    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable(quotas))
+    quota_manager = manager_of(quotas)
     script = Script(make_relay, quota_manager).connected()
     frame = create_topics(7, [new_topic(7, b"t%d" % n, 1) for n in range(500)])
     in_pieces(script, frame[:3000], 500)

@@ -9,13 +9,11 @@ from protocol.api_key import FETCH
 from proxy.relay.actions import CloseReason, RelayLimits, Throttled
 from proxy.relay.response_direction import ResponseDirection
 from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import PERCENT_PER_US, Cost, RequestCosts
-from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
-from tests.relay.script import NOW_MS, Script, quota_manager_with, table_with
+from tests.relay.script import NOW_MS, Script, manager_of, quota_manager_with, table_with
 from tests.relay.test_share_fetch import share_fetch, share_fetched
 
 WITHHOLDS = RelayLimits(withholds=True)
@@ -199,7 +197,7 @@ def test_no_debt_is_left_where_max_debt_ms_is_0(make_relay):
 
 def test_only_what_is_delivered_counts_for_a_shadow_quota(make_relay):
     shadow = QuotaTable({Entity(client_id="etl"): {QuotaType.FETCH: 10.0}})
-    quota_manager = ClientQuotaManager(Sensors(64), table_with(fetch=100), shadow)
+    quota_manager = manager_of(table_with(fetch=100), shadow)
     script = Script(make_relay, quota_manager, WITHHOLDS).connected()
     script.client(fetch(1))
     script.node(fetched(1, size=1500))
@@ -208,7 +206,7 @@ def test_only_what_is_delivered_counts_for_a_shadow_quota(make_relay):
 
 
 def test_a_fetch_that_was_sent_before_there_was_a_quota_is_delivered_and_charged(make_relay):
-    quota_manager = ClientQuotaManager(Sensors(64), table_with(fetch=2**62))
+    quota_manager = manager_of(table_with(fetch=2**62))
     script = Script(make_relay, quota_manager, WITHHOLDS).connected()
     script.client(versioned_fetch(12, 4, SESSION, 1) + versioned_fetch(12, 0, 0, 2))
     quota_manager.replace(table_with(fetch=100), NOW_MS)
@@ -257,7 +255,7 @@ def test_fetches_within_their_quota_are_counted_at_a_glance(make_relay, monkeypa
 
 def test_the_time_of_a_fetch_that_is_looked_at_twice_is_charged_once(make_relay):
     limits = {QuotaType.REQUEST: 100.0, QuotaType.FETCH: 100.0}
-    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}))
+    quota_manager = manager_of({Entity(client_id="etl"): limits})
     script = Script(make_relay, quota_manager, WITHHOLDS).connected()
     for corr, size in ((1, 900), (2, 600)):
         script.client(fetch(corr))
@@ -285,7 +283,7 @@ def test_a_fetch_too_short_for_its_session_ends_the_connection(make_relay):
 def test_a_client_over_the_quota_of_request_time_gets_no_data_and_is_charged_none(make_relay, fetch_quota):
     limits = {QuotaType.REQUEST: 1e-4} | ({} if fetch_quota is None else {QuotaType.FETCH: float(fetch_quota)})
     costs = RequestCosts({}, {FETCH: Cost(50.0)})
-    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=costs)
+    quota_manager = manager_of({Entity(client_id="etl"): limits}, costs=costs)
     script = Script(make_relay, quota_manager, WITHHOLDS).connected()
     assert script.client(fetch(1))
     assert script.node(fetched(1, size=900), NOW_MS + 0.05) == empty(11, throttle_ms=1000)
@@ -300,7 +298,7 @@ def test_a_client_over_the_quota_of_request_time_gets_no_data_and_is_charged_non
 
 def test_a_client_within_both_quotas_gets_the_data(make_relay):
     limits = {QuotaType.REQUEST: 100.0, QuotaType.FETCH: 10_000.0}
-    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}))
+    quota_manager = manager_of({Entity(client_id="etl"): limits})
     script = Script(make_relay, quota_manager, WITHHOLDS).connected()
     for corr in (1, 2):
         script.client(fetch(corr))
