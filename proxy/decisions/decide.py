@@ -21,16 +21,8 @@ from protocol.splices import Splice, joined
 from protocol.walk import Walk
 from proxy.decisions import mutations, quota_api, scram_credentials
 from proxy.decisions.facts import ConnectionFacts, Nodes, NoPortForNode
-from proxy.decisions.steps import Steps, collected
-from proxy.relay.actions import (
-    Close,
-    CloseReason,
-    Decision,
-    DecisionKind,
-    DecisionRequest,
-    QuotaAlteration,
-    SlowDecision,
-)
+from proxy.decisions.steps import QuotaAlteration, SlowDecision, Steps, collected
+from proxy.relay.actions import Close, CloseReason, Decision, DecisionKind, DecisionRequest
 from proxy.relay.plans import PLANS, Plan, begin_walk, plan_key, rest_of_metadata, walk_response
 from proxy.side import Side
 

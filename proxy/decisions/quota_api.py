@@ -34,8 +34,8 @@ from protocol.messages.client_quotas import (
     describe_refusal,
 )
 from proxy.decisions.facts import ConnectionFacts
-from proxy.decisions.steps import ITEMS_PER_STEP, Steps, collected
-from proxy.relay.actions import Decision, QuotaAlteration
+from proxy.decisions.steps import ITEMS_PER_STEP, QuotaAlteration, Steps, collected
+from proxy.relay.actions import Decision
 from quotas import entities
 from quotas.changes import Alteration, AlterationRefused, Limit
 from quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaKey, QuotaType, is_ip, plain_ip

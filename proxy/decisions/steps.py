@@ -1,7 +1,11 @@
 """Decisions that take long are made in steps, so that other connections have their turn in between."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
+
+from proxy.relay.actions import Decision
+from quotas.changes import Alteration
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -9,6 +13,22 @@ Steps = Generator[None, None, Result]
 """Yields between steps of a few ms, and returns the result."""
 
 ITEMS_PER_STEP = 100
+
+
+@dataclass(slots=True, frozen=True)
+class QuotaAlteration:
+    """The quotas to write before a DecisionRequest has its Decision; `reply` makes it from the results of writing."""
+
+    alterations: tuple[Alteration, ...]
+    client_id: str
+    reply: Callable[[Sequence[Exception | None]], Steps[Decision]]
+
+
+@dataclass(slots=True, frozen=True)
+class SlowDecision:
+    """A decision that takes long: `steps` make it."""
+
+    steps: Steps[Decision | QuotaAlteration]
 
 
 def collected(items: Iterable[Item | None]) -> Steps[list[Item]]:

@@ -1,6 +1,6 @@
 """The inputs and outputs of a relay: plain data, so that another implementation of the relay can take its place."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Final
@@ -10,7 +10,6 @@ from protocol.frames import INT32_MAX
 from protocol.splices import Splice
 from protocol.walk import Walk
 from proxy.side import QuickEnum, Side
-from quotas.changes import Alteration
 from quotas.entities import QuotaType
 
 OWN_REQUEST_ID: Final = -0x6B74
@@ -248,22 +247,6 @@ class Decision:
     exchange: Exchange | None = None
     rest: Walk | None = None
     more: int = 0
-
-
-@dataclass(slots=True, frozen=True)
-class QuotaAlteration:
-    """The quotas to write before a DecisionRequest has its Decision; `reply` makes it from the results of writing."""
-
-    alterations: tuple[Alteration, ...]
-    client_id: str
-    reply: Callable[[Sequence[Exception | None]], Generator[None, None, Decision]]
-
-
-@dataclass(slots=True, frozen=True)
-class SlowDecision:
-    """A decision that takes long: `steps` of a few ms, which yield in between and return the result."""
-
-    steps: Generator[None, None, Decision | QuotaAlteration]
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,6 +12,7 @@ from proxy.clock import Clock
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts
 from proxy.decisions.sasl import LoginFailure
+from proxy.decisions.steps import QuotaAlteration, SlowDecision
 from proxy.net.stream import READ_BYTES, Stream, StreamListener
 from proxy.net.tls_socket import AnySocket
 from proxy.net.turns import finish_in_turns
@@ -27,10 +28,8 @@ from proxy.relay.actions import (
     HangUp,
     OpenUpstream,
     Pause,
-    QuotaAlteration,
     Resume,
     Send,
-    SlowDecision,
     Throttled,
     WakeAt,
 )

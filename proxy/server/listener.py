@@ -11,13 +11,14 @@ from protocol.identity.proxy_header import Endpoint, proxy_header_v2
 from proxy.clock import Clock
 from proxy.config.settings import LimitsConfig, ListenerConfig, VirtualClusterConfig
 from proxy.decisions.sasl import Identity
+from proxy.decisions.steps import QuotaAlteration
 from proxy.gate.connection_gate import ConnectionGate, limits_of
 from proxy.gate.stages import IncomingConnection
 from proxy.net.deadlines import Deadlines
 from proxy.net.poller import Poller
 from proxy.observe.last_throttles import LastThrottles, PastThrottle
 from proxy.observe.throttle_episode import ThrottledClients
-from proxy.relay.actions import CloseReason, QuotaAlteration, Throttled
+from proxy.relay.actions import CloseReason, Throttled
 from proxy.relay.use import Meter
 from proxy.server.acceptor import Acceptor
 from proxy.server.caps import CappedStreams, Caps

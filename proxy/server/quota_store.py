@@ -10,7 +10,7 @@ import structlog
 from common.at_most_every import AtMostEvery
 from common.printable import printable
 from proxy.clock import Clock
-from proxy.relay.actions import QuotaAlteration
+from proxy.decisions.steps import QuotaAlteration
 from quotas.changes import NO_QUOTAS, Alteration, Changes, Limit, Quotas, Tables, changes_between, tables_of
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaKey

@@ -28,9 +28,10 @@ from protocol.messages.api_versions import carried
 from proxy.clock import SystemClock
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from proxy.decisions.steps import QuotaAlteration, SlowDecision
 from proxy.net.turns import finish_in_turns
 from proxy.observe.metrics import EntityUse, Metrics
-from proxy.relay.actions import Decision, DecisionKind, DecisionRequest, QuotaAlteration, SlowDecision
+from proxy.relay.actions import Decision, DecisionKind, DecisionRequest
 from proxy.server.quota_store import QuotaStore
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager

@@ -7,8 +7,8 @@ import pytest
 from protocol.messages.client_quotas import _Body, read_describe_request
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.decisions.steps import ITEMS_PER_STEP
-from proxy.relay.actions import CloseReason, Decision, DecisionKind, DecisionRequest, QuotaAlteration, SlowDecision
+from proxy.decisions.steps import ITEMS_PER_STEP, QuotaAlteration, SlowDecision
+from proxy.relay.actions import CloseReason, Decision, DecisionKind, DecisionRequest
 from proxy.side import Side
 from quotas import entities
 from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable

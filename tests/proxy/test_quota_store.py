@@ -5,7 +5,8 @@ import asyncio
 import pytest
 import structlog
 
-from proxy.relay.actions import Decision, QuotaAlteration
+from proxy.decisions.steps import QuotaAlteration
+from proxy.relay.actions import Decision
 from proxy.server.quota_store import QuotaStore
 from quotas.changes import Alteration, tables_of
 from quotas.client_quotas import KEYS_PER_STEP, ClientQuotaManager

@@ -7,6 +7,7 @@ from protocol.messages.api_versions import carried
 from proxy.decisions.client_ids import measured_client_id
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts, NoPortForNode
+from proxy.decisions.steps import SlowDecision
 from proxy.relay.actions import (
     Action,
     Close,
@@ -18,7 +19,6 @@ from proxy.relay.actions import (
     RelayLimits,
     Resume,
     Send,
-    SlowDecision,
     Throttled,
     WakeAt,
 )

@@ -6,7 +6,8 @@ import pytest
 
 from protocol.frames import MAX_ASKED_BYTES
 from proxy.decisions.decide import decide
-from proxy.relay.actions import CloseReason, Decision, DecisionKind, QuotaAlteration
+from proxy.decisions.steps import QuotaAlteration
+from proxy.relay.actions import CloseReason, Decision, DecisionKind
 from proxy.side import Side
 from quotas.changes import Alteration, Limit
 from quotas.entities import Entity, QuotaKey, QuotaType

@@ -12,6 +12,7 @@ from operator import attrgetter
 from struct import pack
 
 from protocol.api_key import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from proxy.decisions.steps import QuotaAlteration
 from proxy.relay.actions import (
     Action,
     Close,
@@ -22,7 +23,6 @@ from proxy.relay.actions import (
     HangUp,
     OpenUpstream,
     Pause,
-    QuotaAlteration,
     Resume,
     Send,
     Throttled,

@@ -12,6 +12,7 @@ from typing import Any
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts
 from proxy.decisions.sasl import Identity
+from proxy.decisions.steps import QuotaAlteration
 from proxy.gate.admission import Admission, ClusterRules, ConnectionSlot, OnHold, Refused
 from proxy.gate.connection_gate import ConnectionGate
 from proxy.gate.fair_pool import FairPool
@@ -24,7 +25,6 @@ from proxy.relay.actions import (
     DecisionRequest,
     Exchange,
     Pause,
-    QuotaAlteration,
     RelayLimits,
     Resume,
     Send,

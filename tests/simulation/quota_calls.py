@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from struct import pack
 
 from protocol.api_key import DESCRIBE_CLIENT_QUOTAS as DESCRIBE
-from proxy.relay.actions import QuotaAlteration
+from proxy.decisions.steps import QuotaAlteration
 from quotas.changes import Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable, tables_of
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, Name, QuotaKey, QuotaType

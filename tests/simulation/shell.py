@@ -7,6 +7,7 @@ from zlib import crc32
 
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, NoPortForNode
+from proxy.decisions.steps import QuotaAlteration, SlowDecision
 from proxy.relay.actions import (
     Action,
     Close,
@@ -17,10 +18,8 @@ from proxy.relay.actions import (
     HangUp,
     OpenUpstream,
     Pause,
-    QuotaAlteration,
     Resume,
     Send,
-    SlowDecision,
     Throttled,
     WakeAt,
 )

@@ -10,8 +10,9 @@ from protocol.messages.api_versions import carried
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.decisions.recent_topics import RecentTopics
 from proxy.decisions.sasl import Identity
+from proxy.decisions.steps import QuotaAlteration
 from proxy.gate.admission import ConnectionSlot
-from proxy.relay.actions import CloseReason, DecisionRequest, QuotaAlteration, RelayLimits
+from proxy.relay.actions import CloseReason, DecisionRequest, RelayLimits
 from proxy.relay.charging import Bind
 from proxy.relay.connection_timeouts import TimeOuts
 from proxy.relay.relay import Relay
