@@ -1,4 +1,4 @@
-"""TLS for the tests: a listener of a cluster's nodes that demands certificates, and who has one."""
+"""TLS for the tests: a listener of a cluster's nodes that demands certificates, and the certificates."""
 
 import ssl
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class Certificates:
         return issued.certificate_file.with_suffix(".both")
 
     def of_nodes(self, node_id: int, listener: str = LISTENER, client_auth: str = "required") -> Mapping[str, str]:
-        """Properties of a node whose listener of that name wants to be shown a certificate."""
+        """Properties of a node whose listener of that name demands a client certificate."""
         tls = {**self._stores(self.node), "client.auth": client_auth}
         return {f"listener.name.{listener.lower()}.ssl.{name}": value for name, value in tls.items()}
 
@@ -65,7 +65,7 @@ class Certificates:
 
     @property
     def of_upstream(self) -> dict[str, Any]:
-        """The section `upstream` of a proxy that comes to the nodes with a certificate of its own, whatever for."""
+        """The section `upstream` of a proxy that has a certificate for its connections to the nodes."""
         tls = {
             "ca_file": str(self.authority.file),
             "certificate_file": str(self.proxy.certificate_file),
@@ -76,11 +76,11 @@ class Certificates:
     # ---------------------------------------------------------- its clients
 
     def python(self) -> dict[str, Any]:
-        """How kafka-python and aiokafka show the client's certificate."""
+        """Arguments of kafka-python and aiokafka for the client's certificate."""
         return {"security_protocol": "SSL", "ssl_context": self.context()}
 
     def python_files(self) -> dict[str, str]:
-        """The same for kafka-python in files, which can be told to another process."""
+        """The same for kafka-python in files, for another process."""
         files = {"ssl_cafile": self.authority.file, "ssl_certfile": self.client.certificate_file}
         named = {key: str(file) for key, file in {**files, "ssl_keyfile": self.client.key_file}.items()}
         return {"security_protocol": "SSL", **named}
@@ -99,7 +99,7 @@ class Certificates:
         }
 
     def java(self) -> dict[str, str]:
-        """How Kafka's own clients show it."""
+        """Properties of Kafka's own clients for it."""
         return {"security.protocol": "SSL", **{f"ssl.{key}": value for key, value in self._stores(self.client).items()}}
 
     def go(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Real clusters, started once for all tests that need the same one; a failed test keeps their logs and says where."""
+"""Real clusters, started once for all tests that need the same one; a failed test keeps their logs and prints where."""
 
 import re
 import time
@@ -35,7 +35,7 @@ _proxies: list[ProxyProcess] = []
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "every_kind: on the old version with KRaft, too")
-    config.addinivalue_line("markers", "kraft: not with ZooKeeper, whose brokers do it otherwise")
+    config.addinivalue_line("markers", "kraft: not with ZooKeeper, where brokers do it otherwise")
 
 
 def pytest_itemcollected(item):
@@ -69,7 +69,7 @@ def _kind(item):
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
-    """Of the newest cluster, whose listener for TLS demands them; of the proxy, and of a client."""
+    """Certificates of the newest cluster (its TLS listener demands them of clients), of the proxy, and of a client."""
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 

@@ -28,13 +28,13 @@ SESSION_MS = 3_000
 """How long the nodes take a login by SCRAM-SHA-512 for good."""
 
 PASSWORDS = {"alice": "alice's", "bob": "bob's", "a=b,c": "d=e,f", "proxy": "proxy's"}
-"""Of users of PLAIN and of both kinds of SCRAM; with OAUTHBEARER anybody may say to be anybody."""
+"""Of users of PLAIN and of both kinds of SCRAM; with OAUTHBEARER a client may name any user."""
 
 _MODULES = "org.apache.kafka.common.security"
 
 
 def secured(node_id: int) -> Mapping[str, str]:
-    """Properties of a node whose listener of that name takes all four mechanisms."""
+    """Properties of a node with a listener of that name that takes all four mechanisms."""
     clients = f"listener.name.{LISTENER.lower()}"
     users = " ".join(f'user_{name}="{password}"' for name, password in PASSWORDS.items() if name.isalpha())
     scram = f"{_MODULES}.scram.ScramLoginModule required;"
@@ -60,7 +60,7 @@ def add_scram_users(bootstrap: str) -> None:
 
 
 def unsecured_token(user: str) -> str:
-    """A JWT that only says who its bearer is."""
+    """A JWT that only names its bearer."""
     claims = {"sub": user, "iat": int(time.time()), "exp": int(time.time()) + 3600}
     parts = (base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in ({"alg": "none"}, claims))
     return b".".join((*parts, b"")).decode()
@@ -90,7 +90,7 @@ class AiokafkaTokens(AiokafkaTokenProvider):
 
 
 def python(mechanism: str, user: str, password: str, tokens: type[Any] = Tokens) -> dict[str, Any]:
-    """How kafka-python logs in, and with tokens of its own kind aiokafka."""
+    """How kafka-python logs in, and, with another kind of token provider, aiokafka."""
     settings: dict[str, Any] = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": mechanism}
     if mechanism == OAUTHBEARER:
         return {**settings, "sasl_oauth_token_provider": tokens(user)}
@@ -128,7 +128,7 @@ def java(mechanism: str, user: str, password: str) -> dict[str, str]:
 
 
 class Client:
-    """Who logs in, how, and as whom."""
+    """A library, a mechanism, and the user that logs in."""
 
     def __init__(self, bootstrap: str, mechanism: str, user: str, client_id: str, password: str | None = None) -> None:
         self.bootstrap = bootstrap
@@ -164,7 +164,7 @@ def send_with_aiokafka(client: Client, topic: str, value: bytes) -> None:
 
 
 def send_with_confluent_kafka(client: Client, topic: str, value: bytes) -> None:
-    """One record, acknowledged. Raises KafkaException when the node takes the client for nobody."""
+    """One record, acknowledged. Raises KafkaException when the node does not accept the client."""
     errors: list[KafkaError] = []
     how = confluent_settings(client.mechanism, client.user, client.password)
     producer = Producer(

@@ -1,4 +1,4 @@
-"""Runs a client under strace and tells to which ports it has opened connections."""
+"""Runs a client under strace and finds to which ports it has opened connections."""
 
 import re
 import subprocess

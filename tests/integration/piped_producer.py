@@ -1,4 +1,4 @@
-"""confluent-kafka or kafka-python in a process of its own, sending what it reads as tests/go/pipe does.
+"""confluent-kafka or kafka-python in a separate process, sending what it reads as tests/go/pipe does.
 
     python -m tests.integration.piped_producer confluent-kafka|kafka-python SETTINGS TOPIC
 

@@ -1,4 +1,4 @@
-"""The proxy as a process of its own, in front of a cluster; nothing of it outlives the test process."""
+"""The proxy as a separate process, in front of a cluster; nothing of it outlives the test process."""
 
 import json
 import re
@@ -108,7 +108,7 @@ class ProxyProcess:
         )
 
     def stop(self) -> None:
-        """SIGTERM. It has to end with status 0, and to have said so."""
+        """SIGTERM. It has to end with status 0, and to have logged it."""
         status = self.terminate()
         if status != 0:
             raise ProxyFailed(f"exit status {status} after SIGTERM\n{self.tail()}")
@@ -188,11 +188,11 @@ class ProxyProcess:
     # ----------------------------------------------------------- observation
 
     def status(self, page: str) -> int:
-        """The HTTP status of a page, 0 while nobody answers."""
+        """The HTTP status of a page, 0 while there is no response."""
         return self.get(page)[0]
 
     def get(self, page: str) -> tuple[int, str]:
-        """HTTP status and body of a page, (0, "") while nobody answers."""
+        """HTTP status and body of a page, (0, "") while there is no response."""
         try:
             with urllib.request.urlopen(f"http://{HOST}:{self.metrics_port}/{page}", timeout=TIMEOUT_S) as response:
                 return response.status, response.read().decode()
@@ -212,7 +212,7 @@ class ProxyProcess:
                 yield match["name"], dict(_LABEL.findall(match["labels"] or "")), float(match["value"])
 
     def admin(self, page: str) -> Any:
-        """What the admin API says."""
+        """The response of the admin API."""
         with urllib.request.urlopen(f"http://{HOST}:{self.admin_port}/api/v1/{page}", timeout=TIMEOUT_S) as response:
             return json.load(response)
 
@@ -242,7 +242,7 @@ class ProxyProcess:
         return [line for line in self.log() if line["event"] == event]
 
     def closing_line(self, client: str, since: int = 0) -> dict[str, Any]:
-        """The log line that tells the end of the connection of a client, given as host:port.
+        """The log line of the end of a client's connection; the client is given as host:port.
 
         Only closings from number `since` on count: towards another port of the proxy a client's port may come again.
         """

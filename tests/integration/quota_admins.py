@@ -59,7 +59,7 @@ def altering(entries: Mapping[Entity, Mapping[str, float | None]], validate_only
 
 
 def describing(*components: tuple[str, str, str | None], strict: bool = False) -> Request:
-    """The request that asks for (type, match, name)."""
+    """A request to describe quotas, with the filter (type, match, name)."""
     return {"describe": [dict(zip(("type", "match", "name"), c, strict=True)) for c in components], "strict": strict}
 
 

@@ -9,7 +9,7 @@ _TIMEOUT_S = 60.0
 
 
 class QuotaClient:
-    """Asks one address; use it as a context manager. ConnectionError when it is closed in place of a response."""
+    """Sends requests to one address; a context manager. ConnectionError when it is closed in place of a response."""
 
     def __init__(self, address: tuple[str, int], client_id: str = "quota-client") -> None:
         self._client_id = client_id.encode()
@@ -39,7 +39,7 @@ class QuotaClient:
         head = self._stream.read(4)
         response = head + self._stream.read(int.from_bytes(head, "big"))
         if len(response) < 8:
-            raise ConnectionError("closed in place of an answer")
+            raise ConnectionError("closed in place of a response")
         return response
 
     def clear(self) -> None:

@@ -1,6 +1,6 @@
-"""Every row of what Kafka says to requests about quotas: requests to send to a broker and to the proxy alike.
+"""Requests about quotas, a row for each response that Kafka has: they are sent to a broker and to the proxy.
 
-What is left behind on entities that others have a share in is too high for anybody to feel.
+Quotas that remain on entities of other tests are too high to have an effect.
 """
 
 from math import inf, nan
@@ -96,7 +96,7 @@ ALTERS = {
     "same key twice": one(ALICE, put(P, 5), put(P, 6)),
     "same key set and removed": one(ALICE, put(P, 5), drop(P)),
     "same key removed twice": one(ALICE, drop(P), drop(P)),
-    "same key twice, for nobody": one((), put(P, 5), put(P, 6)),
+    "same key twice, for no entity": one((), put(P, 5), put(P, 6)),
     "same bad key twice": one(ALICE, put("fast", 5), put("fast", 6)),
     "same entity twice": [(ALICE, [put(P, 51)]), (ALICE, [put(P, 52)])],
     "same entity twice, other keys": [(ALICE, [put(P, 53)]), (ALICE, [put(F, 54)])],
@@ -139,7 +139,7 @@ POPULATION = [
     ((("ip", None),), [put(C, 1_000_013)]),
     ((("ip", "::2"),), [put(C, 14)]),
 ]
-"""Who is there when DESCRIBES are asked."""
+"""The entities with quotas while DESCRIBES are sent."""
 
 EXACT, DEFAULT, ANY = 0, 1, 2
 
@@ -188,13 +188,13 @@ DESCRIBES = {
     "any with a name": [("user", ANY, "pop-a")],
     "very long unknown type": [("t" * 32_700, EXACT, "x")],
 }
-"""Filters of requests to describe quotas, each to be asked strictly and not."""
+"""Filters of requests to describe quotas, each sent strict and not."""
 
 DIFFERENT = {
     "host name",  # a broker resolves it
-    "two bad keys",  # which one is told is an accident there
+    "two bad keys",  # which one Kafka reports is an accident
     *(f"{P} {value}" for value in (1e-9, 1e-7, nan)),
     *(f"{key} {value}" for key in (R, M) for value in (inf, nan)),
     *(f"{C} {value}" for value in (0.0, -0.0, 1e-9, 1e-7, nan)),  # 0 is a ban
 }
-"""Of ALTERS: what the proxy answers otherwise than a KRaft controller; else what is nonsense would be in force."""
+"""Of ALTERS: where the proxy responds otherwise than a KRaft controller; else nonsense would be in force."""

@@ -1,4 +1,4 @@
-"""A client of single frames: what it sends, when it was answered, and the throttle time in the response."""
+"""A client of single frames: what it sends, when the response came, and the throttle time in that."""
 
 import socket
 import ssl
@@ -68,7 +68,7 @@ class RawClient:
         return self.exchange(self._produce_request(size_bytes), throttle_at=-4)
 
     def send_produce(self, size_bytes: int) -> None:
-        """Send such a request; `receive` is due."""
+        """Send a request; `receive` is due."""
         self._send(self._produce_request(size_bytes))
 
     def prepare(self, sizes_bytes: Iterable[int]) -> None:
@@ -83,12 +83,12 @@ class RawClient:
         return before + pack(">i", len(batch)) + batch
 
     def exchange(self, request: bytes, throttle_at: int) -> Answered:
-        """Send a request and read its response, whose throttle time stands at an offset behind its length prefix."""
+        """Send a request and read its response; its throttle time is at this offset after the length prefix."""
         self._send(request)
         return self.receive(throttle_at)
 
     def send(self, api_key: int, api_version: int, body: bytes) -> None:
-        """Send a request whose response nobody reads."""
+        """Send a request and do not read its response."""
         self._send(pack(">hhi", api_key, api_version, 0) + _string(self._client_id) + body)
 
     def _send(self, request: bytes) -> None:
@@ -109,7 +109,7 @@ class RawClient:
 
 @lru_cache(maxsize=1000)
 def records(size_bytes: int) -> bytes:
-    """A batch of one record, as large as that but for what its lengths cannot express."""
+    """A batch of one record of that size, as nearly as its lengths can express."""
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, size_bytes + 100)
     overhead = 61 + 7 + 3 * (size_bytes > 100) + (size_bytes > 8000)
     builder.append(0, 0, None, bytes(max(size_bytes - overhead, 0)), [])

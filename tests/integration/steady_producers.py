@@ -150,7 +150,7 @@ class WithConfluentKafka:
 
 
 class Piped:
-    """A program that sends the lines it is given and tells what was acknowledged: tests/java, tests/go/pipe."""
+    """A program that sends the lines it is given and prints what was acknowledged: tests/java, tests/go/pipe."""
 
     def __init__(self, command: Sequence[str], **environment: str) -> None:
         self._process = subprocess.Popen(
@@ -239,7 +239,7 @@ def with_franz_go(topic: str, settings: Mapping[str, Any], hosts: Path | None = 
 
 
 def piped(library: str, topic: str, settings: Mapping[str, Any], hosts: Path) -> Piped:
-    """confluent-kafka or kafka-python in a process of its own, in which libc looks names up in `hosts`.
+    """confluent-kafka or kafka-python in a separate process, in which libc looks names up in `hosts`.
 
     ToolMissing, with the line that installs it, where there is no nss_wrapper.
     """
@@ -295,7 +295,7 @@ class Load:
             time.sleep(0.02)
 
     def assert_all_are_there_once_and_in_order(self, cluster: KafkaCluster, topic: str) -> None:
-        """What the nodes have in a topic that nobody else writes to, and that each acknowledgement is true."""
+        """What the nodes have in a topic without other writers; checks that each acknowledgement is true."""
         self.arrive()
         found = read_all(cluster, topic, self.count)
         assert {partition: list(values) for partition, values in found.items()} == dict(self._sent)

@@ -1,4 +1,4 @@
-"""Sockets at the proxy's door: who is let in, held, made to wait or closed. Judged by counts alone; no cluster needed.
+"""Incoming connections: which are admitted, held, made to wait or closed. Judged by counts alone; no cluster needed.
 
 Addresses are those of 127.0.0.0/8, which all are this machine.
 """
@@ -42,7 +42,7 @@ class AtTheGate:
         self.proxy.wait_for(condition, TIMEOUT_S, what)
 
     def settled(self, admitted, **closed):
-        """So many are let in, so many closed, and nobody waits: each is accounted for."""
+        """So many are admitted, so many closed, and none waits: each is accounted for."""
 
         def are_there():
             return self.admitted() == admitted and self.proxy.closed() == closed
@@ -53,7 +53,7 @@ class AtTheGate:
 
 @pytest.fixture
 def start():
-    """Starts a proxy in front of nobody, with such quotas and limits of connections."""
+    """Starts a proxy without a cluster, with these quotas and limits of connections."""
     with ExitStack() as stack:
 
         def begin(quotas=(), of_cluster=None, of_listener=None, of_instance=None, second=False):
@@ -109,7 +109,7 @@ def test_each_address_has_its_rate_a_ban_holds_and_a_change_is_live(start):
     assert first[0].fileno() > 0
 
 
-def test_who_is_refused_is_not_counted_and_more_than_are_held_are_reset(start):
+def test_refused_connections_are_not_counted_and_more_than_may_be_held_are_reset(start):
     gate = start(rates(), of_cluster={"max_held_per_ip": 4})
     gate.connect(BANNED, 20)
     gate.wait_for(lambda: sum(gate.proxy.closed().values()) == 20, "all of them closed")
@@ -200,7 +200,7 @@ def test_what_waits_or_is_held_keeps_no_process_from_ending(start):
     assert waiting.fileno() > 0
 
 
-def test_a_storm_of_those_who_never_get_to_the_gate_is_a_line_for_each_address(start):
+def test_a_storm_that_never_gets_to_the_gate_is_a_line_for_each_address(start):
     gate = start()
     made = config(gate.proxy)
     [listener] = made["virtual_clusters"][0]["listeners"]

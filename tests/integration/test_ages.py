@@ -100,7 +100,7 @@ def test_a_kafka_of_any_age_is_served_and_all_its_quotas_hold(age, tmp_path):
 
 
 def own_questions_are_answered(age):
-    """What the proxy asks by itself, beside its nodes: num.partitions, quotas, and it writes usage records."""
+    """The proxy's own requests beside those for its nodes: num.partitions, quotas, and usage records."""
     server = age.cluster.bootstrap_servers
     assert asyncio.run(default_partitions_of({1: server}, Credentials(), TIMEOUT_S)) == 1
     with closing(ClusterConnection(server, Credentials(), TIMEOUT_S)) as connection:
@@ -114,7 +114,7 @@ def own_questions_are_answered(age):
 
 
 def records_go_through(age, proxy):
-    """The console tools of that age write and read, as a group whose offsets are committed."""
+    """The console tools of that age write and read, as a group that commits offsets."""
     lines = [f"{i} {RECORD}" for i in range(RECORDS)]
     servers = "--bootstrap-server" if age.release >= (2, 5) else "--broker-list"
     age.tool("kafka-console-producer", servers, proxy.bootstrap, "--topic", TOPIC, stdin="\n".join(lines) + "\n")
@@ -125,26 +125,26 @@ def records_go_through(age, proxy):
     assert re.search(rf"{TOPIC}\s+0\s+{RECORDS}\s+{RECORDS}\s+0\b", group), group
 
 
-def set_quotas(configs, to, who, ip, all_types):
+def set_quotas(configs, to, prefix, ip, all_types):
     """One client-id for rates, one for request time, one address."""
     rates = f"{BYTE_RATES},{MUTATION_RATE}" if all_types else BYTE_RATES
-    wanted = {("clients", f"{who}-rates"): rates, ("clients", f"{who}-time"): "request_percentage=0.01"}
+    wanted = {("clients", f"{prefix}-rates"): rates, ("clients", f"{prefix}-time"): "request_percentage=0.01"}
     if all_types:
         wanted["ips", ip] = "connection_creation_rate=1"
     for (kind, name), limits in wanted.items():
         configs(*to, "--alter", "--entity-type", kind, "--entity-name", name, "--add-config", limits)
 
 
-def types_in_force(proxy, who, ip, all_types):
+def types_in_force(proxy, prefix, ip, all_types):
     """Have each quota exceeded, and see its client throttled; the types."""
-    rates, time = f"{who}-rates", f"{who}-time"
+    rates, time = f"{prefix}-rates", f"{prefix}-time"
     proxy.wait_for(lambda: in_force(proxy, rates) and in_force(proxy, time), TIMEOUT_S, "quotas in force")
     exceed = Excess(proxy)
     exceed("produce", lambda client: client.send_produce(40_000), rates)
     exceed("fetch", lambda client: client.send(FETCH, 4, fetch_body()), rates)
     exceed("request", lambda client: [client.send(METADATA, 1, ALL_TOPICS) for _ in range(20)], time)
     if all_types:
-        exceed("controller_mutation", lambda client: client.send(CREATE_TOPICS, 3, create_body(f"{who}-new")), rates)
+        exceed("controller_mutation", lambda client: client.send(CREATE_TOPICS, 3, create_body(f"{prefix}-new")), rates)
         exceed.connections(ip)
     return exceed.seen
 
@@ -169,7 +169,7 @@ def text(value):
 
 
 class Excess:
-    """Exceeds quotas at a node behind the proxy, and waits until somebody is throttled for it."""
+    """Exceeds quotas at a node behind the proxy, and waits until a client is throttled for it."""
 
     def __init__(self, proxy):
         self.seen = []

@@ -23,7 +23,7 @@ ENTRIES = [
     {"ip": "10.1.2.3", "connection_creation_rate": 1_000_000},
     {"default_ip": True, "connection_creation_rate": 1_000_000},
 ]
-"""Every shape of entity and every key; nobody feels limits that high."""
+"""Every shape of entity and every key, with limits too high to have an effect."""
 
 
 def usage(*arguments):
@@ -44,7 +44,7 @@ def quotas(tmp_path):
 
 
 def reported(address):
-    """Entities with their quotas, as Kafka's API tells them."""
+    """Entities with their quotas, as Kafka's API describes them."""
     with QuotaClient(address) as client:
         return {frozenset(entity): values for entity, values in client.describe().entries.items()}
 
@@ -61,7 +61,7 @@ def as_reported(entries):
 
 
 def plan_apply_and_take_back(place, address, path, folder, before=None):
-    """All of it, with what is in force after each step told by who enforces it."""
+    """All of it, with what is in force after each step, as the proxy or broker that enforces it describes it."""
     before = before or {}
     wanted = as_reported(ENTRIES)
     plan = folder / "plan.json"
@@ -132,7 +132,7 @@ def test_a_cluster_is_asked_with_a_login(newest_kafka, quotas, tmp_path):
     assert "look at sasl.username, sasl.password" in out
 
 
-def test_what_is_written_to_zookeeper_a_broker_tells(zookeeper_kafka, quotas, tmp_path):
+def test_a_broker_describes_what_is_written_to_zookeeper(zookeeper_kafka, quotas, tmp_path):
     place = "--zookeeper", zookeeper_kafka.zookeeper
     plan_apply_and_take_back(place, zookeeper_kafka.address(1), quotas(ENTRIES), tmp_path)
     assert usage("plan", "--quotas", quotas(ENTRIES), "--zookeeper", "127.0.0.1:1")[0] == 1

@@ -1,4 +1,4 @@
-"""What is not Kafka, or not right, reaches the proxy's ports: that connection ends, and nobody else notices."""
+"""Bytes that are not Kafka, or not right, reach the proxy's ports: that connection ends, and others go on."""
 
 import os
 import random
@@ -23,7 +23,7 @@ def request(api_key, version, body=b"", client_id=b"bad", size=None, correlation
 
 
 def tls_hello():
-    """What a TLS client says first."""
+    """The first bytes of a TLS client."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = ssl.create_default_context()
     connection = context.wrap_bio(incoming, outgoing, server_hostname="kafka")
@@ -64,7 +64,7 @@ def proxy(newest_kafka):
 
 @pytest.fixture(scope="module")
 def bystander(proxy):
-    """A client that asks for metadata on two old connections all the time, and has to be answered each time."""
+    """A client that requests metadata on two old connections all the time, and must get each response."""
     with Bystander(proxy.port) as to_bootstrap, Bystander(proxy.node_ports[2]) as to_node:
         yield (to_bootstrap, to_node)
 
@@ -97,13 +97,13 @@ class Bystander:
             self.error = error
 
     def assert_well(self):
-        """It has no error and is answered now."""
+        """It has no error and gets a response now."""
         seen = self.responses
         deadline = time.monotonic() + TIMEOUT_S
         while self.responses < seen + 3 and self.error is None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert self.error is None, self.error
-        assert self.responses >= seen + 3, "it is not answered any more"
+        assert self.responses >= seen + 3, "it gets no more responses"
 
 
 def ask(sock, correlation_id):
@@ -158,13 +158,13 @@ def test_bad_input_ends_its_own_connection_and_no_other(proxy, bystander, name, 
     proxy.wait_for(lambda: closed_since(proxy, before) == {reason: 1}, 5, f"one more {reason}")
     line = proxy.closing_line(client, closings)
     assert line["reason"] == reason
-    assert line["level"] in ("warning", "debug")  # what an address does again is told once
+    assert line["level"] in ("warning", "debug")  # what an address does again is logged once
     assert detail in line["detail"]
     for other in bystander:
         other.assert_well()
 
 
-def test_a_frame_cut_short_by_the_client_is_told(proxy, bystander):
+def test_a_frame_cut_short_by_the_client_is_logged(proxy, bystander):
     before, closings = proxy.closed(), len(proxy.events("connection_closed"))
     with socket.create_connection((HOST, proxy.node_ports[1])) as sock:
         sock.sendall(request(_METADATA, 1, struct.pack(">i", 0), size=500))
@@ -213,7 +213,7 @@ def test_a_client_that_goes_away_is_noticed_however_much_it_has_sent(proxy, sent
     assert closed_since(proxy, before).keys() <= ({"client_closed", "client_lost"} if sent else {"client_sent_nothing"})
 
 
-def test_a_good_request_before_the_bad_one_is_answered(proxy):
+def test_a_good_request_before_the_bad_one_gets_its_response(proxy):
     closings = len(proxy.events("connection_closed"))
     with socket.create_connection((HOST, proxy.node_ports[3])) as sock:
         ask(sock, 5)

@@ -17,7 +17,7 @@ MEASURED_BYTES = 4 * RATE
 
 
 class Flood(threading.Thread):
-    """Sends Produce requests one after another, until it is told to stop."""
+    """Sends Produce requests one after another, until `stop` is called."""
 
     def __init__(self, port, number, stop):
         super().__init__(daemon=True)
@@ -54,21 +54,21 @@ def test_all_together_get_what_the_cap_allows_and_each_the_same(start_proxy, con
     floods = [Flood(proxy.node_ports[1], number, stop) for number in range(connections)]
     for flood in floods:
         flood.start()
-    proxy.wait_for(lambda: all(flood.sent for flood in floods), 20, "the first answers")
+    proxy.wait_for(lambda: all(flood.sent for flood in floods), 20, "the first responses")
     config = proxy.config()
     config["virtual_clusters"][0]["listeners"][0]["caps"] = {"ingress_bytes_per_s": RATE}
     proxy.write_text(json.dumps(config))
     proxy.wait_for(lambda: proxy.events("config_reloaded"), 10, "the cap")
     sent_before = [flood.sent for flood in floods]
     for flood, sent in zip(floods, sent_before, strict=True):
-        proxy.wait_for(lambda flood=flood, sent=sent: flood.sent > sent, 20, "an answer under the cap")
-    (rate, sent), nobody_stood_still = undisturbed(lambda: rate_and_shares(proxy, floods))
+        proxy.wait_for(lambda flood=flood, sent=sent: flood.sent > sent, 20, "a response under the cap")
+    (rate, sent), no_process_stood_still = undisturbed(lambda: rate_and_shares(proxy, floods))
     stop.set()
     for flood in floods:
         flood.join(TIMEOUT_S)
     print(f"{connections} connections: {rate / RATE:.3f} of the cap; shares {min(sent)} to {max(sent)} bytes")
     assert rate < 1.05 * RATE
-    assert rate > 0.85 * RATE or not nobody_stood_still, "what the cap allowed while somebody stood still is lost"
+    assert rate > 0.85 * RATE or not no_process_stood_still, "what the cap allowed while a process stood still is lost"
     assert min(sent) > 0.5 * max(sent)
     assert not any(flood.throttled_ms for flood in floods)
     assert proxy.metric("cap_waits_total", direction="ingress") > 0

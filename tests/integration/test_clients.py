@@ -1,4 +1,4 @@
-"""Client libraries through the proxy, each in a process of its own whose connections are watched."""
+"""Client libraries through the proxy, each in a separate process; its connections are watched."""
 
 import json
 import sys

@@ -19,7 +19,7 @@ _GRACE_S = 780.0
 
 
 def check(tmp_path, seconds, *arguments):
-    """Run the checker on a cluster of its own; return its report."""
+    """Run the checker on a new cluster; return its report."""
     path = tmp_path / "report.json"
     command = [sys.executable, "-m", "tests.conservation", "--seconds", str(seconds), "--json", str(path), *arguments]
     done = subprocess.run(

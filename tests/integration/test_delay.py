@@ -1,4 +1,4 @@
-"""Real clients of a proxy that holds answers back: they are slowed down, hear of no throttle, and lose nothing."""
+"""Real clients of a proxy that delays responses: they are slowed down, get no throttle time, and lose nothing."""
 
 import threading
 import time
@@ -103,7 +103,7 @@ def test_clients_whose_responses_are_held_lose_nothing(newest_kafka, start_proxy
     first, second = (proxy.bootstrap, "delayed-1", reported), (proxy.bootstrap, "delayed-2", reported)
     took = take_s((produce_with_librdkafka, *first), (produce_with_kafka_python, *second))
     took += take_s((consume_with_librdkafka, *first), (consume_with_kafka_python, *second))
-    print(f"took {', '.join(f'{s:.1f}' for s in took)} s, at least {LEAST_S} s is right; told {reported}")
+    print(f"took {', '.join(f'{s:.1f}' for s in took)} s, at least {LEAST_S} s is right; reported {reported}")
     assert min(took) > LEAST_S
     assert not any(reported)
     for quota_type in ("produce", "fetch"):

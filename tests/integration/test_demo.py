@@ -1,4 +1,4 @@
-"""The demo from end to end, ended in every way, and what it says about runs that went wrong."""
+"""The demo from end to end, ended in every way, and its verdict about runs that went wrong."""
 
 import io
 import json
@@ -60,7 +60,7 @@ def test_the_demo_holds_the_noisy_clients_and_loses_nothing_of_the_good_ones(tmp
     assert demo.returncode == (not shown["ok"])
     assert shown["ok"] or all("was not held to its quota" in part for part in shown["verdict"].split("; ")), out
     assert shown["rates_judged"]
-    # Who stood still for a while has so much more left of his window afterwards.
+    # A client that stood still for a while has more left of its window afterwards.
     most = 2.5 if disturbance.seen else 1.15
     for name in ("noisy-producer", "noisy-consumer"):
         client = shown["clients"][name]
@@ -161,7 +161,7 @@ def test_each_problem_is_a_sentence(proxied, sentence):
     assert problems_of(split(40), outcome(), proxied) == [sentence]
 
 
-def test_noisy_clients_that_were_never_told_a_throttle_time_are_a_problem():
+def test_noisy_clients_that_never_got_a_throttle_time_are_a_problem():
     assert problems_of(split(40), outcome(), outcome(throttles=0)) == [
         "noisy-producer never got a throttle time",
         "noisy-consumer never got a throttle time",

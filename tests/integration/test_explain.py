@@ -1,4 +1,4 @@
-"""The command line beside a proxy at work: what it explains, what it changes, and shadow quotas that nobody feels."""
+"""The command line beside a proxy at work: what it explains and changes, and shadow quotas, which have no effect."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ def kafka_throttle(*arguments):
 
 
 def write_all(bootstrap, topic, client_id):
-    """Produce 2.5 MB as fast as may be; the longest throttle in ms that the client was told."""
+    """Produce 2.5 MB as fast as may be; the longest throttle time in ms that the client got."""
     reported = [0.0]
     producer = Producer(
         {

@@ -1,6 +1,6 @@
-"""Kerberos: a realm of our own, a node that takes its tickets, Kafka's own client, and users by the operator's mapping.
+"""Kerberos: a realm for the tests, a node that takes its tickets, Kafka's own client, users by the operator's mapping.
 
-What passes says to the proxy that somebody was accepted, not who.
+The frames show the proxy that a client was accepted, not its name.
 """
 
 import os
@@ -63,7 +63,7 @@ class Realm:
         self._environment = {**os.environ, **files}
 
     def __enter__(self):
-        self._run("kdb5_util", "create", "-s", "-P", "of no use to anybody", "-r", REALM)
+        self._run("kdb5_util", "create", "-s", "-P", "not used", "-r", REALM)
         for principal in (NODE, CLIENT):
             self._run("kadmin.local", "addprinc", "-randkey", principal)
             self._run("kadmin.local", "ktadd", "-k", str(self._keytab(principal)), principal)
@@ -103,7 +103,7 @@ def realm(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def kerberos_kafka(realm):
-    """One node, whose listener takes tickets of the realm, and a password of the proxy, which has no ticket."""
+    """One node; its listener takes tickets of the realm, and a password of the proxy, which has no ticket."""
     listener = f"listener.name.{LISTENER.lower()}"
     properties = {
         f"{listener}.sasl.enabled.mechanisms": "GSSAPI,PLAIN",
@@ -118,7 +118,7 @@ def kerberos_kafka(realm):
 
 
 class WithPrincipals(ProxyProcess):
-    """A proxy whose clients must log in, and whose operator names users by mechanism."""
+    """A proxy with clients that must log in; its configuration names users by mechanism."""
 
     def __init__(self, servers, quotas, principals, password_file):
         self._principals = principals
@@ -134,7 +134,7 @@ class WithPrincipals(ProxyProcess):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("principals", "user"), [([], "?GSSAPI"), ([("GSSAPI", "kerberos")], "kerberos")])
-def test_who_has_a_ticket_has_the_quota_of_the_mapping(kerberos_kafka, realm, tmp_path, principals, user):
+def test_a_client_with_a_ticket_has_the_quota_of_the_mapping(kerberos_kafka, realm, tmp_path, principals, user):
     hosts = tmp_path / "hosts"
     hosts.write_text(f"{HOST} localhost\n")
     mapping = [{"mechanism": mechanism, "user": name} for mechanism, name in principals]

@@ -54,7 +54,7 @@ def fetching_process():
     return subprocess.Popen([sys.executable, "-u", "-c", FETCH], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-def test_jars_are_fetched_once_and_progress_is_told(played_maven, tmp_path):
+def test_jars_are_fetched_once_and_progress_is_reported(played_maven, tmp_path):
     played_maven(f'until [ -e "{tmp_path}/go" ]; do sleep 0.1; done')
     said = []
 
@@ -76,7 +76,7 @@ def test_jars_are_fetched_once_and_progress_is_told(played_maven, tmp_path):
     assert in_cache(tmp_path) == ["kafka-4.3.1", "kafka-4.3.1.lock"]
 
 
-def test_two_processes_at_once_fetch_once_and_the_second_says_for_whom_it_waits(played_maven, tmp_path):
+def test_two_processes_at_once_fetch_once_and_the_second_names_the_first(played_maven, tmp_path):
     played_maven(f'until [ -e "{tmp_path}/go" ]; do sleep 0.1; done')
     both = [fetching_process(), fetching_process()]
     said = [[], []]

@@ -1,4 +1,4 @@
-"""The harness: what it starts serves, obeys, says why it fails, and is gone when it should be."""
+"""The harness: what it starts serves, obeys, reports why it fails, and is gone when it should be."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def nodes_named_at(address, timeout_s=TIMEOUT_S, **settings):
 
 
 def all_are_named_at(address, **settings):
-    """Soon: who has stood still for a while may just be taken for dead by the others."""
+    """Soon: the others may take a node that has stood still for dead."""
     return eventually(lambda: nodes_named_at(address, **settings) == {1, 2, 3})
 
 
@@ -111,7 +111,7 @@ def test_a_node_restarted_at_once_after_a_kill_serves_although_the_cluster_still
         assert all_are_named_at(kafka.address(3))
 
 
-def test_a_frozen_node_takes_connections_and_answers_nothing_until_it_is_thawed(kafka):
+def test_a_frozen_node_takes_connections_and_does_not_respond_until_it_is_thawed(kafka):
     with healed(kafka):
         kafka.freeze(1)
         with pytest.raises(KafkaException):
@@ -162,7 +162,7 @@ def test_a_command_that_takes_too_long_is_ended_with_all_that_it_has_started(new
     eventually(lambda: not psutil.pid_exists(int(raised.value.output)))
 
 
-def test_a_wrapper_gets_the_command_and_a_missing_one_hurts_nobody(newest_kafka):
+def test_a_wrapper_gets_the_command_and_a_missing_one_does_no_harm(newest_kafka):
     wrapper = ("sh", "-c", 'echo wrapped; exec "$@"', "sh")
     assert newest_kafka.tool("kafka-topics", "--version", wrapper=wrapper).split() == ["wrapped", "4.3.1"]
     with pytest.raises(ClusterFailed, match="no-such-wrapper"):

@@ -17,7 +17,7 @@ _PREFERRED = 0
 
 
 class Writer:
-    """Writes numbered records by an idempotent producer until it is told to stop; flushing raises what went wrong."""
+    """Writes numbered records by an idempotent producer until `stop` is called; flushing raises what went wrong."""
 
     def __init__(self, library, topic):
         self.sent = []
@@ -50,7 +50,7 @@ class Writer:
 
 
 class Reader:
-    """Reads all partitions from their beginning in a thread of its own."""
+    """Reads all partitions from their beginning in a separate thread."""
 
     def __init__(self, library, topic):
         self.records: list[Record] = []
@@ -112,8 +112,8 @@ def test_a_killed_node_costs_no_record(kafka, proxy, name):
     assert not proxy.events("internal_error")
 
 
-def test_a_java_client_that_is_told_of_a_new_leader_goes_to_it_by_the_proxy(kafka, proxy, tmp_path):
-    """KIP-951: Produce answers name the new leader and its address; leaders move several times while records flow."""
+def test_a_java_client_that_learns_of_a_new_leader_goes_to_it_by_the_proxy(kafka, proxy, tmp_path):
+    """KIP-951: Produce responses name the new leader and its address; leaders move several times while records flow."""
     topic = "leadership-java"
     make_topic(proxy.bootstrap, topic, PARTITIONS)
     config = tmp_path / "producer.properties"

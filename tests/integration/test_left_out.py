@@ -37,7 +37,7 @@ def test_clients_go_on_with_all_nodes_but_the_one_that_is_left_out(name, newest_
     assert proxy.metric("nodes_left_out_total") > 0
 
 
-def test_what_is_told_is_what_a_broker_says_of_a_node_that_it_cannot_name(newest_kafka, start_proxy):
+def test_a_node_without_a_port_is_reported_as_by_a_broker_that_cannot_name_it(newest_kafka, start_proxy):
     topic = "left-out-told"
     leaders = make_topic(newest_kafka.bootstrap_servers, topic, partitions=3)
     proxy = start_proxy(listener={"node_ids": ["1-2"]})

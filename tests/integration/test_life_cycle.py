@@ -1,4 +1,4 @@
-"""The process: starting without its cluster, losing it, ports in use, being told to stop."""
+"""The process: starting without its cluster, losing it, ports in use, stopping."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ SOON_BELIEVED_DEAD = {"broker.session.timeout.ms": "2000", "broker.heartbeat.int
 
 @pytest.mark.kafka
 def test_the_proxy_starts_before_its_cluster_and_serves_when_that_comes():
-    """The cluster's only node is gone, as far as anyone can tell, until it is started again."""
+    """The cluster's only node does not respond, as if it were gone, until it is started again."""
     with KafkaCluster(nodes=1, extra=lambda node_id: SOON_BELIEVED_DEAD) as cluster:
         cluster.kill(1)
         upstream = {"connect_timeout_ms": 2000, "metadata_refresh_s": 1}

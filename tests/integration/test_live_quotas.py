@@ -20,7 +20,7 @@ SHORT_DRAIN = {"drain_s": 1}
 
 
 class NoisyProducer:
-    """Writes as fast as it may to one partition; `delivered_bytes` grows, `throttles_ms` collects what it is told."""
+    """Writes as fast as it may to one partition; `delivered_bytes` grows, `throttles_ms` has its throttle times."""
 
     def __init__(self, bootstrap, topic, client_id):
         self.delivered_bytes = 0
@@ -51,7 +51,7 @@ class NoisyProducer:
         self._done.set()
         self._thread.join(TIMEOUT_S)
         self._producer.purge()
-        self._producer.close()  # a failed test's frames would keep it alive, and it would go on to tell of lost peers
+        self._producer.close()  # a failed test's frames would keep it alive, and it would go on to log lost peers
 
     def delivered_over(self, seconds):
         """Bytes that are acknowledged from now on for so long, and the time that this took."""
@@ -94,15 +94,15 @@ def entry(client_id, rate):
 
 @pytest.mark.exclusive
 @pytest.mark.nightly
-def test_a_noisy_producer_is_held_to_its_rate_and_told_so(start_proxy):
+def test_a_noisy_producer_is_held_to_its_rate_and_gets_throttle_times(start_proxy):
     proxy = start_proxy([entry("noisy", RATE)], limits=SHORT_DRAIN)
     leader = make_topic(proxy.bootstrap, "quota-noisy")[0]
     with NoisyProducer(proxy.bootstrap, "quota-noisy", "noisy") as noisy:
         time.sleep(_WINDOW_S)
-        rate, nobody_stood_still = undisturbed(lambda: noisy.rate_over(_WINDOW_S))
-    print(f"held at {rate / RATE:.3f} of {RATE} bytes/s, told {len(noisy.throttles_ms)} times")
-    # Who stood still for a while has so much more left of his window afterwards.
-    least, most = (0.85, 1.15) if nobody_stood_still else (0.1, 2.5)
+        rate, no_process_stood_still = undisturbed(lambda: noisy.rate_over(_WINDOW_S))
+    print(f"held at {rate / RATE:.3f} of {RATE} bytes/s, with {len(noisy.throttles_ms)} throttle times")
+    # A client that stood still for a while has more left of its window afterwards.
+    least, most = (0.85, 1.15) if no_process_stood_still else (0.1, 2.5)
     assert least < rate / RATE < most
     assert max(noisy.throttles_ms, default=0) > 0
     assert proxy.metric("throttled_seconds_total", quota_type="produce", node_id=str(leader)) > 5
@@ -110,9 +110,9 @@ def test_a_noisy_producer_is_held_to_its_rate_and_told_so(start_proxy):
 
 
 def test_a_change_of_the_file_is_felt_by_a_live_connection(start_proxy):
-    """First nobody is held; then one is, so much that its bytes all but stop; then the limit is taken away again.
+    """First no client is throttled; then one is, so much that its bytes almost stop; then the limit is removed.
 
-    How soon that is, test_quota_changes tells.
+    How soon that has an effect is measured by test_quota_changes.
     """
     proxy = start_proxy(limits=SHORT_DRAIN)
     make_topic(proxy.bootstrap, "quota-live")
@@ -122,7 +122,7 @@ def test_a_change_of_the_file_is_felt_by_a_live_connection(start_proxy):
         opened = proxy.metric("connections_opened_total")
         proxy.write_config([entry("noisy", 20_000)])
         proxy.wait_for(lambda: proxy.metric("throttles_total", quota_type="produce") > 0, 10, "the first throttle")
-        proxy.wait_for(lambda: noisy.throttles_ms, 10, "the client's word of it")
+        proxy.wait_for(lambda: noisy.throttles_ms, 10, "the client's throttle time")
         held, took_s = noisy.delivered_over(2)
         assert held < _UNDER_WAY_BYTES + 10 * 20_000 * took_s
         proxy.write_config([])
@@ -141,10 +141,10 @@ def test_a_change_of_the_file_is_felt_by_a_live_connection(start_proxy):
     ],
     ids=["no YAML", "no cluster", "empty"],
 )
-def test_a_bad_file_changes_nothing_and_is_told(start_proxy, text, problem):
+def test_a_bad_file_changes_nothing_and_is_reported(start_proxy, text, problem):
     proxy = start_proxy([entry("noisy", RATE)])
     proxy.write_text(text)
-    proxy.wait_for(lambda: proxy.events("config_rejected"), 10, "word of the bad file")
+    proxy.wait_for(lambda: proxy.events("config_rejected"), 10, "the log line about the bad file")
     [line] = proxy.events("config_rejected")
     assert line["level"] == "error"
     assert any(problem in found for found in line["problems"])
@@ -180,8 +180,8 @@ def test_others_are_not_held_with_the_noisy_one(start_proxy):
     make_topic(proxy.bootstrap, "quota-others")
     with (
         NoisyProducer(proxy.bootstrap, "quota-others", "noisy") as noisy,
-        NoisyProducer(proxy.bootstrap, "quota-others", "quiet") as quiet,
+        NoisyProducer(proxy.bootstrap, "quota-others", "other") as others,
     ):
         proxy.wait_for(lambda: noisy.throttles_ms, 10, "the noisy one to be throttled")
-        quiet.has_delivered(5_000_000)
-        assert quiet.throttles_ms == []
+        others.has_delivered(5_000_000)
+        assert others.throttles_ms == []

@@ -47,7 +47,7 @@ class Connection:
         self._socket.close()
 
     def exchange(self, frame: bytes) -> bytes:
-        """The whole frame that answers."""
+        """The whole frame of the response."""
         self._socket.sendall(frame)
         prefix = self._stream.read(4)
         assert len(prefix) == 4, "the connection was closed"
@@ -56,7 +56,7 @@ class Connection:
 
 @dataclass
 class Bucket:
-    """Between which numbers of tokens the bucket must be, given when requests were sent and answered."""
+    """Between which numbers of tokens the bucket must be, given the times of requests and responses."""
 
     low: float = BURST
     high: float = BURST
@@ -73,7 +73,7 @@ class Bucket:
         self.high -= partitions
 
     def may_tell(self, throttle_time_ms: int, slack_s: float) -> bool:
-        """Whether that can be the rest of the time until it is full to 0, told some time within `slack_s`."""
+        """Whether that can be the rest of the time until it is full to 0, reported some time within `slack_s`."""
         least, most = -self.high / RATE - slack_s, -self.low / RATE
         return least * 1000 - 2 <= throttle_time_ms <= max(most, 0) * 1000 + 2
 
@@ -127,7 +127,7 @@ class Side:
         time.sleep(max(self.bucket.answered_s + (tokens - self.bucket.low) / RATE - time.monotonic(), 0) + 0.1)
 
     def wait_until_known(self, *topics: str) -> None:
-        """Until the node that is asked knows these topics."""
+        """Wait until the node knows these topics."""
         frame = partitions_by_name_request([self.name(topic) for topic in topics], 1)
         with Connection(self.address) as connection:
             deadline = time.monotonic() + _TIMEOUT_S
@@ -137,9 +137,9 @@ class Side:
 
 
 def script(side: Side, validate_only: bool) -> list[dict[bytes, int]]:
-    """What both kinds of broker must say alike, request by request.
+    """Requests to which both kinds of broker must respond alike, one after another.
 
-    So much is overdrawn that there are no tokens again for 15 s, however long anybody stands still meanwhile.
+    So much is overdrawn that there are no tokens again for 15 s, however long a process stands still meanwhile.
     """
     said = [side.create(("a", 10), ("b", 11), ("e", -1), spends=22), side.create(("f", 31), spends=31)]
     side.wait_until_known("a", "b")
@@ -175,7 +175,7 @@ def controller_of(cluster: KafkaCluster) -> int:
 
 @contextmanager
 def deleted_after(cluster: KafkaCluster, *prefixes: str) -> Iterator[None]:
-    """Topics whose names begin so are gone after the block: hundreds of partitions make a node's next start slow."""
+    """Topics with this prefix are gone after the block: hundreds of partitions make a node's next start slow."""
     try:
         yield
     finally:
@@ -232,7 +232,7 @@ def rate_after_burst(done: list[tuple[float, int]], rate: float) -> float:
 
 
 def is_held(rates: dict[str, float], disturbance: Disturbance) -> bool:
-    """Whether all rates are that of the quota, within 5 %; roughly, when somebody stood still."""
+    """Whether all rates are that of the quota, within 5 %; roughly, when a process stood still."""
     least, most = (0.3, 3.0) if disturbance.seen else (0.95, 1.05)
     return all(least * FAST < rate < most * FAST for rate in rates.values())
 
@@ -252,7 +252,7 @@ def create_with_librdkafka(bootstrap: str, client_id: str, prefix: str, seconds:
         topic = NewTopic(f"{prefix}-{len(done)}", AT_ONCE, 1)
         [future] = admin.create_topics([topic], request_timeout=60).values()
         error = future.exception()
-        # A broker that waits long for its controller asks it again.
+        # A broker that waits long for its controller sends the request again.
         if error is None or error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
             done.append((time.monotonic() - begin, AT_ONCE))
         elif error.args[0].code() != KafkaError.THROTTLING_QUOTA_EXCEEDED:

@@ -19,7 +19,7 @@ SOON = {"max_throttle_ms": 200, "max_debt_ms": 0}
 
 
 def levels(user):
-    """The entities of one client, the strongest first, each with a limit of its own."""
+    """The entities of one client, the strongest first, each with another limit."""
     entities = (
         {"user": user, "client-id": CLIENT_ID},
         {"user": user, "client-id": None},
@@ -34,7 +34,7 @@ def levels(user):
 
 
 def by_sasl(cluster, _certificates, folder):
-    """A proxy whose clients log in, how this one does, and how who sets quotas there."""
+    """A proxy with clients that log in, the login of this one, and the admin client that sets quotas there."""
     logins.add_scram_users(cluster.bootstrap_servers)
     secret = folder / "password"
     secret.write_text(PASSWORDS["proxy"])

@@ -31,7 +31,7 @@ def alterable(kafka, tmp_path):
 
 @pytest.fixture
 def sides(kafka, alterable):
-    """A broker that has quotas of its own, and the proxy before it; both begin without any."""
+    """A broker that enforces quotas, and the proxy before it; both begin without any."""
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(QuotaClient(kafka.address(1)))
         stack.callback(broker.clear)
@@ -52,7 +52,7 @@ def in_any_order(results):
 
 
 def plain(entries):
-    """The entries with addresses in one spelling, as the proxy tells them."""
+    """The entries with addresses in one spelling, as the proxy describes them."""
     return {
         frozenset((part, plain_ip(name) if part == "ip" and name else name) for part, name in entity): values
         for entity, values in entries.items()
@@ -69,7 +69,7 @@ def settled(broker, wanted):
 
 @pytest.mark.every_kind
 @pytest.mark.kraft
-def test_every_request_to_alter_is_answered_as_by_a_broker_and_does_the_same(sides):
+def test_every_request_to_alter_has_the_response_and_the_effect_that_it_has_at_a_broker(sides):
     broker, proxy = sides
     different = {}
     for number, (name, entries) in enumerate(ALTERS.items()):
@@ -250,7 +250,7 @@ class KafkaConfigs:
         self.run("--alter", *self._options(kind), "--delete-config", ",".join(keys))
 
     def describe(self, kind):
-        """The limits that are told of an entity; there may be no others."""
+        """The described limits of an entity; there may be no other entities."""
         printed = self.run("--describe", *self._options(kind)).strip()
         if not printed:
             return {}
@@ -305,7 +305,7 @@ def test_kafka_configs_alters_and_describes_every_entity_and_key(kafka, alterabl
         (["--entity-name", "alice", "--add-config", "shadow_producer_byte_rate=5"], "shadow_producer_byte_rate"),
     ],
 )
-def test_kafka_configs_tells_what_is_refused(newest_kafka, alterable, options, problem):
+def test_kafka_configs_shows_what_is_refused(newest_kafka, alterable, options, problem):
     with pytest.raises(RuntimeError, match=problem):
         KafkaConfigs(newest_kafka, alterable).run("--alter", "--entity-type", "users", *options)
 

@@ -60,10 +60,10 @@ def quota(client_id):
 
 
 def is_soon(measure_s, bound_s=1.0):
-    """Whether each of some trials stays within the bound, but for one, and those in which somebody stood still."""
+    """Whether each of some trials stays within the bound, except one, and those in which a process stood still."""
     delays = [undisturbed(measure_s) for _ in range(_TRIALS)]
     print(f"felt after {', '.join(f'{delay * 1000:.0f}' for delay, _ in sorted(delays))} ms")
-    slowest_last = sorted(delay for delay, nobody_stood_still in delays if nobody_stood_still)
+    slowest_last = sorted(delay for delay, no_process_stood_still in delays if no_process_stood_still)
     return all(delay < bound_s for delay in slowest_last[:-1])
 
 

@@ -1,4 +1,4 @@
-"""Request time beside a broker: how much is charged, whom it throttles and for how long; see tests/fidelity."""
+"""Request time beside a broker: what is charged, which clients are throttled, and for how long; see tests/fidelity."""
 
 import time
 
@@ -55,17 +55,17 @@ def test_as_many_requests_get_through_as_at_a_broker_on_the_whole(both_sides):
         throttles.admit(both_sides)
         return [side.admitted for side in both_sides]
 
-    (of_broker, of_proxy), nobody_stood_still = undisturbed(admitted)
+    (of_broker, of_proxy), no_process_stood_still = undisturbed(admitted)
     assert of_proxy > 0
     # At so few requests a second a broker's threads are cold: one costs it up to fifteen times what it does under load.
     # One that stands still amid a request takes that time for the request's.
-    assert not nobody_stood_still or 0.1 < of_proxy / of_broker < 30
+    assert not no_process_stood_still or 0.1 < of_proxy / of_broker < 30
 
 
 @pytest.mark.kafka
 @pytest.mark.exclusive
 @pytest.mark.nightly
-def test_at_half_load_requests_cost_about_what_a_broker_measures_and_a_frozen_node_charges_nobody():
+def test_at_half_load_requests_cost_about_what_a_broker_measures_and_a_frozen_node_charges_no_client():
     loads = [load for load in chosen(["Produce acks=1, 1 KiB", "Fetch, 16 KiB"]) if load.name in FROZEN_LOADS]
     with Disturbance() as disturbance:
         try:

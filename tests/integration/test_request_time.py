@@ -1,4 +1,4 @@
-"""`request_percentage` before a real cluster: who is over it waits one window at most; who stalls charges nobody."""
+"""`request_percentage` at a real cluster: a client over it waits one window at most; a stalled node charges none."""
 
 import time
 
@@ -47,7 +47,7 @@ def test_a_busy_client_gets_its_percentage_of_a_thread_and_another_one_feels_not
     assert proxy.metric("throttles_total", quota_type="request") == len(times_ms)
 
 
-def test_a_node_that_stands_still_charges_nobody(newest_kafka, start_proxy):
+def test_a_node_that_stands_still_charges_no_client(newest_kafka, start_proxy):
     proxy = start_proxy([request_quota("waiting", 1000)])
     with RawClient((HOST, proxy.node_ports[1]), "waiting") as client:
         for _ in range(50):

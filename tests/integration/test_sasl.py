@@ -61,13 +61,13 @@ def admin(password_file):
 
 @pytest.fixture(scope="module")
 def sasl_proxy(sasl_kafka, password_file):
-    """A proxy before that listener; that it logs in itself says that clients must."""
+    """A proxy before that listener; because it logs in itself, its clients must."""
     with ProxyProcess(sasl_kafka.bootstrap(logins.LISTENER), QUOTAS, upstream=admin(password_file)) as process:
         yield process
 
 
 def throttled(proxy, client_id):
-    """The throttle of a client, once it is told."""
+    """The throttle of a client, once it is logged."""
     [line] = proxy.wait_for(
         lambda: [line for line in proxy.events("throttle_started") if line["client_id"] == client_id],
         TIMEOUT_S,
@@ -77,7 +77,7 @@ def throttled(proxy, client_id):
 
 
 def endings(proxy, **keys):
-    """The ends of connections so far whose log lines say this."""
+    """The ends of connections so far with these values in their log lines."""
     return [line for line in proxy.events("connection_closed") if all(line.get(k) == v for k, v in keys.items())]
 
 
@@ -103,7 +103,7 @@ def test_odd_names_are_users(sasl_proxy, topic):
 @pytest.mark.parametrize(
     "library", ["aiokafka", "confluent-kafka", pytest.param("kafka-python", marks=pytest.mark.nightly)]
 )
-def test_a_wrong_password_is_told_by_the_node_and_spends_nothing(sasl_proxy, topic, library):
+def test_a_wrong_password_is_reported_by_the_node_and_spends_nothing(sasl_proxy, topic, library):
     """kafka-python tries for half a minute."""
     failures = sasl_proxy.metric("authentications_total", result="failure")
     before = sasl_proxy.closed().get("authentication_failed", 0)
@@ -131,7 +131,7 @@ REFUSALS = {
 
 @pytest.fixture
 def start(sasl_kafka, tmp_path):
-    """Starts a producer of a library, which logs in as bob by the mechanism whose sessions are short."""
+    """Starts a producer of a library, which logs in as bob by the mechanism with short sessions."""
 
     def started(library, servers, topic):
         login = (SHA_512, "bob", PASSWORDS["bob"])
@@ -192,7 +192,7 @@ def is_throttled(proxy, load):
 
 
 def renewals(proxy):
-    """How many logins on connections that had one already, where nobody else connects."""
+    """How many logins on connections that had one already, while no other client connects."""
     logged_in = proxy.metric("authentications_total", result="success")
     return logged_in - proxy.metric("connections_opened_total")
 
@@ -255,8 +255,8 @@ def test_franz_go_logs_in(sasl_proxy, topic, mechanism):
     assert throttled(sasl_proxy, client_id) == ("alice", "user=alice, client-id=<default>")
 
 
-def test_a_user_has_so_many_connections_whoever_only_claims_to_be_that_takes_none(sasl_proxy):
-    """The user is nobody else's here: it is the proxy's own, whose connections go to the nodes directly."""
+def test_a_user_has_so_many_connections_and_one_that_only_claims_to_be_that_user_takes_none(sasl_proxy):
+    """The proxy alone has this user; its own connections go to the nodes directly."""
     user, too_many = "proxy", lambda: sasl_proxy.closed().get("too_many_of_user", 0)
     before = too_many()
     with of_users(sasl_proxy, {user: 2}), contextlib.ExitStack() as sockets:
@@ -287,7 +287,7 @@ def of_users(proxy, counts):
 
 
 def logged_in(proxy, user, password):
-    """A connection whose login the node has accepted. ConnectionError if it has not."""
+    """A connection with a login that the node has accepted. ConnectionError if it has not."""
     sock = socket.create_connection((HOST, proxy.node_ports[1]), TIMEOUT_S)
     answered(sock, handshake(PLAIN))
     response = answered(sock, authenticate(plain(user.encode(), password.encode())))

@@ -111,7 +111,7 @@ READERS = {"kafka-python": of_kafka_python, "aiokafka": of_aiokafka, "confluent-
 
 @pytest.fixture
 def start(newest_kafka, certificates, tmp_path):
-    """Starts a producer of a library, which shows the client's certificate; with `hosts`, in a process of its own."""
+    """Starts a producer of a library with the client's certificate; with `hosts`, in a separate process."""
 
     def started(library, servers, topic, hosts=None):
         python = {"bootstrap_servers": servers, "client_id": library, **certificates.python()}
@@ -155,7 +155,7 @@ def sends_and_is_throttled(proxy, cluster, topic, producer):
 
 
 def grown_at_leaders(cluster, topic, before, after):
-    """Whether a count has grown at each node that leads a partition: all of them, but for one that was away."""
+    """Whether a count has grown at each node that leads a partition: all of them, except one that was away."""
     leaders = eventually(lambda: leaders_of(cluster.bootstrap_servers, topic))
     return all(after[str(node)] > before[str(node)] for node in leaders.values() if node > 0)
 
@@ -222,7 +222,7 @@ STEADY = [
 
 @pytest.mark.parametrize("library", STEADY)
 def test_certificates_change_under_load_and_no_record_is_lost(library, proxy, newest_kafka, topic, start, certificates):
-    """One producer goes on through all changes, another one comes after each; who comes sees the new certificate."""
+    """One producer goes on through all changes, another one comes after each and sees the new certificate."""
     of_who_comes_late = f"{topic}-late"
     make_topic(newest_kafka.bootstrap_servers, of_who_comes_late)
     before = proxy.closed()
@@ -253,7 +253,7 @@ def test_certificates_change_under_load_and_no_record_is_lost(library, proxy, ne
     assert ended <= {"client_closed", "client_lost", "client_sent_nothing"}
 
 
-def test_a_client_without_a_certificate_is_told_and_so_is_the_operator(proxy, certificates):
+def test_a_missing_client_certificate_is_reported_to_client_and_operator(proxy, certificates):
     before = proxy.closed().get("client_certificate_missing", 0)
     with pytest.raises(ssl.SSLError, match=r"(?i)certificate.required|handshake.failure"):
         _speak(proxy.port, client_context(certificates.authority))
@@ -287,6 +287,6 @@ def test_a_user_that_a_certificate_names_has_so_many_connections(proxy, certific
 
 
 def shown(proxy, certificates):
-    """A connection that has shown its certificate."""
+    """A connection with a client certificate."""
     sock = socket.create_connection((HOST, proxy.node_ports[1]), TIMEOUT_S)
     return certificates.context().wrap_socket(sock, server_hostname=HOST)

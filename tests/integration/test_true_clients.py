@@ -1,4 +1,4 @@
-"""Who a client is behind load balancers that say so, and who is closed for taking too long."""
+"""Addresses of clients behind load balancers, and connections that are closed for taking too long."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ RATE = 1000
 
 
 class BehindBalancer(ProxyProcess):
-    """A proxy whose clients are told to come through a load balancer, and that believes what it says of them."""
+    """A proxy that sends its clients to a load balancer and trusts its headers."""
 
     def __init__(self, cluster, quotas=(), listener=None, connections=None, **settings):
         self._listener = {"proxy_protocol": "required", **(listener or {})}
@@ -52,7 +52,8 @@ class BehindBalancer(ProxyProcess):
 def haproxy(proxy, version, routes=None):
     """HAProxy before all ports of the proxy.
 
-    `routes` are addresses from which to come there, each by an address to connect to: for who cannot choose his own.
+    `routes` are addresses from which to come there, each by an address to connect to: for clients that cannot choose
+    their address.
     """
     header = {1: "send-proxy", 2: "send-proxy-v2 proxy-v2-options unique-id,crc32c"}[version]
     proxies = "".join(
@@ -98,7 +99,7 @@ def reachable(host, port):
 
 
 def write_and_read(library, topic):
-    """Ten records there and back, by librdkafka, in a group of its own."""
+    """Ten records there and back, by librdkafka, in a separate group."""
     producer = Producer({**library, "client.id": "true"})
     for number in range(10):
         producer.produce(topic, str(number), partition=0)
@@ -156,7 +157,7 @@ def test_behind_haproxy_the_client_is_the_client(newest_kafka, tmp_path, version
 
 
 ROUTES = {"127.0.0.81": "127.0.0.31", "127.0.0.82": "127.0.0.32", "127.0.0.83": "127.0.0.33"}
-"""By the address of each client where it connects to; nothing in between but HAProxy, which does not say that it is."""
+"""A client's address is where it connects to; HAProxy alone is in between, and sends no header."""
 ADDRESSES = dict(zip(("Java", "kafka-python", "franz-go"), ROUTES, strict=True))
 NAME = "balancer.kafka.test"
 OFTEN = 50
@@ -170,7 +171,7 @@ def address_quotas(banned=None):
 
 @pytest.mark.nightly
 def test_java_python_and_go_behind_haproxy_are_known_by_their_own_addresses(newest_kafka, certificates, tmp_path):
-    """HAProxy tells it by version 2 of the protocol, and passes TLS on, with a certificate of the client."""
+    """HAProxy sends it in version 2 of the protocol, and passes TLS on, with a certificate of the client."""
     topic = "balanced-libraries"
     make_topic(newest_kafka.bootstrap_servers, topic, PARTITIONS)
     tls = certificates.of_listener(NAME, *ROUTES.values(), name="balanced")
@@ -205,7 +206,7 @@ def test_java_python_and_go_behind_haproxy_are_known_by_their_own_addresses(newe
 
 
 def start_behind(library, proxy, gate, topic, cluster, certificates, folder):
-    """A producer to which the balancer's name is the address of its own way there."""
+    """A producer for which the balancer's name is the address of its route there."""
     hosts = folder / f"hosts-{library}"
     hosts.write_text(f"127.0.0.1 localhost\n{gate} {NAME}\n")
     servers = f"{NAME}:{proxy.port}"
@@ -256,7 +257,7 @@ def only_so_many_connect_from_its_address(proxy, tls):
 
 
 def of_clients(proxy, host):
-    """The ends of clients at an address that a load balancer has told."""
+    """The ends of clients at an address that a load balancer has reported."""
     lines = proxy.events("connection_closed")
     return [line for line in lines if line["client"].startswith(f"{host}:") and "proxied_by" in line]
 
@@ -269,8 +270,8 @@ def ends(sock):
     return True
 
 
-def test_a_proxy_before_a_proxy_tells_it_who_its_clients_are(newest_kafka):
-    """Both what it carries and what it asks itself."""
+def test_a_proxy_before_a_proxy_passes_the_addresses_of_its_clients_on(newest_kafka):
+    """Both the requests that it carries and its own ones."""
     topic = "chained"
     make_topic(newest_kafka.bootstrap_servers, topic)
     telling = {"send_proxy_protocol": True, "source_addresses": [BALANCER]}
@@ -282,16 +283,16 @@ def test_a_proxy_before_a_proxy_tells_it_who_its_clients_are(newest_kafka):
             [line] = inner.wait_for(lambda: of_clients(inner, CLIENT), TIMEOUT_S, "the end of the raw client")
         assert (line["proxied_by"], line["node_id"], line["requests"]) == (BALANCER, 2, 1)
         own = [line for line in inner.events("connection_closed") if "proxied_by" not in line]
-        assert own, "nothing was asked over connections of the proxy's own"
+        assert own, "no request was sent over connections of the proxy's own"
         assert set(inner.closed()) <= {"client_closed", "client_lost", "client_sent_nothing"}
 
 
 API_VERSIONS = struct.pack(">ihhih", 14, 18, 0, 7, 4) + b"slow"
 
 
-def test_a_client_that_takes_too_long_is_closed_for_it_and_nobody_else(newest_kafka):
+def test_a_client_that_takes_too_long_is_closed_and_no_other_is(newest_kafka):
     limits = {"first_byte_timeout_ms": 8000, "request_timeout_ms": 8000, "idle_timeout_ms": 8000}
-    log = {"level": "debug"}  # of three that take too long for a request, one is told
+    log = {"level": "debug"}  # of three that take too long for a request, one is logged
     with ProxyProcess(newest_kafka, limits=limits, log=log) as proxy, contextlib.ExitStack() as stack:
         clients = {
             stack.enter_context(socket.create_connection((HOST, proxy.port), TIMEOUT_S)): (sent, reason)

@@ -24,7 +24,7 @@ CASES = {
     "a wrong password": (WANTS_SASL, "SASL_PLAINTEXT", WRONG, "authentication_failed", LOGIN),
     "a wrong password by SCRAM": (WANTS_SASL, "SASL_PLAINTEXT", SCRAM, "authentication_failed", LOGIN),
     "no login": (WANTS_SASL, "PLAINTEXT", {}, "authentication_expected", PROTOCOL),
-    "a login to whom wants none": (PLAIN, "SASL_PLAINTEXT", WRONG, "authentication_unexpected", PROTOCOL),
+    "a login where none is wanted": (PLAIN, "SASL_PLAINTEXT", WRONG, "authentication_unexpected", PROTOCOL),
     "plain to TLS": (WANTS_CERTIFICATES, "PLAINTEXT", {}, "tls_expected", PROTOCOL),
     "TLS to plain": (PLAIN, "SSL", {"ssl_cafile": "ours"}, "tls_unexpected", PROTOCOL),
     "an unknown authority": (WANTS_CERTIFICATES, "SSL", {"ssl_cafile": "strange"}, "certificate_refused", CA_FILE),
@@ -33,7 +33,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_node_that_cannot_be_asked_is_told_with_the_setting_to_look_at(
+def test_a_node_that_does_not_respond_is_reported_with_the_setting_to_look_at(
     case, newest_kafka, certificates, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("quotas.sources.cluster_look._WORD_S", TIMEOUT_S)

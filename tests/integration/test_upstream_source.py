@@ -49,7 +49,7 @@ def source_of(servers, path=None, **settings):
 
 @contextlib.contextmanager
 def cleaned(source):
-    """Without any quota at first, whoever has set it, and in the end."""
+    """Without any quota at first and in the end, also of other tests."""
     remove_all(source)
     try:
         yield source
@@ -78,7 +78,7 @@ def values(source, entity):
 # ----------------------------------------------------------------- a cluster
 
 
-def test_what_kafka_configs_sets_is_read_and_what_is_written_kafka_configs_tells(kafka):
+def test_what_kafka_configs_sets_is_read_and_what_is_written_kafka_configs_shows(kafka):
     config = f"producer_byte_rate={HUGE:.0f},request_percentage=1234.5"
     with source_of(servers_of(kafka)) as source, cleaned(source):
         kafka_configs(
@@ -120,7 +120,7 @@ def test_every_kind_of_entity_is_written_and_read_back(kafka):
             assert another.problems == {}
 
 
-def test_what_the_cluster_refuses_it_says_and_takes_the_rest(kafka):
+def test_the_cluster_names_what_it_refuses_and_takes_the_rest(kafka):
     with source_of(servers_of(kafka)) as source, cleaned(source):
         unknown, taken = source.alter(
             [
@@ -147,7 +147,7 @@ def test_an_unchanged_response_is_byte_for_byte_the_same(kafka):
     assert responses[1:] == responses[:-1]
 
 
-def test_a_node_that_answers_no_more_is_left_for_the_next(newest_kafka):
+def test_a_node_that_no_longer_responds_is_left_for_the_next(newest_kafka):
     second = servers_of(newest_kafka)[1]
     with (
         source_of([second]) as writer,
@@ -332,7 +332,7 @@ def problem_with(server, timeout_s=10.0):
         )
 
 
-def test_a_port_that_nobody_listens_on_is_named():
+def test_a_port_without_a_listener_is_named():
     with listening() as server:
         pass
     assert problem_with(server) == f"{server}: Connection refused{SETTING}"

@@ -15,8 +15,8 @@ CHROOT = "/kafka-throttle/main"
 RATE = 20_000
 _REQUEST_BYTES = 10_000
 _HELD = 2.5
-"""By how much two windows may exceed the rate at worst: by the burst from rest, when somebody stood still before, and
-the request that is too much. Who is not held has ten times the rate and more.
+"""By how much two windows may exceed the rate at worst: by the burst from rest, when a process stood still before,
+and the request that is too much. A client that is not held has ten times the rate and more.
 """
 
 
@@ -35,7 +35,7 @@ def write(client, client_id, rate):
 
 
 class Load(threading.Thread):
-    """Sends requests as fast as it is let, and counts what was answered; a lost connection is made again."""
+    """Sends requests as fast as it may, and counts responses; a lost connection is made again."""
 
     def __init__(self, port):
         super().__init__(daemon=True)

@@ -62,22 +62,22 @@ def kazoo(zookeeper):
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """Nobody is given up for having stood still, unless a test wants it."""
+    """No session ends because a process stood still, unless a test wants it."""
     for name in ("_START_S", "_ALTER_S", "_REQUEST_S"):
         monkeypatch.setattr(f"quotas.sources.zookeeper.{name}", TIMEOUT_S)
 
 
 @pytest.fixture
 def chroot():
-    """Of its own for each test; nobody has made it."""
+    """Another one for each test; it does not exist yet."""
     return next(_chroots)
 
 
 @contextlib.contextmanager
 def source_at(address, chroot, last_good=NO_QUOTAS, epoch_ms=None, **settings):
-    """A source that has been started; at the end it has told of no fault of ours.
+    """A source that has been started; at the end it has reported no fault of the proxy.
 
-    What it should be told of by ZooKeeper it does not find by reading all again, unless `resync_ms` says so.
+    It learns of changes from ZooKeeper, not by reading all again, unless `resync_ms` says so.
     """
     settings = ZooKeeperSettings([address], chroot, **{"resync_ms": 3_600_000, **settings})
     source = ZooKeeperSource(settings, epoch_ms) if epoch_ms else ZooKeeperSource(settings)
@@ -97,7 +97,7 @@ def values(source):
 
 
 def put(client, path, data):
-    """Write a node as any tool can, without a word to anybody."""
+    """Write a node as any tool can, without a notification."""
     if client.exists(path):
         client.set(path, data)
     else:
@@ -150,7 +150,7 @@ def test_every_kind_of_entity_and_key_is_written_where_kafka_has_it_and_read_bac
     }
 
 
-def test_a_change_that_somebody_tells_of_is_in_force_at_once(zookeeper, kazoo, chroot, record_property):
+def test_a_change_with_a_notification_is_in_force_at_once(zookeeper, kazoo, chroot, record_property):
     with source_at(zookeeper.address, chroot, resync_ms=3_600_000) as source:
         delays = []
         for rate in range(1, 20):
@@ -170,7 +170,7 @@ def test_a_change_that_somebody_tells_of_is_in_force_at_once(zookeeper, kazoo, c
         assert source.problems == {}
 
 
-def test_what_nobody_tells_of_is_found_by_reading_again(zookeeper, kazoo, chroot):
+def test_a_change_without_a_notification_is_found_by_reading_again(zookeeper, kazoo, chroot):
     with source_at(zookeeper.address, chroot, resync_ms=100) as source:
         put(kazoo, f"{chroot}/config/users/alice/clients/app", written({"producer_byte_rate": "5"}))
         eventually(lambda: values(source) == {Entity("alice", "app"): {PRODUCE: 5}})
@@ -189,7 +189,7 @@ def test_a_notification_that_is_nonsense_has_everything_read_again(zookeeper, ka
         eventually(lambda: source.problems == {})
 
 
-def test_nodes_that_are_nonsense_keep_their_last_good_quotas_and_disturb_nobody(zookeeper, kazoo, chroot):
+def test_nodes_that_are_nonsense_keep_their_last_good_quotas_and_disturb_no_others(zookeeper, kazoo, chroot):
     nonsense = {
         "no-json": b"5",
         "no-config": b'{"version":1}',
@@ -245,10 +245,10 @@ def test_secrets_and_strange_keys_survive_and_a_node_goes_with_its_last_key(zook
         assert kazoo.get(path)[0] == written({**scram, "scope": "cluster"})
         count = len(changes(kazoo, chroot))
         assert source.alter([Alteration(ALICE, {PRODUCE: None})]) == [None]
-        assert len(changes(kazoo, chroot)) == count, "there was nothing to tell"
+        assert len(changes(kazoo, chroot)) == count, "there was nothing to report"
 
 
-def test_the_nodes_of_a_user_go_when_nobody_needs_them_any_more(zookeeper, kazoo, chroot):
+def test_the_nodes_of_a_user_go_when_they_are_needed_no_more(zookeeper, kazoo, chroot):
     pair = Entity("alice", "app")
     users = f"{chroot}/config/users"
     with source_at(zookeeper.address, chroot) as source:
@@ -360,7 +360,7 @@ def test_whatever_happens_in_whatever_order_all_see_the_same_in_the_end(zookeepe
         assert kazoo.get_children(f"{chroot}/config/users") == []
 
 
-def test_who_may_only_read_reads_and_is_told_what_he_may_not(zookeeper, kazoo, chroot):
+def test_a_client_that_may_only_read_reads_and_is_refused_the_rest(zookeeper, kazoo, chroot):
     for root in ("users", "clients", "changes"):
         kazoo.create(f"{chroot}/config/{root}", makepath=True)
     put(kazoo, f"{chroot}/config/users/alice", written({"producer_byte_rate": "5"}))
@@ -397,7 +397,7 @@ def test_zookeeper_goes_away_and_returns_with_other_data(chroot, record_property
             record_property("seconds until refused", time.monotonic() - began)
             assert source.quotas == before
 
-            # It is empty at first: what was below the roots stays in force until somebody has made these again.
+            # It is empty at first: what was below the roots stays in force until they are made again.
             zookeeper.start("other")
             eventually(lambda: "zookeeper" not in source.problems)
             gone = {f"{chroot}/config/{root}" for root in ("users", "clients")}
@@ -469,9 +469,9 @@ def test_what_was_acknowledged_stands_however_often_zookeeper_is_killed(chroot):
             assert client.get(f"{chroot}/config/users/alice")[0] == written({"producer_byte_rate": str(len(outcomes))})
 
 
-def test_a_zookeeper_that_does_not_answer_holds_up_nobody_for_ever(zookeeper, chroot, monkeypatch):
+def test_a_zookeeper_that_does_not_respond_holds_up_nothing_for_ever(zookeeper, chroot, monkeypatch):
     with source_at(zookeeper.address, chroot, session_timeout_ms=4_000) as source:
-        # Such a short session is lost by who stands still, and made anew.
+        # A process that stands still loses a session that is so short, and makes a new one.
         eventually(lambda: source.alter([Alteration(ALICE, {PRODUCE: 1.0})]) == [None])
         monkeypatch.setattr("quotas.sources.zookeeper._REQUEST_S", 2.0)
         with zookeeper.frozen():
@@ -506,7 +506,7 @@ def test_a_source_that_was_never_started_or_has_been_stopped_refuses(zookeeper, 
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:2181", "bad host:x"])
-def test_an_address_that_is_none_is_told_and_stops_nothing(address, chroot):
+def test_an_invalid_address_is_reported_and_stops_nothing(address, chroot):
     source = ZooKeeperSource(ZooKeeperSettings([address], chroot))
     source.start(lambda: None)
     try:
@@ -518,7 +518,7 @@ def test_an_address_that_is_none_is_told_and_stops_nothing(address, chroot):
 def test_servers_that_come_back_under_new_addresses_are_found_within_two_session_time_outs(
     zookeeper, chroot, monkeypatch
 ):
-    """At the old addresses nobody answers, as where machines are gone. Only one of three has come back."""
+    """At the old addresses there is no response, as where machines are gone. Only one of three has come back."""
     port, real, moved = zookeeper.port, socket.getaddrinfo, threading.Event()
 
     def getaddrinfo(host, *args, **settings):
@@ -575,12 +575,12 @@ def test_with_a_digest_what_is_made_belongs_to_its_creator(zookeeper, kazoo, chr
             assert itself.quotas == last_good
 
 
-def test_nodes_for_their_creator_need_somebody_to_be_that(zookeeper, chroot):
+def test_nodes_for_their_creator_need_a_creator_with_a_name(zookeeper, chroot):
     with source_at(zookeeper.address, chroot, acl="creator") as source:
         eventually(lambda: "needs a login" in source.problems.get("zookeeper", ""))
 
 
-def test_sasl_names_the_proxy_and_a_wrong_password_is_told(tmp_path, chroot):
+def test_sasl_names_the_proxy_and_a_wrong_password_is_reported(tmp_path, chroot):
     jaas = tmp_path / "jaas.conf"
     jaas.write_text('Server { org.apache.zookeeper.server.auth.DigestLoginModule required user_proxy="secret"; };')
     sasl = {

@@ -12,7 +12,7 @@ from tests.timeouts import TIMEOUT_S
 
 
 def make_topic(bootstrap: str, topic: str, partitions: int = 1) -> dict[int, int]:
-    """Create a topic that all three nodes hold; return who leads each partition, once every partition has a leader."""
+    """Create a topic that all three nodes hold; return the leader of each partition, once every partition has one."""
     deadline = time.monotonic() + TIMEOUT_S
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
@@ -43,7 +43,7 @@ def _created(admin: KafkaAdminClient, topic: NewTopic) -> bool:
 def wait_until_known(cluster: KafkaCluster, topic: str, partitions: int) -> None:
     """Until each node knows the topic with so many partitions; with 0 of them until none knows it any more.
 
-    A node that has stood still answers with what it knew before.
+    A node that has stood still responds with what it knew before.
     """
     request = partitions_by_name_request([topic.encode()], 1)
     for node_id in cluster.node_ids:
@@ -61,7 +61,7 @@ def wait_until_known(cluster: KafkaCluster, topic: str, partitions: int) -> None
 
 
 def leaders_of(bootstrap: str, topic: str) -> dict[int, int]:
-    """Who leads each partition, as any living node has it; nothing while none can be asked."""
+    """The leader of each partition, as any living node has it; nothing while none responds."""
     try:
         admin = KafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=5000, bootstrap_timeout_ms=5000)
     except (KafkaError, OSError):

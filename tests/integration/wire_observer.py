@@ -1,4 +1,4 @@
-"""Somebody between clients and a proxy who only counts the bytes that pass in either direction."""
+"""Between clients and a proxy: counts the bytes that pass in either direction."""
 
 import asyncio
 import contextlib

@@ -90,7 +90,7 @@ class ZooKeeper:
 
     @contextlib.contextmanager
     def frozen(self):
-        """In the block it keeps its connections and answers nothing."""
+        """In the block it keeps its connections and does not respond."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         await_standstill(self._process.pid)

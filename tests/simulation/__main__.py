@@ -25,7 +25,7 @@ _PROGRESS_S = 10.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line, simulate, tell; return the exit status."""
+    """Parse the command line, simulate, print what failed; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Simulate proxies on fake time.")
     parser.add_argument("--seconds", type=float, help="how long; without it one seed is run")
     parser.add_argument("--seed", type=int, help="the (first) seed; without it a new one")
@@ -65,12 +65,12 @@ def _run_one(world: WorldPlan, relay: str, trace: bool) -> int:
         print(line)
     print(_summary(outcome))
     if outcome.failure:
-        _tell_failure(world, outcome.failure, relay)
+        _print_failure(world, outcome.failure, relay)
         return 1
     return 0
 
 
-def _tell_failure(world: WorldPlan, failure: str, relay: str) -> None:
+def _print_failure(world: WorldPlan, failure: str, relay: str) -> None:
     print(f"\nSeed {world.seed} FAILS: {failure}", flush=True)
     make = relay_of(relay)
     smallest = shrink(world, lambda plan: run_world(plan, make).failure, SHRINKING_RUNS)
@@ -96,7 +96,7 @@ def _run_many(first_seed: int, seconds: float, processes: int, relay: str) -> in
         seeds += outcome.worlds
         if outcome.failure:
             print(_summary(total))
-            _tell_failure(world_of(seed), outcome.failure, relay)
+            _print_failure(world_of(seed), outcome.failure, relay)
             return 1
         if time.monotonic() > reported + _PROGRESS_S:
             reported = time.monotonic()

@@ -1,6 +1,6 @@
-"""The way in of a simulated proxy: `proxy.server.acceptor` on fake time, with the real gate, admission and fair pools.
+"""The acceptor of a simulated proxy: `proxy.server.acceptor` on fake time, with real gate, admission and fair pools.
 
-A visit is what an IncomingConnection is there. Storms are visits without a relay.
+An IncomingClient is what an IncomingConnection is there. Storms are clients without a relay.
 """
 
 from collections import deque
@@ -35,10 +35,11 @@ class _NoLog:
     def warning(self, *_: object, **__: object) -> None: ...
 
 
-class Visit:
+class IncomingClient:
     """A client that connects, as the acceptor sees it.
 
-    It is `whose`, spelled plainly; the kernel's `peer`, or a header after `header_ms`, says so in another way.
+    Its address is `whose`, in the plain spelling; the kernel's `peer`, or a header after `header_ms`, spells it
+    otherwise.
     """
 
     log = _NoLog()
@@ -86,10 +87,10 @@ class _Timer:
 
 
 class _Stage:
-    """A SlowStage without a loop: whoever is here goes on when it is ready."""
+    """A SlowStage without a loop: a client in it goes on when it is ready."""
 
     def __init__(
-        self, events: Events, make_pool: Callable[[], "FairPool[Visit]"], late: CloseReason, full: CloseReason
+        self, events: Events, make_pool: Callable[[], "FairPool[IncomingClient]"], late: CloseReason, full: CloseReason
     ):
         self.most = 0
         self.timeout_ms = 0
@@ -97,50 +98,50 @@ class _Stage:
         self._pool = make_pool()
         self._late = late
         self._full = full
-        self._ends: dict[Visit, Callable[[CloseReason], None]] = {}
+        self._ends: dict[IncomingClient, Callable[[CloseReason], None]] = {}
 
     def begin(
         self,
-        visit: Visit,
+        incoming: IncomingClient,
         ready_ms: int,
-        go_on: Callable[[Visit], None],
-        turn_away: Callable[[Visit, CloseReason], None],
+        go_on: Callable[[IncomingClient], None],
+        turn_away: Callable[[IncomingClient, CloseReason], None],
     ) -> None:
-        origin = "" if visit.place is None else visit.place.origin
+        origin = "" if incoming.place is None else incoming.place.origin
         if len(self._pool) >= self.most and not self._make_room_for(origin):
-            turn_away(visit, self._full)
+            turn_away(incoming, self._full)
             return
-        self._pool.enter(visit, origin)
+        self._pool.enter(incoming, origin)
         in_time = 0 <= ready_ms < self.timeout_ms
         timer = self._events.at(
             self._events.now_ms + (ready_ms if in_time else self.timeout_ms),
-            partial(self._leave, visit, go_on) if in_time else lambda: self._ends[visit](self._late),
+            partial(self._leave, incoming, go_on) if in_time else lambda: self._ends[incoming](self._late),
         )
 
         def end(reason: CloseReason) -> None:
             Events.cancel(timer)
-            self._leave(visit, lambda visit: turn_away(visit, reason))
+            self._leave(incoming, lambda incoming: turn_away(incoming, reason))
 
-        self._ends[visit] = end
+        self._ends[incoming] = end
 
-    def _leave(self, visit: Visit, then: Callable[[Visit], None]) -> None:
-        del self._ends[visit]
-        self._pool.leave(visit)
-        then(visit)
+    def _leave(self, incoming: IncomingClient, then: Callable[[IncomingClient], None]) -> None:
+        del self._ends[incoming]
+        self._pool.leave(incoming)
+        then(incoming)
 
     def _make_room_for(self, origin: str) -> bool:
-        """Who is put out must come from where most come from, and have come before all others from there."""
+        """The client that leaves must be the oldest of the origin that has most clients in the stage."""
         leaver = self._pool.who_leaves_for(origin)
-        of: dict[str, list[Visit]] = {}
-        for visit in self._ends:
-            of.setdefault("" if visit.place is None else visit.place.origin, []).append(visit)
+        of: dict[str, list[IncomingClient]] = {}
+        for incoming in self._ends:
+            of.setdefault("" if incoming.place is None else incoming.place.origin, []).append(incoming)
         most = max(map(len, of.values()), default=0)
         right = most > len(of.get(origin, ())) + 1
-        require((leaver is not None) == right, f"somebody leaves a stage: {leaver is not None}, {right} is right")
+        require((leaver is not None) == right, f"a client leaves a stage: {leaver is not None}, {right} is right")
         if leaver is None:
             return False
         pool = of["" if leaver.place is None else leaver.place.origin]
-        require(len(pool) == most and pool[0] is leaver, "another leaves a stage than the oldest of the largest crowd")
+        require(len(pool) == most and pool[0] is leaver, "another leaves a stage than the oldest of the largest origin")
         self._ends[leaver](self._full)
         return True
 
@@ -152,7 +153,7 @@ class _Stage:
 class _Listener:
     def __init__(self, acceptor: "Acceptor", name: str) -> None:
         self.key = ListenerKey(VIRTUAL_CLUSTER, name)
-        self.backlog: deque[Visit] = deque()
+        self.backlog: deque[IncomingClient] = deque()
         self.header: _Stage | None = None
         self.handshake: _Stage | None = None
         self.headers = _Stage(
@@ -172,8 +173,8 @@ class _Listener:
         self._waits = False
         acceptor.gate.add_listener(self.key, self._carry_on)
 
-    def connect(self, visit: Visit) -> None:
-        self.backlog.append(visit)
+    def connect(self, incoming: IncomingClient) -> None:
+        self.backlog.append(incoming)
         if not self._waits:
             self._acceptor.events.soon(self._accept_all)
 
@@ -184,44 +185,44 @@ class _Listener:
             self._accept(self.backlog.popleft())
         self._acceptor.events.soon(self._accept_all)
 
-    def _accept(self, visit: Visit) -> None:
-        visit.address = plain_ip(visit.peer)
-        if self._gate.arrive(self.key, visit):
-            self._find_origin(visit)
+    def _accept(self, incoming: IncomingClient) -> None:
+        incoming.address = plain_ip(incoming.peer)
+        if self._gate.arrive(self.key, incoming):
+            self._find_origin(incoming)
         else:
             self._waits = True
 
-    def _find_origin(self, visit: Visit) -> None:
+    def _find_origin(self, incoming: IncomingClient) -> None:
         if self.header is None:
-            self._admit(visit)
+            self._admit(incoming)
         else:
-            self.header.begin(visit, visit.header_ms, self._came_from, self._give_up)
+            self.header.begin(incoming, incoming.header_ms, self._came_from, self._give_up)
 
-    def _came_from(self, visit: Visit) -> None:
-        visit.address = plain_ip(visit.whose)
-        self._admit(visit)
+    def _came_from(self, incoming: IncomingClient) -> None:
+        incoming.address = plain_ip(incoming.whose)
+        self._admit(incoming)
 
-    def _admit(self, visit: Visit) -> None:
-        match self._gate.admit(self.key, visit):
+    def _admit(self, incoming: IncomingClient) -> None:
+        match self._gate.admit(self.key, incoming):
             case ConnectionSlot() as place:
-                self._secure(visit, place)
+                self._secure(incoming, place)
             case Refused(reason):
-                self._refuse(visit, reason)
+                self._refuse(incoming, reason)
 
-    def _secure(self, visit: Visit, place: ConnectionSlot) -> None:
-        visit.place = place
+    def _secure(self, incoming: IncomingClient, place: ConnectionSlot) -> None:
+        incoming.place = place
         if self.handshake is None:
-            self._open(visit)
+            self._open(incoming)
         else:
-            self.handshake.begin(visit, visit.handshake_ms, self._open, self._refuse)
+            self.handshake.begin(incoming, incoming.handshake_ms, self._open, self._refuse)
 
-    def _open(self, visit: Visit) -> None:
-        assert visit.place is not None
-        if not self._acceptor.demands_sasl and not self._gate.admission.user_became(visit.place, ANONYMOUS):
-            self._refuse(visit, CloseReason.TOO_MANY_OF_USER)
+    def _open(self, incoming: IncomingClient) -> None:
+        assert incoming.place is not None
+        if not self._acceptor.demands_sasl and not self._gate.admission.user_became(incoming.place, ANONYMOUS):
+            self._refuse(incoming, CloseReason.TOO_MANY_OF_USER)
             return
-        self._acceptor.end(visit)
-        visit.opened(visit.place)
+        self._acceptor.end(incoming)
+        incoming.opened(incoming.place)
 
     def _carry_on(self, what: Next[Any]) -> None:
         match what.step:
@@ -236,21 +237,21 @@ class _Listener:
                 assert what.reason is not None
                 self._refuse(what.ticket, what.reason)
 
-    def _give_up(self, visit: Visit, reason: CloseReason) -> None:
+    def _give_up(self, incoming: IncomingClient, reason: CloseReason) -> None:
         self._gate.give_up(self.key)
-        self._refuse(visit, reason)
+        self._refuse(incoming, reason)
 
-    def _refuse(self, visit: Visit, reason: CloseReason) -> None:
-        self._acceptor.end(visit)
-        if visit.place is not None:
-            self._gate.left(visit.place)
-            visit.place = None
-        self._acceptor.note_refused(self.key, visit, reason)
-        visit.refused(reason)
+    def _refuse(self, incoming: IncomingClient, reason: CloseReason) -> None:
+        self._acceptor.end(incoming)
+        if incoming.place is not None:
+            self._gate.left(incoming.place)
+            incoming.place = None
+        self._acceptor.note_refused(self.key, incoming, reason)
+        incoming.refused(reason)
 
 
 class Acceptor:
-    """Two listeners and their door; `parts` may have others in the place of ConnectionGate, Admission and FairPool."""
+    """Two listeners and their gate; `parts` may replace ConnectionGate, Admission and FairPool."""
 
     def __init__(
         self,
@@ -265,7 +266,7 @@ class Acceptor:
         self.events = events
         self.demands_sasl = demands_sasl
         self.refused: dict[str, int] = {}
-        self.on_the_way: set[Visit] = set()
+        self.on_the_way: set[IncomingClient] = set()
         """Clients that have connected, and have neither come in nor been refused."""
         self.closed = False
         self._early = early
@@ -306,21 +307,21 @@ class Acceptor:
             listener.header = listener.headers if plan.headers[i] else None
             listener.handshake = listener.handshakes if plan.handshakes[i] else None
 
-    def connect(self, listener: int, visit: Visit) -> None:
-        """A client connects; nobody is there any more once all is closed."""
+    def connect(self, listener: int, incoming: IncomingClient) -> None:
+        """A client connects; it is refused once the acceptor is closed."""
         if self.closed:
-            visit.refused(CloseReason.SHUTDOWN)
+            incoming.refused(CloseReason.SHUTDOWN)
         else:
-            self.on_the_way.add(visit)
-            self.listeners[listener].connect(visit)
+            self.on_the_way.add(incoming)
+            self.listeners[listener].connect(incoming)
 
-    def end(self, visit: Visit) -> None:
+    def end(self, incoming: IncomingClient) -> None:
         """It comes in, or is refused: exactly one of the two, once."""
-        require(visit in self.on_the_way, "one comes in, or is refused, twice")
-        self.on_the_way.discard(visit)
+        require(incoming in self.on_the_way, "one comes in, or is refused, twice")
+        self.on_the_way.discard(incoming)
 
     def check_rest(self) -> None:
-        """Nothing is left to happen: only who stands behind one that waits for a slot is still on its way."""
+        """Nothing is left to happen: only clients behind one that waits for a slot are still on their way."""
         self.judge.check_rest()
         waiting = 0
         for listener in self.listeners:
@@ -331,9 +332,9 @@ class Acceptor:
             waiting += waits + len(listener.backlog)
         require(len(self.on_the_way) == waiting, f"{len(self.on_the_way)} are on their way, {waiting} is right")
 
-    def note_refused(self, key: ListenerKey, visit: Any, reason: CloseReason) -> None:
+    def note_refused(self, key: ListenerKey, incoming: Any, reason: CloseReason) -> None:
         self.refused[reason.value] = self.refused.get(reason.value, 0) + 1
-        self.gate.log.note_refused(key, visit, reason, "")
+        self.gate.log.note_refused(key, incoming, reason, "")
 
     def close(self) -> None:
         """Accept no more, and close all that are on their way in."""
@@ -372,8 +373,8 @@ class Storm:
         if acceptor.listeners[plan.listener].header is not None:
             peer = "192.0.2.1"
         opened = partial(self._stay, again)
-        visit = Visit(whose, peer, plan.header_ms, plan.handshake_ms, opened, lambda reason: again())
-        acceptor.connect(plan.listener, visit)
+        incoming = IncomingClient(whose, peer, plan.header_ms, plan.handshake_ms, opened, lambda reason: again())
+        acceptor.connect(plan.listener, incoming)
 
     def _again(self, number: int, tries: int) -> None:
         self._events.at(self._events.now_ms + self._plan.gap_ms, partial(self._connect, number, tries))

@@ -1,4 +1,4 @@
-"""Who uses a relay: a client that goes through its steps, and a node that answers as its plans say."""
+"""The peers of a relay: a client that carries out its steps, and a node that responds as its plans say."""
 
 from collections import deque
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from tests.simulation.plan import (
 
 
 class Client:
-    """Writes what its steps say, and reads answers; an obedient one waits when it is told to."""
+    """Writes what its steps say, and reads responses; an obedient one waits for throttle times."""
 
     def __init__(self, plan: ConnectionPlan, events: Events, link: Link, cluster: topics.Cluster) -> None:
         self.model: Model | None = None
@@ -32,7 +32,7 @@ class Client:
         self.plans_by_place: dict[int, RequestPlan] = {}
         """Where in the stream each request begins."""
         self.due = 0
-        """Answers that are still to come."""
+        """How many responses are still to come."""
         self.responses = 0
         self.written_bytes = 0
         self.gone = ""
@@ -154,7 +154,7 @@ class Client:
 
 
 class Node:
-    """Answers what it has received whole, in order."""
+    """Responds to the requests that it has received whole, in order."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class Node:
         self.received_bytes = 0
         self.received = 0
         self.silent = ""
-        """Why it gives no more answers."""
+        """Why it sends no more responses."""
         self._events = events
         self._model = model
         self._client = client
@@ -186,7 +186,7 @@ class Node:
         self.endpoint = Endpoint(events, link, self._on_data, self._on_gone)
 
     def babble(self) -> None:
-        """Say something before anybody asked."""
+        """Send bytes before any request."""
         self._write([wire.unasked_alert()])
 
     def _on_data(self, data: bytes) -> None:
@@ -225,7 +225,7 @@ class Node:
             self._fall_silent("never")
             return
         if plan.kind in ("cut_tail", "too_short") and taken.head.about_topics and taken.settlement is None:
-            plan = replace(plan, kind="right")  # nobody would see that
+            plan = replace(plan, kind="right")  # this would not be seen
         try:
             responses = [self._response_to(taken, frame, request, plan)]
         except topics.Unreadable:

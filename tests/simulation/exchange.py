@@ -1,4 +1,4 @@
-"""What models remember of requests and answers on their way, and what they count."""
+"""What models remember of requests and responses on their way, and what they count."""
 
 from dataclasses import dataclass, field
 
@@ -9,13 +9,13 @@ from tests.simulation.judge import Settlement
 
 @dataclass(slots=True)
 class Taken:
-    """A request that the relay has sent on, or answers by itself. `at` is its place in the client's stream.
+    """A request that the relay has sent on, or responds to by itself. `at` is its place in the client's stream.
 
-    Nothing is sent on behind one that goes `alone` until it is answered. An `is_own_request` is the proxy's own, for
+    Nothing is sent on behind one that goes `alone` until its response is here. An `is_own_request` is the proxy's, for
     the request at its place. `throttle_at` is where the throttle time stands in an `own_response`, `sent_bytes` what
     goes to the node, `settlement` what the response to it needs. `timed` is the sensor of its request time, until that
-    is charged; `limited`: there was a quota for it when it was taken. `may_be_emptied`: over quota it is answered
-    without data.
+    is charged; `limited`: there was a quota for it when it was taken. `may_be_emptied`: over quota its response
+    has no data.
     """
 
     head: wire.Head
@@ -37,7 +37,7 @@ class Taken:
 @dataclass(slots=True)
 class Written:
     """A response that the node has written, as far as the relay was given it and has sent it. `reported_ms` is the
-    throttle time that it tells the client, once that is `reported`.
+    throttle time that it reports to the client, once that is `reported`.
     """
 
     response: wire.Response
@@ -65,7 +65,7 @@ class Written:
 
 @dataclass(slots=True)
 class ForClient:
-    """One response on its way to the client: how long, and what throttle time it tells."""
+    """One response on its way to the client: how long it is, and the throttle time that it reports."""
 
     frame_bytes: int
     throttle_ms: int
@@ -90,8 +90,8 @@ class WindowUsage:
 
 
 def merged(settlement: Settlement, response: wire.Response) -> bytes:
-    """The response with our refusals among the node's results, in the order of the request; what is nobody's is
-    last.
+    """The response with our refusals among the node's results, in the order of the request. Results of topics that
+    the request does not name are last.
     """
     if not settlement.refusals:
         return response.frame

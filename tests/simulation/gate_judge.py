@@ -1,4 +1,4 @@
-"""What must become of each connection at the door, found out beside it from who came when and what was told.
+"""What must become of each incoming connection, found out beside the gate from addresses, times and what was reported.
 
 Rates are Kafka's the slow way; what an address may have follows from its own connections, its limits, and nothing else.
 """
@@ -17,9 +17,9 @@ from tests.simulation.oracle import Violation, require
 from tests.simulation.plan import NO_LIMIT, GatePlan
 
 WINDOW_MS = 1000
-MOST_OVERTAKEN = 2
-"""So often the slot that one waits for may be taken by others: a newcomer that finds it free, and one that waited for
-longer.
+MAX_OVERTAKEN = 2
+"""So often the slot that a connection waits for may be taken by others: a later one that finds it free, and one that
+waited for longer.
 """
 
 
@@ -40,8 +40,8 @@ class _Held:
 class GateJudge:
     """In the place of an Admission: asks it, and raises Violation where it is wrong.
 
-    A ticket says as `whose` address it comes, in its plain spelling. Without `exact`, where the table of addresses may
-    be full, it is not checked whether an address comes too fast.
+    The address of a ticket is its `whose`, in the plain spelling. Without `exact`, where the table of addresses may be
+    full, it is not checked whether an address comes too fast.
     """
 
     def __init__(self, sound: "Admission[Any]", now_ms: Callable[[], int], samples: int, exact: bool) -> None:
@@ -70,7 +70,7 @@ class GateJudge:
         self._held_of: Counter[str] = Counter()
         self._queues: dict[str, deque[_Held]] = {}
         self._up: deque[str] = deque()
-        """Whose next head has come up, and is tried at once."""
+        """The origins whose queue has a new head, which is tried at once."""
 
     def take_up(self, gate: GatePlan, now_ms: int) -> None:
         """These are the limits from now on."""
@@ -114,9 +114,9 @@ class GateJudge:
         return self.sound.origin_of(virtual_cluster, address)
 
     def limits_reached(self, key: ListenerKey, now_ms: int) -> list[LimitReached]:
-        """Whoever waits is told why."""
+        """For a connection that waits there is a reason."""
         reached = list(self.sound.limits_reached(key, now_ms))
-        require(bool(reached) or key not in self._waiting, f"one waits at {key.listener} for no reason that is told")
+        require(bool(reached) or key not in self._waiting, f"one waits at {key.listener} without a limit")
         return reached
 
     def arrive(self, key: ListenerKey, ticket: Any, now_ms: int) -> bool:
@@ -166,7 +166,7 @@ class GateJudge:
         return reported
 
     def due(self, now_ms: int) -> Iterator[Next[Any]]:
-        """What the admission has done is checked before it is told on."""
+        """What the admission has done is checked before it is passed on."""
         for what in self.sound.due(now_ms):
             if what.step is Step.GO_ON:
                 self._check_go_on(what, now_ms)
@@ -176,7 +176,7 @@ class GateJudge:
             yield what
         while self._up:
             wrong = self._try_head(now_ms)
-            require(wrong is None, f"the head of a queue is {wrong} and is not told so")
+            require(wrong is None, f"the head of a queue is {wrong}, and the admission does not say so")
 
     def left(self, place: ConnectionSlot) -> None:
         self.sound.left(place)
@@ -232,17 +232,17 @@ class GateJudge:
         self._note_overtaken(key)
 
     def _note_overtaken(self, by: ListenerKey) -> None:
-        """A slot is taken: whoever has waited for one that was the last is overtaken."""
+        """A slot is taken: if it was the last one, a connection that has waited for it is overtaken."""
         for key, (_, until_ms) in self._waiting.items():
             if until_ms <= self._now_ms() and key in self._slot_since and not self._has_slot(key):
-                # A slot of this very moment is anybody's, as in Kafka: the door has not had its turn.
+                # A slot that became free just now is for any connection, as in Kafka: the gate has not had its turn.
                 at_once = self._now_ms() in (self._slot_since[key], self._overtaken_ms.get(key))
                 self._overtaken_ms[key] = self._now_ms()
                 self._overtaken[key] += not at_once
-                require(self._overtaken[key] <= MOST_OVERTAKEN, f"{key.listener} is starved by {by.listener}")
+                require(self._overtaken[key] <= MAX_OVERTAKEN, f"{key.listener} is starved by {by.listener}")
 
     def _note_slots(self, now_ms: int) -> None:
-        """For whom there is a slot, and since when: who waits goes on as soon as its time is over, too."""
+        """Note at which listeners there is a slot, and since when: once its time is over, too, what waits goes on."""
         for key in self._waiting:
             if self._has_slot(key):
                 self._slot_since.setdefault(key, now_ms)
@@ -258,7 +258,7 @@ class GateJudge:
         return str(ip_network((whose, prefix), strict=False))
 
     def _try(self, key: ListenerKey, origin: str, now_ms: int, reported: object) -> tuple[str, int]:
-        """What an address may have, and how long it is held; where nobody knows that, what was told is right."""
+        """What an address may have, and how long it is held; where that is not known, what was reported is right."""
         gate = self._gate
         rate = dict(gate.rates).get(origin, gate.rate)
         if rate < NO_LIMIT:
@@ -281,13 +281,13 @@ class GateJudge:
     def _is_full_of_held(self, origin: str) -> bool:
         return len(self._held) >= self._gate.max_held or self._held_of[origin] >= self._gate.max_held_of_ip
 
-    def _require_reported(self, reported: object, right: str, who: str) -> None:
+    def _require_reported(self, reported: object, right: str, what: str) -> None:
         found = "admitted" if isinstance(reported, ConnectionSlot) else "held"
         if isinstance(reported, Refused):
             found = reported.reason.value
-        require(found == right, f"{who} is {found}, {right} is right")
+        require(found == right, f"{what} is {found}, {right} is right")
 
-    # ------------------------------------------------------------------ those who wait
+    # ------------------------------------------------------------------ connections that wait
 
     def _hold(self, held: _Held) -> None:
         self._held[held.ticket] = held
@@ -335,7 +335,7 @@ class GateJudge:
         require(now_ms <= held.until_ms, f"one is held from {held.since_ms} to {now_ms}")
 
     def _try_head(self, now_ms: int, what: Next[Any] | None = None) -> str | None:
-        """Who has come up in a queue is looked at; what becomes of it, None if it waits for its own time."""
+        """Look at the new head of a queue; return what becomes of it, None if it waits for its time."""
         head = self._queues[self._up.popleft()][0]
         if not self._exact and (what is None or what.ticket is not head.ticket):
             self._charge_arrival(head.listener, now_ms)
@@ -361,7 +361,7 @@ class GateJudge:
         self._end_hold(head)
         if outcome == "admitted":
             if what is None or what.place is None or what.ticket is not head.ticket:
-                raise Violation("the head of a queue may come in and is not told so")
+                raise Violation("the head of a queue may come in, and the admission does not say so")
             self._admitted(what.place, head.listener, head.origin)
             self._note_overtaken(head.listener)
         return outcome
@@ -384,19 +384,19 @@ class GateJudge:
         return key in self._waiting
 
     def check_rest(self) -> None:
-        """Nothing is left to happen: nobody is held, and who waits has no slot."""
+        """Nothing is left to happen: no connection is held, and for those that wait there is no slot."""
         require(not self._held, f"{len(self._held)} are held for ever")
         for key in self._waiting:
             require(not self._has_slot(key), f"one waits for ever at {key.listener} though there is a slot")
 
     def check_end(self) -> None:
-        """Everybody has gone: nothing is counted any more."""
+        """All connections have ended: nothing is counted any more."""
         admission, quotas = self.sound, self.sound.quotas
         require(not self._open, f"{len(self._open)} have not left")
-        require(quotas.connections == 0, f"{quotas.connections} are counted though nobody is there")
-        require(not any(map(quotas.connections_of, self._order)), "a listener counts some though nobody is there")
+        require(quotas.connections == 0, f"{quotas.connections} are counted though none is there")
+        require(not any(map(quotas.connections_of, self._order)), "a listener counts some though none is there")
         left = [admission._users, admission._held, admission._held_of, admission._queues, admission._waiting]
-        require(not any(left), f"somebody is still noted: {left}")
+        require(not any(left), f"something is still noted: {left}")
         on_the_way = (admission._on_the_way_in_all, set(admission._on_the_way.values()))
         require(on_the_way == (0, {0}), f"on the way are {on_the_way}")
         for name in admission.virtual_clusters:

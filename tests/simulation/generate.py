@@ -1,4 +1,4 @@
-"""Worlds from seeds: mostly small ones, trains of like frames in most, everything that can go wrong in some."""
+"""Worlds from seeds: mostly small ones, runs of equal frames in most, everything that can go wrong in some."""
 
 from dataclasses import replace
 from random import Random
@@ -17,6 +17,7 @@ from protocol.api_key import (
     CONTROLLED_SHUTDOWN as _CONTROLLED_SHUTDOWN,
 )
 from protocol.api_table import APIS
+from tests.simulation.connecting import add_connecting_clients
 from tests.simulation.plan import (
     AMPLE_SENSORS,
     MAX_THROTTLE_MS,
@@ -38,7 +39,6 @@ from tests.simulation.plan import (
     Wait,
     WorldPlan,
 )
-from tests.simulation.visitors import add_visitors
 from tests.simulation.wire import HEAD_BYTES, MUTATIONS, OTHER_APIS, OWN_KEYS, WRONG_RESPONSES, can_be
 
 _POOL = tuple(b"c%d" % number for number in range(40))
@@ -70,12 +70,12 @@ def world_of(seed: int) -> WorldPlan:
     if rng.random() < 0.1:
         plan.changes.append(Change(rng.choice((5, 100, 3000)), "drain", drain_ms=rng.choice((0, 50, 10_000))))
     _choose_modes(rng, plan)
-    add_visitors(plan)
+    add_connecting_clients(plan)
     return plan
 
 
 def _choose_modes(rng: Random, plan: WorldPlan) -> None:
-    """How clients over quota are treated; drawn last, so that all else in a world is the same whatever it says."""
+    """How clients over quota are treated; drawn last, so that it changes nothing else in a world."""
     kind = rng.random()
     plan.delays = 0.2 <= kind < 0.4
     if kind < 0.2:
@@ -158,8 +158,8 @@ def _change(rng: Random, mutating: bool, timed: bool) -> Change:
     if kind == "quotas":
         return Change(at_ms, kind, _quotas(rng, mutating, timed) if rng.random() < 0.8 else ())
     if kind == "caps":
-        cap_ms = rng.choice((10, 1000, 20_000, MAX_THROTTLE_MS))
-        return Change(at_ms, kind, max_throttle_ms=cap_ms, max_debt_ms=max(cap_ms, 60_000))
+        max_throttle_ms = rng.choice((10, 1000, 20_000, MAX_THROTTLE_MS))
+        return Change(at_ms, kind, max_throttle_ms=max_throttle_ms, max_debt_ms=max(max_throttle_ms, 60_000))
     return Change(at_ms, kind)
 
 
@@ -205,7 +205,7 @@ def _choose_faults(rng: Random, plan: ConnectionPlan) -> None:
 
 
 class _Drawing:
-    """What the requests of one client are drawn from: chance, client ids (few, or a crowd), and correlation ids that
+    """What the requests of one client are drawn from: chance, client ids (few, or very many), and correlation ids that
     count up, wrap, lie below zero, or are all the same.
     """
 
@@ -259,7 +259,7 @@ def _pause(rng: Random) -> Step:
 
 
 def _requests(draw: _Drawing) -> list[RequestPlan]:
-    """A few trains of like frames, with others in between."""
+    """A few runs of equal frames, with others in between."""
     rng, requests = draw.rng, []
     while not requests or rng.random() < 0.5:
         model = _request(draw)
@@ -267,12 +267,12 @@ def _requests(draw: _Drawing) -> list[RequestPlan]:
         for _ in range(rng.choice((0, 1, 3, 8, 20, 60 if draw.large else 5))):
             if rng.random() < 0.06:
                 requests.append(_request(draw))
-            requests.append(_alike(draw, model))
+            requests.append(_repeated(draw, model))
     return requests
 
 
-def _alike(draw: _Drawing, model: RequestPlan) -> RequestPlan:
-    """The next one of a train: mostly the same, sometimes of another size, client id, acks or answer."""
+def _repeated(draw: _Drawing, model: RequestPlan) -> RequestPlan:
+    """The next one of a run: mostly the same, sometimes of another size, client id, acks or response."""
     rng = draw.rng
     request = replace(model, correlation_id=draw.correlation_id(), response=replace(model.response))
     if request.response.filler_bytes > 50_000 and rng.random() < 0.7:
@@ -342,7 +342,7 @@ def _request(draw: _Drawing) -> RequestPlan:
 
 
 def _choose_body(draw: _Drawing, request: RequestPlan) -> None:
-    """What a request about topics or quotas says."""
+    """What a request about topics or quotas asks for."""
     rng = draw.rng
     request.validate_only = rng.random() < 0.15
     if request.api_key in MUTATIONS:

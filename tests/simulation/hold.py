@@ -1,4 +1,4 @@
-"""In throttle mode `delay`: which answers must be held, since when, and what they tell when they go out."""
+"""In throttle mode `delay`: which responses must be delayed, since when, and what they report when they go out."""
 
 from protocol.messages.client_waits import client_waits
 from proxy.relay.actions import Action, Close, CloseReason, Throttled
@@ -11,10 +11,10 @@ _NOBODY_LISTENS = {CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR}
 
 
 class Hold:
-    """Of the next response on one connection. It judges by what has come out, and foresees nothing.
+    """The delay of the next response on one connection. It is judged by what has come out; nothing is foreseen.
 
-    How many bytes of a response a relay needs before it holds it is its own affair. So, unless a response was whole
-    when its hold began, it is only known since when it may have been held, and what it tells says since when it was.
+    A relay decides by itself how many bytes of a response it needs before it delays it. So, unless a response was whole
+    when its delay began, only the earliest begin is known, and what the response reports says when it really began.
     """
 
     def __init__(self, mute: Mute, delays: bool) -> None:
@@ -30,11 +30,11 @@ class Hold:
 
     @property
     def tells(self) -> bool:
-        """Whether answers tell for how long they were held, not how long a mute goes on."""
+        """Whether responses report for how long they were held, not how long a mute goes on."""
         return self._delays and not self._letting_go
 
     def see(self, actions: list[Action]) -> None:
-        """A step was taken: whether the connection ends by it so that the client hears it, and who is muted by it."""
+        """A step was taken: note the mutes that it has begun, and whether it ends the connection in good order."""
         self._ends = any(isinstance(action, Close) and action.reason not in _NOBODY_LISTENS for action in actions)
         throttled = [action for action in actions if isinstance(action, Throttled)]
         self._node_throttles = [action.throttle_time_ms for action in throttled if action.quota_type is None]
@@ -57,11 +57,11 @@ class Hold:
     def release(self, request: Taken, now_ms: int) -> None:
         """The next response begins to go out.
 
-        When the connection ends what is held goes out before its time, and from there on all is told as in a mute.
-        What is not held any more then tells of its wait or not, as it was let go by the end or before.
+        When the connection ends, a delayed response goes out before its time, and from there on all responses report as
+        in a mute. One that is no longer delayed then reports its delay or not, as the end released it or not.
         """
         if self.is_on(request, now_ms):
-            require(self._ends, f"an answer goes out at {now_ms} though the mute is not over")
+            require(self._ends, f"a response goes out at {now_ms} though the mute is not over")
             self._letting_go = True
         self._exactly &= not self._ends
         self._held_ms = 0 if self.since_ms is None else now_ms - self.since_ms
@@ -72,7 +72,7 @@ class Hold:
         require(not (self._ends and self.since_ms is not None), "what is held does not go out at the end")
 
     def reported_ms(self, head: wire.Head, node_ms: int, reported_ms: int | None, now_ms: int) -> int:
-        """What the response that was released must tell; `reported_ms` is what it does tell, if that is here."""
+        """What the response that was released must report; `reported_ms` is what it does report, if that is here."""
         waits = client_waits(head.api_key, head.version)
         held_ms = self._held_ms
         if held_ms and not self._exactly and reported_ms is not None:

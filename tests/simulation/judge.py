@@ -1,4 +1,4 @@
-"""What a proxy must make of requests about topics, found out beside it: who is refused, what that costs, what is told.
+"""What a proxy must make of requests about topics, found out beside it: refusals, costs, and what is reported.
 
 A topic costs what a controller would charge for it; a refusal is for strict versions; what a node did not do is given
 back. Every look at a token bucket is accounted for.
@@ -72,7 +72,7 @@ class Judge:
         self.refused = 0
         """Topics refused in all."""
         self.own_requests = 0
-        """How often something was to be enquired first."""
+        """How often the proxy had to send own requests first."""
         self._plan = plan
         self._quota_manager = quota_manager
         self._exact = exact_keys
@@ -82,7 +82,7 @@ class Judge:
         self._buckets = quota_manager.buckets
         self._shadows = quota_manager.shadow_buckets
 
-    # ------------------------------------------------------------- who is asked about
+    # ------------------------------------------------------------- which clients are decided about
 
     def is_limited(self, user: str, client_id: str) -> bool:
         """Whether a quota in force can hold this client back."""
@@ -105,7 +105,7 @@ class Judge:
             spent.popleft()
 
     def require_all_accounted(self) -> None:
-        """Nothing was spent or given back that nobody asked for."""
+        """Nothing was spent or given back without a request."""
         if self._buckets.spent or self._shadows.spent:
             raise Violation(f"spent without a reason: {list(self._buckets.spent)}, {list(self._shadows.spent)}")
 
@@ -121,7 +121,7 @@ class Judge:
         reported_ms: int,
         now_ms: int,
     ) -> Decided:
-        """What is to happen to a request; `reported` is what was enquired for it, None if nothing was yet."""
+        """What is to happen to a request; `reported` is what own requests for it have found, None if none were sent."""
         try:
             call = topics.read_call(frame, head.api_key, head.version, head.body_at)
         except topics.Unreadable:
@@ -198,7 +198,7 @@ class Judge:
             if bucket is not None and spent and buckets.is_open(bucket):
                 _looked(buckets, "given back", bucket, spent)
 
-    # ------------------------------------------------------------------------ answers
+    # ------------------------------------------------------------------------ responses
 
     def settle(self, settlement: Settlement, results: Sequence[Result], now_ms: int) -> None:
         """A response has come: what was not done is given back."""
@@ -229,7 +229,7 @@ class Judge:
     def _check_conservation(
         self, call: Call, item: Item, one: Passed, result: Result, own_responses_ms: int, recent: bool
     ) -> None:
-        """What a topic costs in the end is what the node has done, unless nobody could have known that."""
+        """What a topic costs in the end is what the node has done, unless that could not be known."""
         if result.error == topics.TIMED_OUT or call.validate_only:
             return
         known = call.api_key == topics.CREATE or (result.changed_ms < own_responses_ms - self._plan.metadata_lag_ms)

@@ -1,4 +1,4 @@
-"""Authentications as their frames: what a client says, and what a node that knows the outcome answers."""
+"""Authentications as their frames: what a client sends, and what a node that knows the outcome responds."""
 
 from dataclasses import dataclass
 from struct import pack
@@ -19,7 +19,7 @@ MECHANISMS = ("PLAIN", _SCRAM, "OAUTHBEARER", _GSSAPI)
 
 @dataclass(slots=True)
 class Login:
-    """Who logs in how: with `bare` tokens or in requests of this `version`; `fails` says what goes wrong, if it does:
+    """How a user logs in: with `bare` tokens or in requests of this `version`; `fails` is what goes wrong, if it does:
     the `password`, the `mechanism`, or the whole `state`. After a failure the node hangs up, or does not. A client of
     GSSAPI that is `rude` stops half-way.
     """
@@ -33,7 +33,7 @@ class Login:
     rude: bool = False
 
     def requests(self, correlation_id: int) -> list[RequestPlan]:
-        """The frames, in order. Each is to be answered before the next one is sent."""
+        """The frames, in order. Each must have its response before the next one is sent."""
         handshake = self._handshake()
         frames = [RequestPlan(HANDSHAKE, 0 if self.bare else 1, correlation_id, token=handshake)]
         if handshake.outcome == "failed":
@@ -61,7 +61,7 @@ class Login:
         return TokenPlan(data, response, "tokens" if self.bare else "begun")
 
     def _tokens(self) -> list[tuple[bytes, bytes, str]]:
-        """What the client says, what the node answers, and what that means."""
+        """What the client sends, what the node responds, and what that means."""
         fails, user = bool(self.fails), self.user
         if self.fails == "state":
             return []

@@ -1,7 +1,7 @@
 """What one relay must do, found out beside it from the bytes and times that it was given.
 
-The model reads frames by itself (wire.py), knows every response from its plan, and keeps a mute of its own. After each
-call of the relay it is shown the actions, and raises Violation for whatever should not be, or should be and is not.
+The model reads frames by itself (wire.py), knows every response from its plan, and has a separate mute. After each call
+of the relay it sees the actions, and raises Violation for what should not be, or should be and is not.
 """
 
 from collections import deque
@@ -48,25 +48,25 @@ CLIENT, NODE = Side.CLIENT, Side.NODE
 HELD_BYTES = wire.HEAD_BYTES + READ_BYTES
 """What a relay may hold of one direction: what is not yet enough for a decision, and the read that came on top."""
 
-MOST_ASKS_IN_A_ROW = 50
-"""So often a relay may ask before it sends something: tables change, but not each time."""
+MAX_DECISION_REQUESTS_IN_A_ROW = 50
+"""So many DecisionRequests may come before a relay sends something: tables change, but not each time."""
 
 LONG_CLIENT_ID_BYTES = 1024
 NOTE_FACTOR = 32
 """What is noted of a request about topics takes so much more than it."""
 
-MOST_BOUND = 64
-"""A relay keeps no more bindings than these."""
+MAX_CLIENT_IDS = 64
+"""A relay remembers the sensors of no more client-ids than these."""
 
 US_PER_PERCENT = 10_000
 """One percent of a thread is 10 ms in each second."""
 
 INT32_MAX = 2**31 - 1
-MOST_ASKED_BYTES = 1024 * 1024
-"""A larger request is not asked about whole."""
+MAX_ASKED_BYTES = 1024 * 1024
+"""A larger request is never decided about."""
 
-_MAY_ASK_FIRST = {DecisionKind.MUTATION, DecisionKind.SCRAM_CREDENTIALS}
-"""Requests that the proxy asks the node about before it decides."""
+_MAY_SEND_OWN_REQUESTS = {DecisionKind.MUTATION, DecisionKind.SCRAM_CREDENTIALS}
+"""Requests for which the proxy sends own requests before it decides."""
 
 _BAD_RESPONSES = {
     CloseReason.ANSWER_UNEXPECTED,
@@ -97,7 +97,7 @@ def measured_as(client_id: bytes) -> str:
 
 
 class Model:
-    """Beside one relay. `around` is what answers depend on, `counts` are shared by all models of a world, and so are
+    """Beside one relay. `around` is what responses depend on, `counts` are shared by all models of a world, and so are
     the `judge` of requests about topics and the `book` of quotas. `plan_at` finds the plan of the request that begins
     at a place of the client's stream.
 
@@ -121,16 +121,16 @@ class Model:
     ) -> None:
         self.user = "" if plan.demands_sasl else USER
         self.held_up = False
-        """The client was kept from being read since this was looked at last."""
+        """Whether reading the client was paused since this was looked at last."""
         self.waits = Waits(now_ms)
         self.closed: Close | None = None
         self.for_node: deque[Taken] = deque()
         """Requests sent on, for the node to take off."""
         self.for_client: deque[ForClient] = deque()
-        """Answers sent on, for the client to take off."""
+        """Responses sent on, for the client to take off."""
         self.requests = 0
         self.empty_fetch_wrong = False
-        """Whether a response that was wrong was not looked at, as it was withheld."""
+        """Whether a wrong response was not read, because an empty one went out in its place."""
         self.learned: dict[int, tuple[str, int]] = {}
         self._plan = plan
         self._relay = relay
@@ -158,12 +158,12 @@ class Model:
         self._login_failed = False
         self._sasl_out_of_place = False
         self._decided: Decided | None = None
-        self._to_ask_first: list[bytes] = []
-        self._asking_first = 0
+        self._own_requests_due: list[bytes] = []
+        self._own_requests_in_flight = 0
         self._own_responses_ms = 0
         self._own_responses: list[bytes] = []
         self._reported: list[tuple[bytes | None, bytes, int]] = []
-        self._reported_nonsense = False
+        self._own_response_is_malformed = False
         self._decision_reason = ""
         assert isinstance(quota_manager.request_sensors, WatchedSensors)
         self._times = quota_manager.request_sensors
@@ -198,7 +198,7 @@ class Model:
         self._eof = {CLIENT: False, NODE: False}
         self._lost_reason = ""
         self._asks: dict[int, DecisionRequest] = {}
-        self._asks_in_a_row = 0
+        self._decision_requests_in_a_row = 0
         self._wake_at: int | None = None
 
         self._responses: deque[Written] = deque()
@@ -209,15 +209,15 @@ class Model:
         self._looked: set[tuple[Of, int]] = set()
         """At what was owed on which sensor the relay has looked."""
         self._closes = False
-        self._tells = 0
-        """How often the relay has told of a throttle in its last step."""
+        self._throttles_reported = 0
+        """How many throttles the relay has reported in its last step."""
         self._lacks_room_at = -1
         """The place of the request that waits for room."""
         self._limited: int | None = None
         """The sensor of request time of what was sent on last while something was in flight."""
         self._unforeseen: dict[int, float] = {}
         """By sensor, what was charged in this step for requests that nothing limited when they were taken."""
-        self._answered = 0
+        self._responses_sent = 0
         self._request_bytes = 0
         self._response_bytes = 0
 
@@ -249,7 +249,7 @@ class Model:
     # ------------------------------------------------------------- what is decided
 
     def decided(self, ask: DecisionRequest, decision: Decision | QuotaAlteration, now_ms: int) -> None:
-        """What is to become of a request or a response that was asked about has just been found."""
+        """The decision about a request or a response has just been found."""
         if ask.kind is DecisionKind.MUTATION and ask.side is CLIENT:
             self._judge_request(ask, now_ms)
         elif ask.kind is DecisionKind.MUTATION:
@@ -259,7 +259,7 @@ class Model:
         self._judge.require_all_accounted()
 
     def begin_to_decide(self, ask: DecisionRequest) -> None:
-        """Somebody decides from now on, by what is known now."""
+        """A decision is begun: it may use what is known now."""
         self._known_then = self._book.known
 
     def decision_comes(self, ask: DecisionRequest, decision: Decision, now_ms: int) -> None:
@@ -280,9 +280,9 @@ class Model:
         self._asks.pop(ask.ticket, None)
 
     def _note_exchange(self, ask: DecisionRequest) -> None:
-        """The node has answered a frame of an authentication: what it means is as planned."""
+        """The node has responded to a frame of an authentication: what it means is as planned."""
         plan = self._plan_at(self._in_flight[0].at)
-        require(ask.frame == self._responses[0].response.frame, "asks about another answer than the one that is here")
+        require(ask.frame == self._responses[0].response.frame, "asks about another response than the one that is here")
         require(plan is not None and plan.token is not None, "asks about the end of what is no authentication")
         assert plan is not None
         assert plan.token is not None
@@ -322,10 +322,10 @@ class Model:
         self._counts.logins += 1
 
     def _note_proof(self, ask: DecisionRequest) -> None:
-        """A request comes behind an exchange that may be over: a request of our own shows whether it is."""
+        """A request comes behind an exchange that may be over: an own request of the proxy shows whether it is."""
         require(self._may_be_over and not self._has_logged_in, "asks for a proof though nothing is to be proven")
         if not ask.own_responses:
-            self._to_ask_first = [wire.PROOF_ASKED]
+            self._own_requests_due = [wire.PROOF_ASKED]
         elif self._proof:
             self._login_failed = self._sasl_out_of_place = False
             self._log_in(self._claimed)
@@ -344,7 +344,7 @@ class Model:
         assert isinstance(head, wire.Head)
         frame = bytes(self._requests[: head.frame_bytes])
         require(ask.frame == frame, f"asks about {ask.frame[:30]!r}, {frame[:30]!r} is next")
-        if self._reported_nonsense:
+        if self._own_response_is_malformed:
             self._decision_reason = "answer_malformed"
             return
         reported = tuple(self._reported) if ask.own_responses else None
@@ -354,21 +354,21 @@ class Model:
         if found.close:
             self._decision_reason = found.close
         elif found.send_own_requests:
-            self._to_ask_first = found.send_own_requests
+            self._own_requests_due = found.send_own_requests
         else:
             self._decided = found
 
     def _judge_credentials(self, ask: DecisionRequest, now_ms: int) -> None:
-        """A node that does not offer this has no users; one that does not say what it offers decides by itself.
+        """A node without this API has no users; one that does not say what it offers decides by itself.
 
-        Of a client that may not describe quotas it is read whether it asks for itself only.
+        For a client that may not describe quotas, it is read whether it asks for its user only.
         """
         head = self._next()
         assert isinstance(head, wire.Head)
-        require(ask.side is CLIENT, "asks about an answer that no node gave")
+        require(ask.side is CLIENT, "asks about a response that no node sent")
         require(ask.frame == bytes(self._requests[: head.frame_bytes]), f"asks about {ask.frame[:30]!r}")
         if not ask.own_responses:
-            self._to_ask_first = [wire.PROOF_ASKED]
+            self._own_requests_due = [wire.PROOF_ASKED]
         elif self._proof:
             self._decided = Decided(now_ms, response=wire.no_users_response(head.correlation_id))
         elif not self._connection.may_describe and not wire.names_users(ask.frame, head.body_at):
@@ -379,15 +379,15 @@ class Model:
     def _settle(self, ask: DecisionRequest, now_ms: int) -> None:
         if not ask.frame:
             decided, self._decided = self._decided, None
-            require(self.closed is not None and decided is not None, "gives back what nobody has decided")
+            require(self.closed is not None and decided is not None, "gives back what was not decided")
             assert decided is not None
             assert decided.settlement is not None
             self._judge.unspend(decided.settlement)
             return
         written, request = self._responses[0], self._in_flight[0]
-        require(ask.frame == written.response.frame, "asks about another answer than the one that is here")
+        require(ask.frame == written.response.frame, "asks about another response than the one that is here")
         settlement = request.settlement
-        require(settlement is not None, f"asks about the answer to {request.head}")
+        require(settlement is not None, f"asks about the response to {request.head}")
         assert settlement is not None
         if written.response.reason:
             return
@@ -408,7 +408,7 @@ class Model:
             return
         require(decision.response is not None, f"{decision} for {plan}")
         assert decision.response is not None
-        require(decision.response[4:8] == pack(">i", head.correlation_id), "an answer of ours with another id")
+        require(decision.response[4:8] == pack(">i", head.correlation_id), "an own response with another id")
         if plan.api_key == DESCRIBE_CLIENT_QUOTAS:
             may = self._connection.may_describe
             self._book.check_described(decision.response, plan, self.user, may, self._known_then)
@@ -445,7 +445,7 @@ class Model:
                 require(corrects, f"{action} after {self.closed}")
             return
         self._check_time_charges(now_ms)
-        self._tells = sum(isinstance(action, Throttled) for action in actions)
+        self._throttles_reported = sum(isinstance(action, Throttled) for action in actions)
         self._hold.see(actions)
         for action in actions:
             require(self.closed is None, f"{action} after {self.closed}")
@@ -460,7 +460,7 @@ class Model:
             self._check_room(now_ms)
         require(not self._journal, f"charged without a reason: {list(self._journal)}")
         throttled = [action for action in actions if isinstance(action, Throttled)]
-        require(throttled == self._mute.reported, f"told {throttled}, {self._mute.reported} is right")
+        require(throttled == self._mute.reported, f"reported {throttled}, {self._mute.reported} is right")
         self._mute.reported.clear()
         self._client_acted = self._mute_is_over = False
         self._judge.looks()
@@ -492,7 +492,7 @@ class Model:
         require(all(pieces), "an empty piece")
         data = b"".join(pieces)
         require(bool(data), "a Send of nothing")
-        self._asks_in_a_row = 0
+        self._decision_requests_in_a_row = 0
         if side is NODE:
             self._sent_to_node(data, now_ms)
         else:
@@ -505,12 +505,12 @@ class Model:
         if ask.side is CLIENT and ask.kind is not DecisionKind.SASL:
             self._may_be_over = self._may_authenticate = False
             self._look_up(ask.client_id)
-        if (ask.kind in _MAY_ASK_FIRST or proof) and ask.side is CLIENT:
-            require(not self._asking_first, "asks before all is enquired")
-            require(ask.own_responses == tuple(self._own_responses), "asks with other answers than were enquired")
+        if (ask.kind in _MAY_SEND_OWN_REQUESTS or proof) and ask.side is CLIENT:
+            require(not self._own_requests_in_flight, "asks before all own responses are here")
+            require(ask.own_responses == tuple(self._own_responses), "asks with other own responses than came")
             self._own_responses.clear()
-        self._asks_in_a_row += 1
-        require(self._asks_in_a_row <= MOST_ASKS_IN_A_ROW, "asks again and again")
+        self._decision_requests_in_a_row += 1
+        require(self._decision_requests_in_a_row <= MAX_DECISION_REQUESTS_IN_A_ROW, "asks again and again")
         self._asks[ask.ticket] = ask
 
     def _close(self, close: Close, now_ms: int) -> None:
@@ -521,12 +521,12 @@ class Model:
         self._closes = True
         self._account_early(now_ms)
         self._check_close(close)
-        require(not self._is_unpaid(self._first), f"hangs up on {self._first}, and nobody pays for it")
+        require(not self._is_unpaid(self._first), f"hangs up on {self._first}, and it is not charged")
         self._abandon(now_ms)
         if close.reason is CloseReason.AUTHENTICATION_FAILED and not self._login_failed:
             self._counts.logins_failed += 1
-        nobody_listens = self._lost_reason == "client_lost"  # which is told as a failed login if there was one
-        if self._next_is_whole and not self._next_is_wrong and not nobody_listens:
+        client_is_lost = self._lost_reason == "client_lost"  # which is reported as a failed login if there was one
+        if self._next_is_whole and not self._next_is_wrong and not client_is_lost:
             self._hold.require_let_go()
         if self._decided is not None and self._decided.settlement is not None:
             given_back = any(ask.settles and not ask.frame for ask in self._asks.values())
@@ -549,7 +549,7 @@ class Model:
         may_pass = not isinstance(head, wire.Head) or head.is_sasl or head.api_key == wire.API_VERSIONS
         if self._unproven and not may_pass and not self._must_prove:
             return wire.Bad("not_authenticated", late=True)
-        large = isinstance(head, wire.Head) and self._connected and head.frame_bytes - 4 > MOST_ASKED_BYTES
+        large = isinstance(head, wire.Head) and self._connected and head.frame_bytes - 4 > MAX_ASKED_BYTES
         return wire.Bad("request_too_large") if large and self._is_asked(head) else head
 
     def _next_head(self) -> wire.Head | wire.Bad | None:
@@ -560,15 +560,15 @@ class Model:
 
     @property
     def _must_prove(self) -> bool:
-        """Whether it has to be shown that an exchange is over before a request passes."""
+        """Whether the node must show that an exchange is over before a request passes."""
         return self._may_be_over and not self._has_logged_in
 
     def _is_asked(self, head: wire.Head) -> bool | None:
-        """Whether a request is asked about whole; None if that depends on what a full table has room for."""
+        """Whether a request needs a decision; None if that depends on what a full table has room for."""
         if not head.about_topics:
             return head.about_quotas or head.about_credentials or head.is_sasl
         client_id = measured_as(head.client_id)
-        small = head.frame_bytes - 4 <= MOST_ASKED_BYTES
+        small = head.frame_bytes - 4 <= MAX_ASKED_BYTES
         return self._judge.is_asked(self.user, client_id) if small else self._judge.is_limited(self.user, client_id)
 
     def _is_whole(self, head: wire.Head) -> bool:
@@ -593,7 +593,7 @@ class Model:
         return self._sensor(head, QuotaType.REQUEST, given, now_ms)
 
     def _check_room(self, now_ms: int) -> None:
-        """A request waits for room where there is none, and no more is in flight than that, but for a first one."""
+        """A request waits only where there is no room, and no more than that is in flight, except a first request."""
         cost, limited = self._plan.cost_us / US_PER_PERCENT, self._limited
         self._limited = None
         if limited is not None and self._times.is_open(limited):
@@ -609,7 +609,7 @@ class Model:
         require(isinstance(head, wire.Head), f"what waits for room is no request: {head}")
         assert isinstance(head, wire.Head)
         if waits_since == self._lacks_room_at:
-            return  # until all before it is answered, whatever becomes of its quota
+            return  # until all before it have their responses, whatever becomes of its quota
         sensor = self._sensor_of_time(head, self._given_last(head.client_id), now_ms)
         require(sensor is not None, f"{head} waits for room though nothing limits it")
         assert sensor is not None
@@ -623,13 +623,13 @@ class Model:
             return False
         return request.timed is not None and self._is_charged(Of.TIME, request.timed)
 
-    def _is_answered(self) -> None:
-        """The oldest request is; if too much was kept, the next one is taken when all are."""
+    def _note_done(self) -> None:
+        """The oldest request has its response; after too many stored bytes, the next one is taken when all have."""
         self._in_flight.popleft()
         self._keeps_much &= bool(self._in_flight)
 
     def _keep(self, taken: Taken, kept_bytes: int) -> None:
-        """So many bytes are kept for a request until it is answered, besides a long client id."""
+        """So many bytes are stored for a request until its response, besides a long client id."""
         id_bytes = len(taken.head.client_id)
         taken.kept_bytes = kept_bytes + (id_bytes if id_bytes > LONG_CLIENT_ID_BYTES else 0)
         kept_bytes = sum(one.kept_bytes for one in self._in_flight)
@@ -660,11 +660,11 @@ class Model:
         return waits and bool(self._requests)
 
     def _asking(self, side: Side) -> bool:
-        asks_first = side is CLIENT and bool(self._to_ask_first or self._asking_first)
+        asks_first = side is CLIENT and bool(self._own_requests_due or self._own_requests_in_flight)
         return asks_first or any(ask.side is side for ask in self._asks.values())
 
     def _take_own(self, now_ms: int) -> None:
-        """Take the requests that the proxy answers by itself and that are next."""
+        """Take the requests that the proxy responds to by itself and that are next."""
         while not self._request_left and self._requests:
             head = self._next()
             if not (isinstance(head, wire.Head) and self._may_take(head)) or self._relay.requests <= self.requests:
@@ -700,19 +700,19 @@ class Model:
         return decided
 
     def _send_own_requests(self, data: bytes, now_ms: int) -> None:
-        """Requests of the proxy's own go to the node."""
-        frames, self._to_ask_first = self._to_ask_first, []
-        require(data == b"".join(frames), f"enquires {data!r}, {frames} is right")
+        """Own requests of the proxy go to the node."""
+        frames, self._own_requests_due = self._own_requests_due, []
+        require(data == b"".join(frames), f"the own requests are {data!r}, {frames} is right")
         for frame in frames:
             head = wire.judge(frame, 2**31 - 1)
             assert isinstance(head, wire.Head)
             taken = Taken(head, self.next_at, 0, None, is_own_request=True)
             self._in_flight.append(taken)
             self.for_node.append(taken)
-        self._asking_first, self._own_responses_ms = len(frames), now_ms
+        self._own_requests_in_flight, self._own_responses_ms = len(frames), now_ms
 
     def _take_own_responses(self) -> None:
-        """Answers to the proxy's own requests are here whole: the client never gets them."""
+        """Responses to the proxy's own requests are here whole: the client never gets them."""
         while (
             self._responses
             and self._in_flight
@@ -724,12 +724,12 @@ class Model:
             if not self._responses[0].all_fed or (response.reason and not nonsense):
                 return
             self._responses.popleft()
-            self._is_answered()
-            self._asking_first -= 1
+            self._note_done()
+            self._own_requests_in_flight -= 1
             self._own_responses.append(response.frame)
             self._reported += response.reported
             self._proof = response.proves
-            self._reported_nonsense |= nonsense
+            self._own_response_is_malformed |= nonsense
 
     @property
     def next_at(self) -> int:
@@ -737,7 +737,7 @@ class Model:
         return self._requests_fed - len(self._requests)
 
     def _sent_to_node(self, data: bytes, now_ms: int) -> None:
-        if self._to_ask_first:
+        if self._own_requests_due:
             self._send_own_requests(data, now_ms)
             return
         at = 0
@@ -773,17 +773,17 @@ class Model:
             not self._mute.on or self._next_passes_mute, f"a request at {now_ms}, muted until {self._mute.until_ms}"
         )
         require(not self._full, f"more than {self._plan.max_in_flight} in flight")
-        require(not self._asking(CLIENT), "a request while its verdict is due")
+        require(not self._asking(CLIENT), "a request while its decision is due")
         if self._decided is not None:
             self._count_request(head)
             self._take_decided(head, now_ms)
             return
-        require(not self._must_prove, f"{head} passes though nobody knows who the client is")
+        require(not self._must_prove, f"{head} passes though the user of the client is not known")
         self._may_be_over = self._may_authenticate = False
         require(self._is_asked(head) is not True, f"{head} went to the node unasked")
         self._own_responses.clear()
         self._reported.clear()
-        self._reported_nonsense = False
+        self._own_response_is_malformed = False
         self._look_up(head.client_id)
         fetch_handle = self._clamp_fetch(head, now_ms)
         alone = head.api_key == wire.FETCH and fetch_handle is not None and self._has_ceiling(head)
@@ -812,7 +812,7 @@ class Model:
         self._keep(taken, 0)
 
     def _abandon(self, now_ms: int) -> None:
-        """The connection ends amid a request: what came of it is counted and charged, and mutes nobody."""
+        """The connection ends amid a request: what came of it is counted and charged, and does not mute."""
         if self._half is None:
             return
         head, came_bytes = self._half.head, self._half.head.frame_bytes - self._request_left
@@ -822,10 +822,10 @@ class Model:
             self._charge_produce(head, came_bytes - 4, now_ms, mutes=False)
 
     def _take_decided(self, head: wire.Head, now_ms: int) -> None:
-        """A request that was asked about goes to the node, perhaps without some of its topics."""
+        """A request that was decided about goes to the node, perhaps without some of its topics."""
         at = self.next_at
         decided = self._carry_out(head, now_ms)
-        require(decided.response is None, f"{head} went to the node though the proxy answers it")
+        require(decided.response is None, f"{head} went to the node though the proxy responds to it")
         taken = Taken(head, at, self._mute.until_ms, None, settlement=decided.settlement, alone=head.is_sasl)
         if head.is_sasl:
             taken.muted_until_ms = 0
@@ -845,7 +845,7 @@ class Model:
         while self._journal and not (self._journal[0].of in LOOKS and self._journal[0].throttle_ms):
             if not self._account_for_next(
                 now_ms
-            ):  # before the look may be the charge of a response that is asked about
+            ):  # before the look may be the charge of a response that needs a decision
                 break
         require(handle is None or (of, handle) in self._looked, f"a first {head} goes on whatever is owed")
 
@@ -883,13 +883,13 @@ class Model:
         return True
 
     def _quota_of(self, head: wire.Head, quota_type: QuotaType) -> EffectiveQuota:
-        """What the quotas of now say of the client of a request."""
+        """The present quota of the client of a request."""
         return self._quota_manager.table.tags_and_limit(quota_type, self.user, measured_as(head.client_id))
 
     def _sensor(self, head: wire.Head, quota_type: QuotaType, given: ClientSensors, now_ms: int) -> int | None:
         """By which of the `given` sensors a request is measured now, None: by none. They must be the right ones.
 
-        A full table measures nobody without a quota.
+        A full table measures no client without a quota.
         """
         handle, right = _HANDLE_OF[quota_type](given), self._quota_of(head, quota_type)
         if self._exact_keys:
@@ -943,7 +943,7 @@ class Model:
         over_time: bool = False,
         mutes: bool = True,
     ) -> int:
-        """One charge of the relay is accounted for; what throttle it gave. Who is `over_time` is withheld the bytes."""
+        """One charge of the relay is accounted for; return its throttle time. `over_time`: the client gets no bytes."""
         charged = self._next_charge(Of.BYTES, handle, now_ms)
         require(charged, f"{quota_type.name} of {value} bytes is not charged, but {list(self._journal)}")
         charge = self._journal[0]
@@ -967,7 +967,7 @@ class Model:
         counts.requests_by_api[head.api_key] = counts.requests_by_api.get(head.api_key, 0) + 1
         counts.request_bytes += frame_bytes
 
-    # ------------------------------------------------------------------- answers
+    # ------------------------------------------------------------------- responses
 
     def _sent_to_client(self, data: bytes, now_ms: int) -> None:
         at = 0
@@ -978,11 +978,11 @@ class Model:
                 own = self._own_response(data[at:], now_ms)
                 if own is not None:
                     sent, throttle_ms = own
-                    require(data[at : at + len(sent)] == sent, f"another answer of ours: {data[at : at + 30]!r}")
+                    require(data[at : at + len(sent)] == sent, f"another own response: {data[at : at + 30]!r}")
                     at += len(sent)
                     self._done(len(sent), throttle_ms)
                     continue
-            require(written is not None, f"an answer that no node gave: {data[at : at + 30]!r}")
+            require(written is not None, f"a response that no node sent: {data[at : at + 30]!r}")
             assert written is not None
             if not written.sent_bytes:
                 self._begin_response(written, now_ms)
@@ -998,7 +998,7 @@ class Model:
 
     @property
     def _next_is_whole(self) -> bool:
-        """Whether the next response is here and nobody is asked about it: if it has to wait, the relay holds it."""
+        """Whether the next response is here whole and needs no decision: if it has to wait, the relay delays it."""
         written = self._responses[0] if self._responses else None
         if self._first is not None and self._first.own_response is not None:
             return written is None or not written.sent_bytes
@@ -1037,12 +1037,12 @@ class Model:
         return own[:at] + pack(">i", left_ms) + own[at + 4 :], left_ms
 
     def _done(self, frame_bytes: int, throttle_ms: int) -> None:
-        self._is_answered()
+        self._note_done()
         self.for_client.append(ForClient(frame_bytes, throttle_ms))
         self._count_response(frame_bytes)
 
     def _count_response(self, frame_bytes: int) -> None:
-        self._answered += 1
+        self._responses_sent += 1
         self._response_bytes += frame_bytes
         self._counts.responses += 1
         self._counts.response_bytes += frame_bytes
@@ -1050,21 +1050,21 @@ class Model:
     def _begin_response(self, written: Written, now_ms: int) -> None:
         """The next response begins to go to the client: it must be the one that is due."""
         response = written.response
-        require(bool(self._in_flight), "an answer to nothing")
+        require(bool(self._in_flight), "a response without a request")
         request = self._in_flight[0]
         if request.head.api_key == wire.FETCH and not written.charged:
             self._charge_fetch(written, request, now_ms)
         wrong = response.reason and not response.passable
-        require(not wrong, f"sent on a wrong answer ({response.reason})")
+        require(not wrong, f"sent on a wrong response ({response.reason})")
         self._charge_time(request, now_ms)
         self._hold.release(request, now_ms)
-        self._is_answered()
+        self._note_done()
         require(
             request.head.bare or response.for_client[4:8] == pack(">i", request.head.correlation_id),
-            f"the answer {response.for_client[4:8].hex()} is not the one to {request.head}",
+            f"the response {response.for_client[4:8].hex()} is not the one to {request.head}",
         )
         written.request = request
-        require(request.settlement is None or bool(written.merged), "an answer went out that was not settled")
+        require(request.settlement is None or bool(written.merged), "a response went out that was not settled")
         written.expected = written.merged or response.for_client
         if not written.as_empty_fetch:
             self._count_response(self._announced(response))
@@ -1128,10 +1128,10 @@ class Model:
         return given[-1] if given else self._bound.get(client_id)
 
     def _look_up(self, client_id: bytes) -> None:
-        """The relay looks at a request: if it had no binding for that, it was told one, each time that it looked.
+        """The relay has looked at a request: if it had no valid sensors for that, it was given some, each time.
 
-        Of a client that had one before, nothing is waited for that it owes. Beyond MOST_BOUND the oldest is forgotten;
-        for a very long client-id all are.
+        A client that had some before does not wait for what it owes. Beyond MAX_CLIENT_IDS the oldest ones are
+        forgotten; for a very long client-id all are.
         """
         while self._to_look_up and self._to_look_up[0][0] == client_id:
             _, given = self._to_look_up.popleft()
@@ -1145,13 +1145,13 @@ class Model:
                 self._looked |= {(of, handle) for of, handle in looks if handle is not None}
             elif len(client_id) > 1024:
                 self._remembered.clear()
-            elif len(self._remembered) >= MOST_BOUND:
+            elif len(self._remembered) >= MAX_CLIENT_IDS:
                 del self._remembered[next(iter(self._remembered))]
             self._remembered[client_id] = None
             self._bound[client_id] = given
 
     def _check_time_charges(self, now_ms: int) -> None:
-        """No more time is charged than such requests cost."""
+        """No more time is charged than these requests cost."""
         if self._begun_ms < 0:
             self._begun_ms = now_ms
         for charge in self._journal:
@@ -1161,7 +1161,7 @@ class Model:
                 require(charge.throttle_ms <= self._times.window_ms, f"{charge} throttles for more than a window")
 
     def _may_withhold(self, head: wire.Head) -> bool:
-        """Whether a quota can have the data of a request withheld: one that is there when it is sent on."""
+        """Whether the response to a request may be replaced by an empty one: for a quota at the time it is sent on."""
         if not self._plan.withholds or self._unproven or head.api_key != wire.FETCH:
             return False
         return self._has_ceiling(head) or self._quota_of(head, QuotaType.REQUEST).limit < UNLIMITED
@@ -1206,8 +1206,8 @@ class Model:
         return False
 
     def _is_for_the_end(self, request: Taken, written: Written | None) -> bool:
-        """Whether time is charged as the connection ends, not for a response that has come: then nobody is told."""
-        if not self._closes or self._tells > len(self._mute.reported):
+        """Whether time is charged because the connection ends, not for a response. Then nothing is reported."""
+        if not self._closes or self._throttles_reported > len(self._mute.reported):
             return False
         if written is None or len(self._journal) < 2:
             return True
@@ -1242,19 +1242,19 @@ class Model:
             self._journal.popleft()
         if request.own_response is not None:
             right_us = self._plan.cost_us
-            require(abs(part_us - right_us) < 1, f"{part_us} us for an answer of ours, {right_us} are right")
+            require(abs(part_us - right_us) < 1, f"{part_us} us for an own response, {right_us} are right")
         else:
             self._charged_us += part_us
             passed_us = 1000 * (now_ms - self._begun_ms)
             require(self._charged_us <= passed_us + 1, f"{self._charged_us} us are charged in {passed_us} us")
-        if charge.throttle_ms and not (self._closes and self._tells <= len(self._mute.reported)):
+        if charge.throttle_ms and not (self._closes and self._throttles_reported <= len(self._mute.reported)):
             self._mute.throttle(
                 now_ms, charge.throttle_ms, QuotaType.REQUEST, request.head.client_id, in_responses=True
             )
         return charge.throttle_ms
 
     def _compare(self, written: Written, data: bytes, at: int, now_ms: int) -> int:
-        """Hold what is sent of a response against what must be; return how many bytes of `data` are this answer's."""
+        """Compare what is sent of a response with what must be; return how many bytes of `data` belong to it."""
         step = min(len(written.expected) - written.sent_bytes, len(data) - at)
         after = written.sent_bytes + step
         if not written.reported and 0 <= written.response.throttle_at < after:
@@ -1269,18 +1269,16 @@ class Model:
             raise Violation(f"other bytes to the client than the node sent, {written.sent_bytes} on: {where}")
         written.sent_bytes = after
         if written.response.reason:
-            require(
-                after <= written.response.passable, f"more than may pass of a wrong answer ({written.response.reason})"
-            )
+            require(after <= written.response.passable, f"too much of a wrong response ({written.response.reason})")
         if after == len(written.expected):
-            require(written.all_fed, "an answer went out before it was all there")
+            require(written.all_fed, "a response went out before it was all there")
             self._responses.popleft()
             self.for_client.append(ForClient(after, written.reported_ms))
             self.learned.update({n: (host.decode(), port) for n, host, port in written.response.addresses})
         return step
 
     def _throttle_ms(self, written: Written, now_ms: int, reported_ms: int | None = None) -> int:
-        """What a response must tell: the larger of our throttle time and the node's, which mutes, too."""
+        """What a response must report: the larger of the proxy's throttle time and the node's, which mutes, too."""
         written.reported = True
         request, node_ms = written.request, written.response.throttle_ms
         assert request is not None
@@ -1297,7 +1295,7 @@ class Model:
     def _check_progress(self, now_ms: int) -> None:
         """Nothing waits without a reason, and what waits is woken."""
         require(not self._decision_reason, f"does not close for {self._decision_reason}")
-        require(not self._to_ask_first, "enquires nothing")
+        require(not self._own_requests_due, "sends no own requests")
         if self._mute.on:
             until_ms = self._mute.until_ms
             if self._hold.is_on(self._first, now_ms) and self._hold.since_ms is not None:
@@ -1312,7 +1310,7 @@ class Model:
             if isinstance(head, wire.Head):
                 require(not self._may_take(head), f"held back for no reason: {head}")
                 if not self._connected and not self._mute.on and not self._full:
-                    require(self._opened, "nobody opens the upstream connection")
+                    require(self._opened, "the upstream connection is not opened")
             elif (
                 isinstance(head, wire.Bad)
                 and not (head.late and not self._connected)
@@ -1320,7 +1318,7 @@ class Model:
             ):
                 raise Violation(f"does not close for {head.reason}")
         if self._eof[CLIENT]:
-            require(self._waits_with_requests, "a client that hung up is kept though nothing waits")
+            require(self._waits_with_requests, "does not close for client_closed though nothing waits")
         until_woken = self._hold.since_ms is not None and self._mute.on
         if not (until_woken or self._hold.is_on(self._first, now_ms)):
             self._check_responses()
@@ -1329,16 +1327,16 @@ class Model:
 
     def _check_responses(self) -> None:
         if self._eof[NODE]:
-            raise Violation("a node that hung up is kept")
+            raise Violation("does not close for node_closed")
         if self._asking(NODE):
             return
         if self._in_flight and self._in_flight[0].own_response is not None:
             begun = self._responses and self._responses[0].sent_bytes
-            require(bool(begun), "an answer of ours is held back though it is due")
+            require(bool(begun), "an own response is held back though it is due")
         if self._responses:
             written = self._responses[0]
             require(
-                not written.is_due, f"an answer that is here is held back or not refused ({written.response.reason})"
+                not written.is_due, f"a response that is here is held back or not refused ({written.response.reason})"
             )
 
     def _check_reading(self) -> None:
@@ -1370,11 +1368,11 @@ class Model:
         held = self._responses_held()
         head = self._next() if not self._request_left and self._requests else None
         asked = isinstance(head, wire.Head) and self._is_asked(head) is not False
-        most = HELD_BYTES + (MOST_ASKED_BYTES if asked else 0)
+        most = HELD_BYTES + (MAX_ASKED_BYTES if asked else 0)
         require(len(self._requests) < most, f"{len(self._requests)} bytes of requests held")
         first = len(self._responses[0].response.frame) if self._responses else 0
         gathered = first if first > wire.HEAD_BYTES and not self._responses[0].response.reason else 0
-        require(held < HELD_BYTES + wire.HEAD_BYTES + gathered, f"{held} bytes of answers held")
+        require(held < HELD_BYTES + wire.HEAD_BYTES + gathered, f"{held} bytes of responses held")
         require(self._relay.held_bytes < 2 * HELD_BYTES + gathered, f"holds {self._relay.held_bytes} bytes")
         idle = not (self._in_flight or self._requests or self._request_left or self._responses)
         require(self._relay.idle == idle, f"idle is {self._relay.idle}, {idle} is right")
@@ -1384,7 +1382,7 @@ class Model:
     def _check_counters(self) -> None:
         relay = self._relay
         counted = (relay.requests, relay.request_bytes, relay.responses, relay.response_bytes)
-        seen = (self.requests, self._request_bytes, self._answered, self._response_bytes)
+        seen = (self.requests, self._request_bytes, self._responses_sent, self._response_bytes)
         require(counted == seen, f"counted {counted}, {seen} is right")
 
     def _check_close(self, close: Close) -> None:
@@ -1393,7 +1391,7 @@ class Model:
         require(reason in allowed, f"closes for {reason} ({close.detail}), allowed: {sorted(allowed)}")
 
     def _as_reported(self, reason: str) -> str:
-        """An end behind a failed login is told as such; a node that takes no bare token only closes."""
+        """An end after a failed login is reported as such; a node that takes no bare token only closes."""
         by_node = reason in ("node_closed", "node_lost")
         if not by_node and reason not in ("client_closed", "client_lost"):
             return reason
@@ -1420,7 +1418,7 @@ class Model:
             reasons.add("answer_not_kafka")  # a response that is held is out of the way
         seen = reasons & {"answer_not_kafka"} and written and written.fed_bytes >= 4
         if self._eof[NODE] and (not seen or self._asking(NODE)):
-            reasons.add("node_closed")  # behind a response that is asked about nothing is looked at
+            reasons.add("node_closed")  # behind a response that needs a decision nothing is looked at
         return reasons
 
     # ------------------------------------------------------------------- time-outs
@@ -1450,19 +1448,19 @@ class Model:
         if self._request_left or (self._requests and not self._full and not self._next_is_here):
             return "client"
         if self._in_flight:
-            return "more nonsense" if self._reported_nonsense else "node"
+            return "more malformed responses" if self._own_response_is_malformed else "node"
         return "" if self._requests else "idle"
 
     @property
     def _next_is_here(self) -> bool:
-        """Whether as much of the next request has come as it is judged by: all of one that the proxy answers."""
+        """Whether as much of the next request has come as it is judged by: all of one that the proxy responds to."""
         head = self._next()
         if isinstance(head, wire.Head) and (head.answered_by_proxy or self._is_asked(head) is not False):
             return self._is_whole(head)
         return head is not None
 
     def has_ended(self, side: Side) -> bool:
-        """Whether this side has said that it sends no more."""
+        """Whether this side has ended its stream."""
         return self._eof[side]
 
     def is_paused(self, side: Side) -> bool:

@@ -1,7 +1,7 @@
-"""Relays, and doors before them, with a bug put in on purpose, each around a sound one: what the simulator must find.
+"""Relays, and gates before them, with a bug put in on purpose, each around a sound one: what the simulator must find.
 
-They change what goes into a relay and what comes out of it, so they do not depend on how it is made. What stands at the
-door, and who looks at the time, is an attribute: `admission`, `gate`, `pool`, `make_timeouts`.
+They change what goes into a relay and what comes out of it, so they do not depend on how it is made. Parts of the gate,
+and the timeouts, are attributes: `admission`, `gate`, `pool`, `make_timeouts`.
 """
 
 from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ def _with_other_ids(world: WorldPlan) -> bool:
 
 
 def _with_unknown_versions(world: WorldPlan) -> bool:
-    """Those of ApiVersions, which the proxy answers."""
+    """Those of ApiVersions, to which the proxy responds."""
     return any(
         request.api_key == 18 and request.version > 4 for party in world.connections for request in party.requests()
     )
@@ -167,7 +167,7 @@ class LostPartialFrame(Mutant):
 
 
 class _Changed:
-    """An object with some of its attributes changed."""
+    """An object with some attributes changed."""
 
     def __init__(self, of: object, **changes: Any) -> None:
         self._of = of
@@ -178,12 +178,12 @@ class _Changed:
 
 
 def _of_listener(facts: ConnectionFacts, **changes: Any) -> Any:
-    """The same facts, but for some that are its listener's."""
+    """The same facts with other ones of the listener."""
     return _Changed(facts, listener=_Changed(facts.listener, **changes))
 
 
-class UnchargedFrameOfATrain(Mutant):
-    """Of several like frames that are charged together one is left out."""
+class UnchargedFrameOfARun(Mutant):
+    """Of several equal frames that are charged together one is left out."""
 
     def seen_manager(self, quota_manager: ClientQuotaManager) -> Any:
         sensors: Sensors = quota_manager.sensors
@@ -243,7 +243,7 @@ class StaleQuota(Mutant):
 
 
 class DelayForgotten(Mutant):
-    """Answers that are to be held go out at once."""
+    """Responses that must be delayed go out at once."""
 
     shows_in = staticmethod(_delaying)
 
@@ -254,7 +254,7 @@ class DelayForgotten(Mutant):
 
 
 class HeldResponseLostAtTheEnd(Mutant):
-    """Answers that are held when the connection is given up do not go out."""
+    """Responses that are delayed when the connection is given up do not go out."""
 
     shows_in = staticmethod(_delaying)
 
@@ -264,7 +264,7 @@ class HeldResponseLostAtTheEnd(Mutant):
 
 
 class EmptyFetchAndCharged(Mutant):
-    """What a client over its quota is not given is charged all the same."""
+    """Data that a client over its quota does not get is charged all the same."""
 
     shows_in = staticmethod(_withholding)
 
@@ -318,7 +318,7 @@ class OwnResponseTooEarly(Mutant):
 
 
 class OneByteShort(Mutant):
-    """A train ends one byte too early; that byte goes out with the next one."""
+    """A run ends one byte too early; that byte goes out with the next one."""
 
     def __init__(
         self, quota_manager: ClientQuotaManager, counters: RelayCounters, limits: RelayLimits, bind: Bind
@@ -365,7 +365,7 @@ class HangUpForgetsTheRest(Mutant):
 
 
 class OwnRequestReportedToTheClient(Mutant):
-    """What the proxy has enquired goes to the client, too."""
+    """Responses to the proxy's own requests go to the client, too."""
 
     def changed(self, actions: list[Action], now_us: int) -> list[Action]:
         own_responses = [
@@ -375,7 +375,7 @@ class OwnRequestReportedToTheClient(Mutant):
 
 
 class RefusalsLast(Mutant):
-    """Topics that are refused are answered behind those that are not, whatever the order of the request was."""
+    """Refused topics are last in the response, whatever the order of the request was."""
 
     shows_in = staticmethod(_about_topics)
 
@@ -416,14 +416,14 @@ class TokensNotSpent(Mutant):
 
 
 class CorrectionsLostWithTheClient(Mutant):
-    """What a node did not do stays charged if the client has gone before it says so."""
+    """What a node did not do stays charged if the client has gone before the response."""
 
     shows_in = staticmethod(_about_topics)
     unsettled = False
 
 
 class RefusalWithoutMute(Mutant):
-    """Who is refused everything may ask again at once."""
+    """A client whose topics are all refused is not muted."""
 
     shows_in = staticmethod(_about_topics)
 
@@ -433,7 +433,7 @@ class RefusalWithoutMute(Mutant):
 
 
 class RefusedTopicsSentOn(Mutant):
-    """The node gets those topics, too, that the client is told are refused."""
+    """The node gets refused topics, too."""
 
     shows_in = staticmethod(_about_topics)
 
@@ -453,7 +453,7 @@ class StrictTooEarly(Mutant):
 
 
 class ValidationCharged(Mutant):
-    """What is only to be validated costs tokens although that is not wished."""
+    """Requests that are only to be validated cost tokens although the settings say otherwise."""
 
     shows_in = staticmethod(_about_topics)
 
@@ -482,7 +482,7 @@ class AlterationLost(Mutant):
         return replace(decision, alterations=(*others, replace(last, limits={})))
 
 
-# -------------------------------------------------------------------- at the door
+# -------------------------------------------------------------------- at the gate
 
 
 class RefusedStillCount(Mutant):
@@ -506,8 +506,8 @@ class HeldWithoutBound(Mutant):
             super().set_rules(virtual_cluster, replace(rules, max_held=10**9))
 
 
-class NewcomerOvertakes(Mutant):
-    """Who comes when others of its address are queueing is looked at before them."""
+class LaterConnectionOvertakes(Mutant):
+    """A later connection is decided about before those of its address that queue."""
 
     shows_in = staticmethod(_with_storms)
 
@@ -522,8 +522,8 @@ class NewcomerOvertakes(Mutant):
             return reported
 
 
-class StrangersShareARate(Mutant):
-    """Neighbours count as one, although nobody has said so."""
+class NeighboursShareARate(Mutant):
+    """Neighbours count as one address, although the prefix is not set."""
 
     shows_in = staticmethod(_with_storms)
 
@@ -533,7 +533,7 @@ class StrangersShareARate(Mutant):
 
 
 class SlotNeverFree(Mutant):
-    """Who goes before it is known whose address counts keeps its slot."""
+    """A connection that ends before its address is known keeps its slot."""
 
     shows_in = staticmethod(_with_storms)
 
@@ -554,7 +554,7 @@ class SlotNeverFree(Mutant):
 
 
 class UserCountedForEver(Mutant):
-    """A user's connections count when they have gone, too."""
+    """A user's connections count after their end, too."""
 
     shows_in = staticmethod(_with_storms)
 
@@ -565,7 +565,7 @@ class UserCountedForEver(Mutant):
 
 
 class GateAsleep(Mutant):
-    """Nobody looks who may come in when a slot is free."""
+    """When a slot becomes free, no waiting connection gets it."""
 
     shows_in = staticmethod(_with_storms)
 
@@ -574,8 +574,8 @@ class GateAsleep(Mutant):
             pass
 
 
-class AnybodyIsCrowdedOut(Mutant):
-    """Who is in a full stage for longest leaves it for others, wherever they come from."""
+class OldestLeavesAFullStage(Mutant):
+    """The oldest connection in a full stage leaves it for others, whatever its origin."""
 
     shows_in = staticmethod(_with_storms)
 
@@ -588,7 +588,7 @@ class AnybodyIsCrowdedOut(Mutant):
 
 
 class ClaimIsEnough(Mutant):
-    """Whoever names a user is that user before the node has said so."""
+    """A client that names a user is that user before the node has accepted it."""
 
     def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Any:
         decision = decide(ask, facts, now_ms)
@@ -598,7 +598,7 @@ class ClaimIsEnough(Mutant):
 
 
 class FailureIsForgotten(Mutant):
-    """A client that fails to log in anew is nobody."""
+    """A client that fails to log in again has no user."""
 
     def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Any:
         decision = decide(ask, facts, now_ms)
@@ -607,7 +607,7 @@ class FailureIsForgotten(Mutant):
         return decision
 
 
-class NobodyMustLogIn(Mutant):
+class LoginNotRequired(Mutant):
     """Requests pass before a login has succeeded."""
 
     def __init__(
@@ -634,12 +634,12 @@ class RoomForAll(_OtherRoom):
     room = inf
 
 
-class RoomForNobody(_OtherRoom):
+class NoRoom(_OtherRoom):
     room = 0.0
 
 
 class RoomNeverBack(Mutant):
-    """What was reserved for a request of an authentication stays so."""
+    """What was reserved for a request of an authentication stays reserved."""
 
     def on_decision(self, ticket: int, decision: Decision, now_us: int) -> list[Action]:
         kept = self._time_in_flight
@@ -655,7 +655,7 @@ class RoomNeverBack(Mutant):
 
 
 class BlameForOurWaits(Mutant):
-    """That a client is kept from being read counts as its own silence."""
+    """While the proxy does not read a client, this counts as the client's silence."""
 
     shows_in = staticmethod(_with_time_outs)
 
@@ -694,7 +694,7 @@ MUTANTS = {
     ResponsesOutOfOrder: "other bytes to the client",
     EndlessMute: "to be woken at None",
     LostPartialFrame: "",
-    UnchargedFrameOfATrain: "charge",
+    UnchargedFrameOfARun: "charge",
     ChargedToAnother: "is not charged",
     AbandonedRequestsAreFree: "is not charged",
     StaleQuota: "",
@@ -706,7 +706,7 @@ MUTANTS = {
     UnboundedBuffer: "the client is read though the node takes nothing",
     OwnResponseTooEarly: "",
     OneByteShort: "held back",
-    AnyCorrelationId: "wrong answer",
+    AnyCorrelationId: "wrong response",
     HangUpForgetsTheRest: "closes for client_closed",
     OwnRequestReportedToTheClient: "",
     RefusalsLast: "other bytes to the client",
@@ -717,24 +717,24 @@ MUTANTS = {
     RefusedTopicsSentOn: "other bytes to the node",
     StrictTooEarly: "",
     ValidationCharged: "other bytes to the node",
-    FailedAlterationReportedAsDone: "tells of its alterations",
+    FailedAlterationReportedAsDone: "reports of its alterations",
     AlterationLost: "the quotas are",
     RefusedStillCount: "may go on",
     HeldWithoutBound: "too_many_held is right",
-    NewcomerOvertakes: "",
-    StrangersShareARate: "",
+    LaterConnectionOvertakes: "",
+    NeighboursShareARate: "",
     SlotNeverFree: "",
     UserCountedForEver: "",
     GateAsleep: "waits for ever",
-    AnybodyIsCrowdedOut: "leaves a stage",
+    OldestLeavesAFullStage: "leaves a stage",
     ClaimIsEnough: "",
     FailureIsForgotten: "",
-    NobodyMustLogIn: "",
+    LoginNotRequired: "",
     RoomForAll: "more are in flight than the quota has room for",
-    RoomForNobody: "waits though there is room",
-    RoomNeverBack: "room is kept",
+    NoRoom: "waits though there is room",
+    RoomNeverBack: "room is reserved",
     BlameForOurWaits: "nothing is right",
     DribblingIsProgress: "request_timeout is right",
     SlowResponsesAreIdle: "nothing is right",
 }
-"""Each with a part of what must be said of it; empty where that depends on what hit first."""
+"""Each with a part of the failure that it must cause; empty where that depends on what is hit first."""

@@ -6,18 +6,18 @@ from tests.simulation.exchange import Taken, WindowUsage
 
 
 class Mute:
-    """The mute of one client. `reported` is what its relay must have told of since that was last compared."""
+    """The mute of one client. `reported` is what its relay must have reported since that was last compared."""
 
     def __init__(self, counts: WindowUsage) -> None:
         self.on = False
         self.until_ms = 0
         self.responses_until_ms = 0
-        """Until then answers tell of it, also those to requests that were taken before."""
+        """Until then responses report it, also those to requests that were taken before."""
         self.reported: list[Throttled] = []
         self._counts = counts
 
     def left_ms(self, request: Taken, now_ms: int) -> int:
-        """What the response to a request tells of it, if it is positive."""
+        """What the response to a request reports of it, if it is positive."""
         return max(request.muted_until_ms, self.responses_until_ms) - now_ms
 
     def throttle(
@@ -31,7 +31,7 @@ class Mute:
             self.responses_until_ms = max(self.responses_until_ms, now_ms + throttle_ms)
 
     def throttle_by_node(self, now_ms: int, throttle_ms: int, client_id: bytes) -> None:
-        """The node has told the client to wait."""
+        """The node's response has a throttle time."""
         self._counts.throttles_by_node += 1
         self._begin(now_ms, throttle_ms, None, client_id)
 

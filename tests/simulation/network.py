@@ -15,7 +15,7 @@ READ_BYTES = 256 * 1024
 
 
 class Events:
-    """What is to happen, by time and then in the order in which it was asked for. Times in ms."""
+    """What is to happen, by time and then in the order in which it was planned. Times in ms."""
 
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms
@@ -59,7 +59,7 @@ class Events:
 
 
 class Reader(Protocol):
-    """Who reads from a pipe."""
+    """The reader of a pipe."""
 
     def readable(self) -> None:
         """There are bytes, the end, or a break to be read."""
@@ -75,7 +75,7 @@ class Pipe:
         self.reader: Reader | None = None
         self.on_room: Callback | None = None
         self.on_unread: Callback | None = None
-        """Called when bytes come that nobody will ever read: what a kernel answers with a reset."""
+        """Called when bytes come that will never be read: a kernel resets the connection then."""
         self._events = events
         self._rng = rng
         self._capacity = capacity
@@ -179,7 +179,7 @@ class Link:
         return self.to_proxy.broken or self.from_proxy.broken
 
     def refuse(self) -> None:
-        """Close the proxy's end, of which nothing was read: bytes that nobody will read are answered with a reset."""
+        """Close the proxy's end, of which nothing was read. Bytes that come then cause a reset."""
         self.from_proxy.close()
         if self.to_proxy.arrived:
             self.reset()
@@ -259,7 +259,7 @@ class Endpoint:
         self._flush()
 
     def close(self) -> None:
-        """Neither send more nor read: bytes that come after it are answered with a reset."""
+        """Neither send more nor read. Bytes that come after it cause a reset."""
         if not self.closed:
             self.half_close()
             self.closed = True
@@ -280,7 +280,7 @@ class Endpoint:
 
 
 class Observer(Protocol):
-    """To whom a stream tells what happens."""
+    """What is called when something happens to a stream."""
 
     def bytes_came(self, data: bytes) -> None: ...
 
@@ -297,12 +297,12 @@ class Observer(Protocol):
 
 
 class Stream:
-    """The proxy's end of a link, with the ways of proxy.net.stream.
+    """The proxy's end of a link. It behaves as proxy.net.stream.
 
-    A write goes out at once as far as the kernel takes it; what it does not take is kept. Above `high` bytes of that
-    the observer is told from within the write, and again when a quarter of `high` is left. A side that is not read
-    shows neither its end nor a break. A break that a write finds is told after what has arrived before it was read.
-    A closing stream says that no more comes, and reads and drops what comes until the peer ends too.
+    A write goes out at once as far as the kernel takes it; what it does not take waits. Above `high` bytes of that
+    the observer is called from within the write, and again when a quarter of `high` is left. Of a side that is not
+    read, neither the end nor a break is noticed. A break that a write finds is reported once all that came before it
+    was read. A closing stream ends its writing, and reads and drops what comes until the peer ends, too.
     """
 
     def __init__(self, events: Events, link: Link, high: int, observer: Observer) -> None:
@@ -310,7 +310,7 @@ class Stream:
         self.closed = False
         self.kept_bytes = 0
         self.late_bytes = 0
-        """What was kept and has gone out since."""
+        """How many bytes had to wait and have gone out since."""
         self._kept: deque[memoryview] = deque()
         self._paused = False
         self._ended = False
@@ -394,7 +394,7 @@ class Stream:
             self._paused = False
             self._observer.writing_resumed()
         if self._closing and not self._kept and not self.closed:
-            self._say_goodbye()
+            self._end_writing()
 
     def _give_up_writing(self) -> None:
         self._fault = "broken pipe"
@@ -408,13 +408,13 @@ class Stream:
     # ----------------------------------------------------------------- closing
 
     def close(self) -> None:
-        """Write out what is kept and say that no more comes."""
+        """Write out what waits, then end the writing."""
         if not self._closing and not self.closed:
             self._closing = True
             if not self._kept:
-                self._say_goodbye()
+                self._end_writing()
 
-    def _say_goodbye(self) -> None:
+    def _end_writing(self) -> None:
         if self._ended or self._fault:
             self._end("")
             return
@@ -422,7 +422,7 @@ class Stream:
         self.resume_reading()
 
     def abort(self) -> None:
-        """Be gone; what is kept is lost."""
+        """End at once; what waits is lost."""
         if self._kept:
             self._link.reset()
         self._end("")

@@ -1,4 +1,4 @@
-"""What each throttle must be: Kafka's rate the slow way beside every row, and who is to be measured by which."""
+"""What each throttle must be: Kafka's rate, computed the slow way, beside every row."""
 
 from collections import deque
 from copy import deepcopy
@@ -91,7 +91,7 @@ class _Row:
 
 
 class WatchedSensors(Sensors):
-    """Sensors whose every throttle is held against the oracle; each charge is appended to the `journal`."""
+    """Sensors whose every throttle is compared with the oracle; each charge is appended to the `journal`."""
 
     def __init__(self, capacity: int, max_throttle_ms: int, max_debt_ms: int, of: Of, journal: deque[Charge]) -> None:
         super().__init__(capacity, max_throttle_ms=max_throttle_ms, max_debt_ms=max_debt_ms)
@@ -171,9 +171,9 @@ class WatchedSensors(Sensors):
 
 @dataclass(slots=True)
 class Spent:
-    """One look at a token bucket: `spent strictly`, `spent permissively` or `given back`, and what was told.
+    """One look at a token bucket: `spent strictly`, `spent permissively` or `given back`, and its result.
 
-    `asked` is what was to be spent: more than the `value`, where nobody has confirmed it yet.
+    `asked` is what was to be spent: more than the `value`, where it is not confirmed yet.
     """
 
     how: str
@@ -211,7 +211,7 @@ class _Bucket:
 
 
 class WatchedBuckets(TokenBuckets):
-    """Token buckets whose every number is held against Kafka's; `spent` are the looks since they were last taken."""
+    """Token buckets whose every number is compared with Kafka's; `spent` are the looks since they were last taken."""
 
     def __init__(self, capacity: int, max_throttle_ms: int, journal: deque[Charge]) -> None:
         super().__init__(capacity, max_throttle_ms=max_throttle_ms)

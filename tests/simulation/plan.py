@@ -11,10 +11,10 @@ AMPLE_SENSORS = 1000
 
 @dataclass(slots=True)
 class ResponsePlan:
-    """How a node answers one request.
+    """How a node responds to one request.
 
     `kind` is `right` or one of wire.WRONG_ANSWERS, `never` or `close`. `filler_bytes` of it are opaque, `nodes` how
-    many addresses it names, `tag_bytes` what stands in tagged fields that nobody knows (0: no such field). Of results
+    many addresses it names, `tag_bytes` the size of an unknown tagged field (0: none). Of results
     about topics the last `dropped` are missing, and `shuffled` ones are in another order than that of the request.
     """
 
@@ -33,7 +33,7 @@ class TopicPlan:
     """One topic of a request to create or delete topics or to add partitions.
 
     `by_id`: it is named by its id where the version can. `assigned` is the number of assignments (-1: null, to add
-    partitions), `error` what the node answers although all is well; with error 7 it does what it was told.
+    partitions), `error` what the node responds although all is well; with error 7 it does what was asked.
     """
 
     name: bytes
@@ -88,10 +88,10 @@ class RequestPlan:
     """One request of a client. `flipped_bit` (-1: none) is turned over in the finished frame. With a `token` it is part
     of an authentication.
 
-    `topics` are those of a request about topics; `is_own_request` is how the node answers what the proxy enquires for
-    it. `entries` are those of an alteration of quotas, which is written after `alteration_ms` and fails for those
-    entries whose numbers, counted among those that are written, are in `alteration_fails`. `filters`, `strict`: those
-    of a description.
+    `topics` are those of a request about topics; `is_own_request` is how the node responds to the proxy's own
+    requests for it. `entries` are those of an alteration of quotas, which is written after `alteration_ms` and fails
+    for those entries whose numbers, counted among those that are written, are in `alteration_fails`. `filters`,
+    `strict`: those of a description.
     """
 
     api_key: int
@@ -158,7 +158,7 @@ class Stall:
 
 @dataclass(slots=True)
 class Drain:
-    """The client waits until all that it asked is answered."""
+    """The client waits until it has all responses."""
 
 
 @dataclass(slots=True)
@@ -188,12 +188,12 @@ class Fault:
 class ConnectionPlan:
     """One client with its node, and the network between them and the proxy.
 
-    `depth` is how many responses the client lets be due, `capacity` what each direction holds of bytes that nobody has
-    read, `delay_ms` the longest way of a segment, `cuts` in how many more pieces a write may come. `flush_ms` is how
-    long a node collects answers before it writes them, `decision_ms` how long a decision takes: it is found at its end,
-    or, with `early_decisions`, at its beginning. The user `may_alter` quotas and `may_describe` those of
-    others. It comes from `address` to one of two listeners; `header_ms`, `handshake_ms` are how long it has them wait
-    where they want a PROXY header or speak TLS (-1: for ever).
+    `depth` is how many responses the client lets be due, `capacity` how many unread bytes each direction holds,
+    `delay_ms` the longest way of a segment, `cuts` in how many more pieces a write may come. `flush_ms` is how long a
+    node collects responses before it writes them, `decision_ms` how long a decision takes: it is found at its end, or,
+    with `early_decisions`, at its beginning. The user `may_alter` quotas and `may_describe` those of others. It comes
+    from `address` to one of two listeners; `header_ms`, `handshake_ms` are how long it has them wait where they want a
+    PROXY header or speak TLS (-1: for ever).
     """
 
     seed: int
@@ -244,10 +244,10 @@ NO_LIMIT = 2**31 - 1
 
 @dataclass(slots=True)
 class GatePlan:
-    """Who may connect: rates and counts of the instance, of each of two listeners, of an address (some have their own),
-    and counts of a user.
+    """Which connections are admitted: rates and counts of the instance, of each of two listeners, of an address (some
+    have separate ones), and counts of a user.
 
-    Nobody feels the `shadow_rate`. Addresses that come too fast are held, `max_held_of_ip` each and `max_held` in all,
+    The `shadow_rate` has no effect. Addresses that come too fast are held, `max_held_of_ip` each and `max_held` in all,
     and closed, or with `waits` queue. `headers` and `handshakes` say which listeners want PROXY headers and speak TLS;
     `most_` of them are waited for at a time, and for `_ms` at most.
     """
@@ -281,8 +281,8 @@ class StormPlan:
     """Connections of `addresses` addresses of a `family` (ipv4, ipv6, or mapped), the first of them number `first`.
 
     Each begins `apart_ms` after the one before, with `at_once` connections, and each of these is made `tries` times,
-    `gap_ms` after it was closed. Who is admitted says nothing, and goes after `stays_ms`; before it logs in as a `user`
-    if there is one, and is let in unless it `fails`.
+    `gap_ms` after it was closed. One that is admitted sends nothing and ends after `stays_ms`. Before, it logs in as a
+    `user` if there is one, and succeeds unless it `fails`.
     """
 
     at_ms: int
@@ -303,8 +303,8 @@ class StormPlan:
 
 @dataclass(slots=True)
 class Change:
-    """What the operator does: `quotas` puts those in force, `caps` the two, `sweep` looks for idle sensors, `gate` says
-    who may connect from now on, `time_outs` how long clients are waited for.
+    """What the operator does: `quotas` puts those in force, `caps` the two, `sweep` looks for idle sensors, `gate`
+    changes the limits of connections, `time_outs` how long clients are waited for.
 
     `drain` closes connections at idle moments, and after `drain_ms` the rest.
     """
@@ -321,11 +321,11 @@ class Change:
 
 @dataclass(slots=True)
 class WorldPlan:
-    """One proxy before one node, with all who use it. `seed` is where it came from; nothing is drawn from it again.
+    """One proxy before one node, with all its clients. `seed` is where it came from; nothing is drawn from it again.
 
-    With `withholds` fetches over quota are answered without data, with `delays` answers are held.
-    The cluster begins with so many `topics`; what Metadata tells of them is `metadata_lag_ms` old.
-    Whatever is asked costs a node `cost_us`.
+    With `withholds` responses to fetches over quota have no data, with `delays` responses are delayed.
+    The cluster begins with so many `topics`; what Metadata says of them is `metadata_lag_ms` old.
+    Each request costs a node `cost_us`.
     The node `demands_sasl`, or does not. Rates of connections are measured over `gate_samples` windows, of at most
     `max_addresses` addresses. `time_outs` (0: none) are for the first byte, for the rest of a request, for use, and for
     responses to be read.

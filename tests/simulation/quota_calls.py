@@ -1,4 +1,4 @@
-"""DescribeClientQuotas and AlterClientQuotas: as bytes, what must be answered, and the book that alterations are in."""
+"""DescribeClientQuotas and AlterClientQuotas: as bytes, the right responses, and the book of quotas."""
 
 from collections.abc import Mapping, Sequence
 from struct import pack
@@ -79,7 +79,7 @@ class Book:
         self.altered = 0
         """Entities whose quotas were altered."""
         self.known: Known = {}
-        """What Describe has to tell; never changed, but replaced."""
+        """What Describe must respond; it is replaced, never changed."""
         self.put(quotas)
 
     def put(self, quotas: Quotas) -> None:
@@ -94,7 +94,7 @@ class Book:
         quota_manager: ClientQuotaManager,
         now_ms: int,
     ) -> list[Exception | None]:
-        """Do an errand, but for what its plan has fail; what became of each alteration."""
+        """Write the alterations, except those that fail by plan; return what became of each."""
         self.alterations_done += 1
         fails = plan.alteration_fails if plan is not None else ()
         results: list[Exception | None] = []
@@ -116,7 +116,7 @@ class Book:
         quota_manager.replace(tables.enforced, now_ms, tables.shadow, changed)
         if plan is not None:
             self._expect(plan)
-        else:  # a bit of the request was turned over: nobody knows what it wants
+        else:  # a bit of the request was turned over: what it wants is not known
             self.known = _described_of(self.quotas)
         return results
 
@@ -137,12 +137,12 @@ class Book:
             there = _described_of(self.quotas)
             wrong = [parts for parts in there.keys() | self.known.keys() if there.get(parts) != self.known.get(parts)]
             reported = [(sorted(parts), there.get(parts), self.known.get(parts)) for parts in wrong[:3]]
-            raise Violation(f"the quotas are (whose, found, right): {reported}")
+            raise Violation(f"the quotas are (entity, found, right): {reported}")
 
-    # ------------------------------------------------------------------ what is answered
+    # ------------------------------------------------------------------ the responses
 
     def check_described(self, response: bytes, plan: RequestPlan, user: str, may_describe: bool, known: Known) -> None:
-        """A description says what was known when it was begun."""
+        """A description has what was known when it was begun."""
         reported = quota_frames.described(response, plan.version)
         error = _error_of_filters(plan.filters)
         own = any(f.part == "user" and f.match == _EXACT and f.name == user for f in plan.filters)
@@ -153,17 +153,17 @@ class Book:
             raise Violation(f"describes {reported}, error {error}, {right} is right")
 
     def check_altered(self, response: bytes, plan: RequestPlan, may_alter: bool, written: bool) -> None:
-        """The response to an alteration says of each entity what became of it."""
+        """The response to an alteration has for each entity what became of it."""
         reported = [
             (entry.error_code, frozenset(entry.entity)) for entry in quota_frames.altered(response, plan.version)
         ]
         right = _results(plan, written) if may_alter else _refused(plan)
         if reported != right:
-            raise Violation(f"tells of its alterations {reported}, {right} is right")
+            raise Violation(f"reports of its alterations {reported}, {right} is right")
 
 
 def _refused(plan: RequestPlan) -> list[tuple[int, frozenset[tuple[str, str | None]]]]:
-    """What somebody without the right is told: of a long request the first entities, and one for all others."""
+    """What a user without the right gets: of a long request the first entities, and one more for all others."""
     named, left = list[tuple[int, frozenset[tuple[str, str | None]]]](), MOST_NAMED
     for entry in plan.entries:
         left -= 1 + len(entry.parts)

@@ -34,7 +34,7 @@ from tests.simulation.wire import Surroundings
 from tests.whole_messages import finish
 
 RunAlteration = Callable[["Shell", DecisionRequest, QuotaAlteration], None]
-"""Has the alterations of an errand written, and tells the shell when it is done, whether its client is still there."""
+"""Has the alterations written, and calls the shell when that is done, also if its client has gone."""
 
 READ_AHEAD_BYTES = 512
 Found = TypeVar("Found")
@@ -96,10 +96,11 @@ class Trace:
         self.hash = 0
         self.lines = lines
 
-    def note(self, now_ms: int, who: int, what: str, data: bytes = b"") -> None:
-        self.hash = crc32(data, crc32(f"{now_ms} {who} {what} {len(data)}".encode(), self.hash))
+    def note(self, now_ms: int, number: int, what: str, data: bytes = b"") -> None:
+        self.hash = crc32(data, crc32(f"{now_ms} {number} {what} {len(data)}".encode(), self.hash))
         if self.lines is not None:
-            self.lines.append(f"{now_ms:>12} ms  #{who} {what}" + (f" {len(data)} B {data[:24].hex()}" if data else ""))
+            seen = f" {len(data)} B {data[:24].hex()}" if data else ""
+            self.lines.append(f"{now_ms:>12} ms  #{number} {what}{seen}")
 
 
 class Shell:
@@ -167,7 +168,7 @@ class Shell:
             self._do(f"end of {side.value}", step)
 
     def _hears(self, side: Side) -> bool:
-        """Whether the relay is told what comes of a side: behind its end, of the node, while that owes corrections."""
+        """Whether the relay gets what comes from a side: after its end, from the node, while corrections are due."""
         return not self.closing or (side is NODE and self.relay.unsettled)
 
     def lost(self, side: Side, error: str) -> None:
@@ -221,7 +222,7 @@ class Shell:
         right = right or model.waits.look_at_responses(unsent, late, now_ms, step_ms, time_outs)
         if (reported.value if reported is not None else "") != right:
             raise Violation(
-                f"ends by time: {reported}, {right or 'nothing'} is right ({model.waiting_for or 'nobody'} awaited)"
+                f"ends by time: {reported}, {right or 'nothing'} is right (waits for {model.waiting_for or 'nothing'})"
             )
         if reported is not None:
             self.give_up(reported)
@@ -235,7 +236,7 @@ class Shell:
             self._node = stream
 
     def node_connected(self) -> None:
-        """Tell the relay that the upstream connection stands."""
+        """The upstream connection is there, and the relay learns of it."""
         if not self.closing:
             self._do("connected", self._writable(NODE))
 
@@ -264,7 +265,7 @@ class Shell:
             self._do_one(action)
 
     def _decide_later(self, ask: DecisionRequest) -> None:
-        """Decide now and tell later, or decide later; what is charged by deciding is told at once."""
+        """Decide now and pass it on later, or decide later. Decisions that charge are passed on at once."""
         later_ms = self._events.now_ms + self._decision_ms
         if self._early_decisions and ask.kind not in (DecisionKind.MUTATION, DecisionKind.SASL):
             decision = self._decision(ask, self._events.now_ms)
@@ -285,7 +286,7 @@ class Shell:
         self._model.begin_to_decide(ask)
         decision = self._decide(ask, self._facts, now_ms)
         if isinstance(decision, SlowDecision) and ask.kind is DecisionKind.MUTATION:
-            decision = finish(decision.steps)  # at once: what is spent in between would belong to nobody
+            decision = finish(decision.steps)  # at once: what is spent in between could not be attributed
         if isinstance(decision, SlowDecision):
             self._finish(decision.steps, lambda found: self._worked_out(ask, found))
             return None
@@ -296,7 +297,7 @@ class Shell:
         return None
 
     def _worked_out(self, ask: DecisionRequest, decision: Decision | QuotaAlteration) -> None:
-        """What took long to be decided is decided; nobody may be there any more."""
+        """A decision that took long is here; its client may have gone."""
         self._model.decided(ask, decision, self._events.now_ms)
         if isinstance(decision, QuotaAlteration):
             self._alter_quotas(self, ask, decision)
@@ -313,7 +314,7 @@ class Shell:
             self._events.at(self._events.now_ms + 1, lambda: self._finish(steps, then))
 
     def alteration_done(self, ask: DecisionRequest, reply: Generator[None, None, Decision]) -> None:
-        """What was to be written is written; whoever waits for it, if anybody does, is told."""
+        """What was to be written is written; the client gets its response if it is still there."""
         self._finish(reply, lambda decision: self._report_alteration(ask, decision))
 
     def _report_alteration(self, ask: DecisionRequest, decision: Decision) -> None:
@@ -372,7 +373,7 @@ class Shell:
         """
         self.worst_kept_bytes = max(self.worst_kept_bytes, kept_bytes)
         if kept_bytes > self._high + READ_BYTES + max(HELD_BYTES, self._most_sent):
-            raise Violation(f"{kept_bytes} bytes are kept to be written, the high-water mark is {self._high}")
+            raise Violation(f"{kept_bytes} bytes wait to be written, the high-water mark is {self._high}")
 
     def _stream(self, side: Side) -> Stream | None:
         return self._node if side is NODE else self._client
@@ -384,7 +385,7 @@ class Shell:
         return stream
 
     def _check_streams(self) -> None:
-        """What is read is what the relay wants to be read, and what is kept is bounded."""
+        """A side is read if the relay wants it to be."""
         if self.closing:
             return
         for side, stream in ((CLIENT, self._client), (NODE, self._node)):
@@ -415,7 +416,7 @@ class Shell:
         self._do("time", step)
 
     def _check_silence(self) -> None:
-        """Whatever a closed relay is told, it does nothing."""
+        """A closed relay does nothing, whatever it is given."""
         relay, now_ms = self.relay, self._events.now_ms
         done = [relay.on_bytes(side, b"\0\0\0\1", 1000 * now_ms) + relay.on_blocked(side) for side in Side]
         done += [relay.on_writable(side, 1000 * now_ms) + relay.on_eof(side, 1000 * now_ms) for side in Side]

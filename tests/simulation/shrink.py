@@ -95,12 +95,12 @@ def _of_request(i: int, k: int, request: RequestPlan) -> Iterator[Cut]:
     lists = ("topics", "entries", "filters", "token")
     yield from _to_plain(find, request, _PLAIN_REQUEST, ("api_key", "version", "correlation_id", "response", *lists))
     yield from _to_plain(lambda world: find(world).response, request.response, _PLAIN_RESPONSE, ())
-    for owner, value in (
+    for holder, value in (
         (find, request.filler_bytes),
         (lambda world: find(world).response, request.response.filler_bytes),
     ):
         if value > 1:
-            yield lambda world, owner=owner, value=value: setattr(owner(world), "filler_bytes", value // 2)
+            yield lambda world, holder=holder, value=value: setattr(holder(world), "filler_bytes", value // 2)
 
 
 def _of_list(find: Callable[[WorldPlan], list[Any]], length: int) -> Iterator[Cut]:
@@ -113,7 +113,7 @@ def _of_list(find: Callable[[WorldPlan], list[Any]], length: int) -> Iterator[Cu
 
 
 def _to_plain(find: Callable[[WorldPlan], Any], current: Any, plain: Any, but: tuple[str, ...]) -> Iterator[Cut]:
-    """Give one field the value that says least."""
+    """Give one field its plainest value."""
     for field in fields(plain):
         value = getattr(plain, field.name)
         if field.name not in but and getattr(current, field.name) != value:
@@ -128,19 +128,19 @@ def described(plan: Any, indent: int = 0) -> str:
     pad = "  " * indent
     if isinstance(plan, list | tuple):
         return "".join(described(item, indent) for item in plan)
-    said, below = [], ""
+    printed, below = [], ""
     for field in fields(plan):
         value = getattr(plan, field.name)
         if is_dataclass(value) or (isinstance(value, list | tuple) and value and is_dataclass(value[0])):
             below += described(value, indent + 1)
         elif not _is_usual(field, value):
-            said.append(f"{field.name}={_shown(value)}")
-    return f"{pad}{type(plan).__name__}({', '.join(said)})\n{below}" if said or below or indent < 3 else ""
+            printed.append(f"{field.name}={_printable(value)}")
+    return f"{pad}{type(plan).__name__}({', '.join(printed)})\n{below}" if printed or below or indent < 3 else ""
 
 
 def _is_usual(field: Any, value: Any) -> bool:
     return bool(value == field.default) or value in ([], ())
 
 
-def _shown(value: Any) -> str:
+def _printable(value: Any) -> str:
     return f"{value[:40]!r}... ({len(value)} bytes)" if isinstance(value, bytes) and len(value) > 60 else repr(value)

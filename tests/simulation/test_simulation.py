@@ -50,7 +50,7 @@ RARE = (
     StrictTooEarly,
     UnboundedBuffer,
 )
-"""Bugs that take a rare meeting, and so seconds to be found; most are found by the first five seeds."""
+"""Bugs that show only in rare worlds, and so take seconds to be found; most are found by the first five seeds."""
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +92,8 @@ def test_a_seed_is_a_world():
 SHADOWS = (QuotaPlan(None, "*", 1, 1), QuotaPlan("ANONYMOUS", "etl", 100, 2000))
 
 
-def test_nobody_feels_shadow_quotas(outcomes):
-    """All that anybody is sent, and when, is the same with them."""
+def test_shadow_quotas_have_no_effect(outcomes):
+    """All bytes, and their times, are the same with them."""
     for seed in range(0, SEEDS, 6):
         if not world_of(seed).shadows:
             assert run_world(replace(world_of(seed), shadows=SHADOWS)) == outcomes[seed]
@@ -142,7 +142,7 @@ def test_all_kinds_of_ends_and_faults_are_simulated(outcomes):
     assert total.logins > 20
     assert total.logins_failed > 5
     assert total.worst_held > 100
-    assert total.faults["errands_fail"] > 10
+    assert total.faults["alterations_fail"] > 10
     assert total.refused > 20
     assert total.own_requests > 100
     assert total.throttles > 100
@@ -190,7 +190,7 @@ def test_what_fails_is_cut_down_to_a_few_requests(mutant):
     assert f"seed={seed}" in described(smallest)
 
 
-def test_a_failing_seed_tells_how_to_see_it_again(capsys):
+def test_a_failing_seed_is_printed_with_the_command_that_repeats_it(capsys):
     mutant = "tests.simulation.mutants:EndlessMute"
     seed, _ = first_failure(EndlessMute)
     assert main(["--seed", str(seed), "--relay", mutant]) == 1

@@ -1,7 +1,7 @@
-"""Topics of a simulated cluster: what clients ask to be done to them, as bytes and back, and what nodes make of it.
+"""Topics of a simulated cluster: requests about them, as bytes and back, and what nodes make of these.
 
-None of it is the product's: requests and answers of CreateTopics, DeleteTopics and CreatePartitions, and the Metadata
-that a proxy may enquire, are written and read here from Kafka's message definitions alone.
+None of it is the product's: requests and responses of CreateTopics, DeleteTopics and CreatePartitions, and of the
+Metadata that a proxy may request, are written and read here from Kafka's message definitions alone.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ THROTTLE_SINCE = {CREATE: 2, DELETE: 1, GROW: 0}
 
 NO_ID = bytes(16)
 BY_NAME, BY_ID = 4, 12
-"""The versions of Metadata that are enquired."""
+"""The versions of Metadata that the proxy requests."""
 
 OK, TIMED_OUT, THROTTLED = 0, 7, 89
 
@@ -227,9 +227,9 @@ def _read_brokers(cursor: _Cursor) -> None:
 
 @dataclass(slots=True)
 class Result:
-    """What became of one topic: what is told, as data and as bytes, and how many partitions were really touched.
+    """What became of one topic: what is reported, as data and as bytes, and how many partitions were really touched.
 
-    `partitions` is -1 where nothing is told of them. `disturbed`: somebody else has changed the topic of late.
+    `partitions` is -1 where they are not reported. `disturbed`: another client has changed the topic of late.
     """
 
     name: bytes | None
@@ -251,7 +251,7 @@ class Result:
 
 
 def refusal(call: Call, item: Item, name: bytes | None) -> bytes:
-    """What a broker says of a topic that it refuses for its quota: error 89, and its name, if that is known."""
+    """The result of a topic that a broker refuses for a quota: error 89, and the topic's name, if that is known."""
     has_id = (call.api_key == CREATE and call.version >= 7) or (call.api_key == DELETE and call.version >= 6)
     topic_id = item.topic_id if has_id else b""
     details = pack(">ih", -1, -1) + count(0, True) if call.api_key == CREATE else b""
@@ -281,7 +281,7 @@ class _State:
 
 
 class Cluster:
-    """The topics that there are. What Metadata tells of them is `lag_ms` old."""
+    """The topics that there are. What Metadata says of them is `lag_ms` old."""
 
     def __init__(self, topics: int, lag_ms: int, default_partitions: int, now_ms: Callable[[], int]) -> None:
         self.default_partitions = default_partitions
@@ -318,7 +318,7 @@ class Cluster:
     def _put(self, name: bytes, topic_id: bytes, partitions: int) -> None:
         self._states.setdefault(name, []).append(_State(self._now_ms(), topic_id, partitions))
 
-    # ------------------------------------------------------------- what is told
+    # ------------------------------------------------------------- what Metadata says
 
     def reported(self, topics: Sequence[tuple[bytes | None, bytes]]) -> list[tuple[bytes | None, bytes, int]]:
         """Name, id and partitions of each topic that is asked for; 0 partitions for one that is unknown."""
@@ -436,11 +436,11 @@ def response_body(call: Call, plan: ResponsePlan, results: Sequence[Result]) -> 
     return wire.Body(body, body, 0 if throttle else -1, array=(len(throttle), len(throttle + array)))
 
 
-# ------------------------------------------------------------------- enquiries
+# ------------------------------------------------------------------- Metadata requests of the proxy
 
 
 def own_requests(call: Call) -> list[bytes]:
-    """The Metadata requests that tell all that a proxy must know of the topics of a request, itself unknown to it."""
+    """The Metadata requests with which a proxy learns all that it must know of the topics of a request."""
     keys: list[tuple[bytes | None, bytes]] = []
     for item in call.items:
         if item.key not in keys and has_one_key(item):
@@ -485,7 +485,7 @@ def read_own_request(frame: bytes, version: int) -> list[tuple[bytes | None, byt
 
 
 def metadata_body(version: int, reported: Sequence[tuple[bytes | None, bytes, int]], plan: ResponsePlan) -> wire.Body:
-    """The body of the response to an enquiry."""
+    """The body of the response to a Metadata request of the proxy."""
     compact = version >= 9
     brokers = [_broker(i, compact) for i in range(plan.nodes)]
     start = pack(">i", plan.throttle_ms) + count(len(brokers), compact) + b"".join(brokers)

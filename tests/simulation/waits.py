@@ -1,4 +1,4 @@
-"""When a client has been waited for long enough, found out beside `Patience` from what its model knows."""
+"""When a client has been waited for long enough, found out beside `ConnectionTimeouts` from what its model knows."""
 
 from proxy.relay.connection_timeouts import TimeOuts
 from tests.simulation.oracle import require
@@ -50,5 +50,5 @@ class Waits:
         if not 0 < time_outs.unread_ms <= self._unread_ms:
             return ""
         passed_ms = now_ms - self._unread[1]
-        require(passed_ms >= time_outs.unread_ms, f"answers are unread for {passed_ms} of {time_outs.unread_ms} ms")
+        require(passed_ms >= time_outs.unread_ms, f"responses are unread for {passed_ms} of {time_outs.unread_ms} ms")
         return "client_reads_nothing"

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from tests.simulation.topics import Result
 
 OWN_KEYS = {ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS}
-"""What the proxy answers by itself, whatever the node offers."""
+"""APIs that the proxy responds to by itself, whatever the node offers."""
 SCRAM_CREDENTIALS = DESCRIBE_USER_SCRAM_CREDENTIALS
-"""What it answers where the node has none, as these nodes."""
+"""APIs that it responds to where the node has none, as these nodes."""
 PROXYS_OWN = [(DESCRIBE_CLIENT_QUOTAS, 0, 1), (ALTER_CLIENT_QUOTAS, 0, 1), (SCRAM_CREDENTIALS, 0, 0)]
 SASL_KEYS = (b"\0\x11", b"\0\x24")
 MUTATIONS = (CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS)
 """See topics.py."""
 HEAD_BYTES = 128 * 1024
-"""How much of a frame may have to be seen before its fate is decided."""
+"""How much of a frame may have to be seen before it is decided what becomes of it."""
 
 Reported = tuple[tuple[bytes | None, bytes, int], ...]
 
@@ -93,7 +93,7 @@ def count(elements: int, compact: bool) -> bytes:
 
 
 def tags(size: int) -> bytes:
-    """A tag buffer with one field of `size` bytes that nobody knows; an empty one for 0."""
+    """A tag buffer with one unknown field of `size` bytes; an empty one for 0."""
     return b"\0" if not size else b"\x01\x63" + uvarint(size) + filler(size, size)
 
 
@@ -107,7 +107,7 @@ def is_known(api_key: int, version: int) -> bool:
 
 
 PROOF_ASKED = framed(pack(">hhi", API_VERSIONS, 0, -0x6B74) + text(b"kafka-throttle", False))
-"""What the proxy asks a node to see whether an exchange is over."""
+"""The own request that shows whether an exchange is over."""
 
 
 # --------------------------------------------------------------------- requests
@@ -186,7 +186,7 @@ class Head:
 
     @property
     def is_sasl(self) -> bool:
-        """SaslHandshake, SaslAuthenticate: made of another request by a flipped bit, and never answered here."""
+        """SaslHandshake, SaslAuthenticate: made of another request by a flipped bit, and without a response here."""
         return self.api_key.to_bytes(2, "big", signed=True) in SASL_KEYS
 
     @property
@@ -218,7 +218,7 @@ def is_other_protocol(start: bytes) -> bool:
 
 
 def with_session(data: bytes | bytearray, head: Head) -> Head | Bad | None:
-    """The Fetch that `data` begins with, with what it tells of its session; None while that is not there."""
+    """The Fetch that `data` begins with, with what it says of its session; None while that is not there."""
     if head.version < 7:
         return head
     at = head.body_at + (17 if head.version >= 15 else 21)
@@ -333,7 +333,7 @@ def clamped(frame: bytes, head: Head, ceiling_bytes: int) -> bytes:
 
 
 def empty_fetch_response(head: Head, response: bytes, throttle_ms: int) -> bytes:
-    """What a broker says to a Fetch over quota in place of `response`."""
+    """The response of a broker to a Fetch over quota, in place of `response`."""
     error, session_id = 0, 0
     if head.version >= 7 and head.incremental:
         at = 8 + _header_tags_bytes(head, response) + 4
@@ -352,17 +352,17 @@ def _header_tags_bytes(head: Head, response: bytes) -> int:
 
 
 def unsupported_version_response(correlation_id: int) -> bytes:
-    """What KIP-511 has a server say to an ApiVersions request of a version that it does not know."""
+    """The response to an ApiVersions request of an unknown version (KIP-511)."""
     api = APIS[API_VERSIONS]
     return framed(pack(">ihihhh", correlation_id, 35, 1, API_VERSIONS, api.min_version, api.max_version))
 
 
-# ---------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------- responses
 
 
 @dataclass(slots=True)
 class Response:
-    """What a node writes for one request, and what the client must get of it, but for the throttle time.
+    """What a node writes for one request, and what the client must get of it, except for the throttle time.
 
     `throttle_at` is where throttle_time_ms stands in `for_client` (-1: nowhere), `charged_bytes` what a Fetch counts.
     `reason` is why the connection must end instead, after at most `passable` bytes; `ending` what the node does then.
@@ -387,13 +387,13 @@ class Response:
 
     @property
     def can_be_framed(self) -> bool:
-        """Whether it is as long as it says."""
+        """Whether its length is that of its prefix."""
         return int.from_bytes(self.frame[:4], "big", signed=True) + 4 == len(self.frame) >= 8
 
 
 @dataclass(slots=True)
 class Surroundings:
-    """What answers depend on beside their plan."""
+    """What responses depend on beside their plan."""
 
     host: bytes
     portless: tuple[int, ...]
@@ -406,7 +406,7 @@ class Surroundings:
 
 
 def theirs(node_id: int) -> tuple[bytes, int]:
-    """Where the cluster says that this node is."""
+    """The address of this node by the cluster's responses."""
     return b"inside-%d.example" % node_id * (1 + node_id % 3), 9092 + node_id
 
 
@@ -445,7 +445,7 @@ def token_response(head: Head, token: bytes, around: Surroundings) -> Response:
 
 
 def names_users(frame: bytes, body_at: int) -> bool:
-    """Whether it can be read for whom a DescribeUserScramCredentials asks: its one user, or that there are others."""
+    """Whether it can be read which users a DescribeUserScramCredentials asks for: its one user, or several."""
     try:
         count, at = _uvarint(frame, body_at, len(frame))
         if count != 2 or len(frame) - at < 2:  # a user is two bytes at least
@@ -457,29 +457,29 @@ def names_users(frame: bytes, body_at: int) -> bool:
 
 
 def no_users_response(correlation_id: int) -> bytes:
-    """What a client of a cluster without SCRAM is answered: no throttle, no error, no message, no users."""
+    """The response to a client of a cluster without SCRAM: no throttle, no error, no message, no users."""
     return pack(">iib", 14, correlation_id, 0) + pack(">ihbbb", 0, 0, 0, 1, 0)
 
 
 def proof_response(head: Head, through: bool) -> Response:
-    """The response to ApiVersions v0: an offer to who is through, an illegal state in an exchange."""
+    """The response to ApiVersions v0: an offer once the login is through, an illegal state in an exchange."""
     offer = pack(">hihhh", 0, 1, PRODUCE, 0, 9) if through else pack(">hi", 34, 0)
     frame = framed(pack(">i", head.correlation_id) + offer)
     return Response(frame, frame, proves=through)
 
 
 def extra_response() -> Response:
-    """A frame that nobody has asked for."""
+    """A response without a request."""
     return Response(framed(pack(">iih", 0x5EED_5EED, 0, 0)), b"", reason=WRONG_RESPONSES["extra"])
 
 
 def unasked_alert() -> Response:
-    """What a node that expects TLS says before it hangs up."""
+    """What a node that expects TLS sends before it hangs up."""
     return Response(bytes.fromhex("15030300020228"), b"", reason="answer_not_kafka", ending="close")
 
 
 def can_be(kind: str, api_key: int, version: int) -> bool:
-    """Whether this way of being wrong can be told from right for an API."""
+    """Whether a response of this API that is wrong in this way can be recognised."""
     if kind == "too_short":
         held_whole = (api_key == PRODUCE and version > 0) or api_key in (METADATA, API_VERSIONS)
         return held_whole or version >= APIS[api_key].throttle_since
@@ -668,7 +668,7 @@ def _metadata_body(head: Head, plan: ResponsePlan, around: Surroundings, header_
 
 
 def _topics_of_metadata(version: int, plan: ResponsePlan, ids: Sequence[int], left_out: Sequence[int]) -> bytes:
-    """What stands behind the nodes: a controller, and partitions that nodes lead, but for those that are left out."""
+    """What comes after the nodes: a controller, and partitions with leaders, except nodes that are left out."""
     flexible = version >= 9
     after = b"\0" if flexible else b""
 
@@ -780,4 +780,4 @@ OTHER_APIS = tuple(
     and key not in OWN_KEYS
     and key not in MUTATIONS
 )
-"""APIs whose responses are opaque but for a throttle time at a fixed place."""
+"""APIs whose responses are opaque except for a throttle time at a fixed place."""

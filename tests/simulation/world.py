@@ -21,7 +21,7 @@ from proxy.relay.seam import ConnectionRelay
 from quotas.changes import tables_of
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from tests.simulation import wire
-from tests.simulation.acceptor import Acceptor, Storm, Visit
+from tests.simulation.acceptor import Acceptor, IncomingClient, Storm
 from tests.simulation.actors import Client, Node
 from tests.simulation.exchange import WindowUsage
 from tests.simulation.judge import NODE_ID, USER, VIRTUAL_CLUSTER, Judge
@@ -103,7 +103,7 @@ _SUMS = (
 _TIME_OUTS = {"first_byte_timeout", "request_timeout", "idle_timeout", "client_reads_nothing"}
 _LEAST_STEP_MS = 1000
 _LOOKS_AT_REST = 15
-"""So often clients are looked after though nothing happens, a tenth of the longest time-out apart. Then nothing comes
+"""So often clients are checked though nothing happens, a tenth of the longest time-out apart. Then nothing comes
 of it until something happens, such as the end of a mute, which may be 25 days away."""
 
 
@@ -144,7 +144,7 @@ class _Party:
         self._node_link: Link | None = None
 
     def begin(self) -> None:
-        """The client connects, and does not wait for anybody to let it in."""
+        """The client connects, and sends before it is admitted."""
         world, plan = self._world, self.plan
         self.began = True
         self._client_link = self._link()
@@ -153,10 +153,10 @@ class _Party:
         for fault in plan.faults:
             self._events.at(self._events.now_ms + fault.at_ms, partial(self._break, fault))
         self.client.begin()
-        world.acceptor.connect(plan.listener, self._visit())
+        world.acceptor.connect(plan.listener, self._incoming())
 
-    def _visit(self) -> Visit:
-        return Visit(
+    def _incoming(self) -> IncomingClient:
+        return IncomingClient(
             self.plan.address,
             self.plan.address,
             self.plan.header_ms,
@@ -237,7 +237,7 @@ class _Party:
         return client_sensors
 
     def _note_identity(self, place: ConnectionSlot, identity: Identity) -> None:
-        """Somebody has logged in, and may be one too many."""
+        """The client has logged in, and may be one too many of its user."""
         if not self._world.acceptor.gate.admission.user_became(place, identity.user):
             self.shell.give_up(CloseReason.TOO_MANY_OF_USER)
 
@@ -253,8 +253,8 @@ class _Party:
 
         def done() -> None:
             results = world.book.write(alteration_request, request, world.quota_manager, self._events.now_ms)
-            world.outcome.faults["errands_fail"] += sum(result is not None for result in results)
-            world.outcome.faults["errands_for_nobody"] += shell.closing
+            world.outcome.faults["alterations_fail"] += sum(result is not None for result in results)
+            world.outcome.faults["alterations_without_a_client"] += shell.closing
             shell.alteration_done(ask, alteration_request.reply(results))
 
         alteration_ms = request.alteration_ms if request is not None else 0
@@ -318,7 +318,7 @@ class _Party:
     # ------------------------------------------------------------ at the end
 
     def check_rest(self) -> None:
-        """Nothing is left to happen: whoever still waits must wait for something that will not come."""
+        """Nothing is left to happen: a connection that waits must wait for something that will not come."""
         if not self.is_open or self.shell.closing:
             return
         waits_for = self.model.waits_for
@@ -326,11 +326,11 @@ class _Party:
             raise Violation("a relay rests with something to do")
         silent = self.node.silent if self.node is not None else ""
         if waits_for == "node" and silent != "never" and not (silent == "wrong" and self.model.empty_fetch_wrong):
-            raise Violation("a request waits for an answer that was given")
+            raise Violation("a request waits for a response that was sent")
         if waits_for == "client" and self.client.endpoint.unsent:
             raise Violation("a client cannot write though it is waited for")
         if waits_for == "idle" and self.client.due > 0 and not self.plan_is_odd:
-            raise Violation("a client waits for an answer though its relay is idle")
+            raise Violation("a client waits for a response though its relay is idle")
 
     @property
     def is_open(self) -> bool:
@@ -344,13 +344,13 @@ class _Party:
         return flipped or any(isinstance(step, Raw) for step in self.plan.steps)
 
     def check_learned(self) -> None:
-        """Whatever address the client was told about, the proxy knows the real one of."""
+        """Of each address that the client has got, the proxy knows the real one."""
         for node_id, address in self.model.learned.items():
             if self.nodes.learned.get(node_id) != address:
                 raise Violation(f"node {node_id} is at {self.nodes.learned.get(node_id)}, not at {address}")
 
     def check_all_delivered(self) -> None:
-        """If nobody did anything wrong, everything has arrived."""
+        """If nothing went wrong, everything has arrived."""
         if self.model.closed is None or self.model.closed.reason is not CloseReason.CLIENT_CLOSED:
             return
         client, node = self.client, self.node
@@ -401,7 +401,7 @@ class _World:
         self.parties = [_Party(number, connection, self) for number, connection in enumerate(plan.connections)]
 
     def run(self) -> None:
-        """Until everybody rests, then until everybody is gone."""
+        """Until nothing is left to happen, then until all connections have ended."""
         for party in self.parties:
             self.events.at(BEGIN_MS + party.plan.start_ms, party.begin)
         for change in self.plan.changes:
@@ -428,9 +428,9 @@ class _World:
             party.check_learned()
         self._check_counters()
         if self.quota_manager.time_in_flight:
-            raise Violation(f"room is kept for what is no longer in flight: {self.quota_manager.time_in_flight}")
+            raise Violation(f"room is reserved for what is no longer in flight: {self.quota_manager.time_in_flight}")
         if self.book.alterations_begun != self.book.alterations_done:
-            raise Violation(f"{self.book.alterations_begun} errands were begun, {self.book.alterations_done} done")
+            raise Violation(f"{self.book.alterations_begun} alterations were begun, {self.book.alterations_done} done")
 
     def _until_rest(self) -> None:
         if not self.events.run(MOST_EVENTS):
@@ -507,7 +507,7 @@ class _World:
         reported += (counters.throttles, counters.throttled_ms, counters.throttles_by_node, counters.mutations_refused)
         right += (counts.throttles, counts.throttled_ms, counts.throttles_by_node, counts.mutations_refused)
         if reported != right:
-            raise Violation(f"the tally says {reported}, {right} is right")
+            raise Violation(f"the counters are {reported}, {right} is right")
 
     def finish(self) -> None:
         """Sum up."""

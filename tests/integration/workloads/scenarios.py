@@ -85,7 +85,7 @@ class Library(ABC):
         """The leading node of each partition, -1 for none."""
 
     def partitions(self, topic: str) -> set[int]:
-        """All partitions of a topic, as soon as a node tells them.
+        """All partitions of a topic, as soon as a node lists them.
 
         A new topic may be known to one node and not yet to the next one that is asked; who assigns himself the
         partitions that such a node knows reads nothing, for ever.
@@ -216,7 +216,7 @@ def _send_numbered(library: Library, topic: str, first: int, count: int) -> set[
 
 
 class _Member:
-    """A member of a group in a thread of its own.
+    """A member of a group in a separate thread.
 
     One that gets no partitions is made anew: a consumer of kafka-python 3.0.12 whose first look at the topic finds
     nothing sometimes never joins properly, also without a proxy.
@@ -278,7 +278,7 @@ def an_idempotent_producer(library: Library, topic: str) -> int:
 
 
 def transactions(library: Library, topic: str) -> int:
-    """Who reads only what is committed sees no record of an aborted transaction; returns how many were sent."""
+    """A reader of committed records gets no record of an aborted transaction; returns how many were sent."""
     new_topic(library, topic)
     producer = library.producer(transactional_id=f"{topic}-id")
     kept, dropped = [], []

@@ -1,4 +1,4 @@
-"""aiokafka: its event loop has a thread of its own, and every call waits for its result."""
+"""aiokafka: its event loop has a separate thread, and every call waits for its result."""
 
 import asyncio
 import threading

@@ -1,6 +1,6 @@
-"""Who comes to a world, from where, in what storms, as whom, and how slowly: drawn on top of what is there already.
+"""Which clients connect to a world: addresses, storms, logins, slowness. Drawn on top of what is there already.
 
-It is drawn from chances of its own, so that all else in a world is the same whatever it says.
+It has a separate generator of random numbers, so that it changes nothing else in a world.
 """
 
 from copy import deepcopy
@@ -32,8 +32,8 @@ _HUNDREDS = 60
 _FAMILIES = ("ipv4", "ipv4", "mapped", "ipv6")
 
 
-def add_visitors(world: WorldPlan) -> None:
-    """Draw the door, storms, logins, slow clients and time-outs of a world."""
+def add_connecting_clients(world: WorldPlan) -> None:
+    """Draw the limits of connections, storms, logins, slow clients and time-outs of a world."""
     rng = Random(f"visitors {world.seed}")
     for connection in world.connections:
         _choose_origin(rng, connection)
@@ -55,7 +55,7 @@ def add_visitors(world: WorldPlan) -> None:
         for _ in range(rng.choice((0, 1, 1, 2))):
             world.storms.append(_storm(rng))
             if world.storms[-1].addresses >= _HUNDREDS and rng.random() < 0.7:
-                _let_in_the_good_alone(rng, world)
+                _ban_the_storm(rng, world)
         theme = rng.random()
         if theme < 0.25:
             _let_queue(rng, world)
@@ -113,8 +113,8 @@ def _storm_of_few(rng: Random) -> StormPlan:
     return storm
 
 
-def _let_in_the_good_alone(rng: Random, world: WorldPlan) -> None:
-    """Strangers may hardly connect at all; those who have business here may."""
+def _ban_the_storm(rng: Random, world: WorldPlan) -> None:
+    """The addresses of the storm may hardly connect at all; those of the clients may."""
     world.gate.rate = rng.choice((0.05, 0.0))
     world.gate.rates = tuple(sorted({(connection.address, 50.0) for connection in world.connections}))
     world.storms[-1].first = 100
@@ -138,7 +138,7 @@ def _add_changes(rng: Random, world: WorldPlan) -> None:
         world.changes.append(Change(at_ms, "time_outs", time_outs=_time_outs(rng) if rng.random() < 0.8 else (0,) * 4))
 
 
-# ------------------------------------------------------------------- the door
+# ------------------------------------------------------------------- the gate
 
 
 def _gate(rng: Random) -> GatePlan:
@@ -209,7 +209,7 @@ def _time_outs(rng: Random) -> tuple[int, int, int, int]:
 
 
 def _slow_down(rng: Random, connection: ConnectionPlan) -> None:
-    """Clients that dribble, are silent for a while, or say nothing at all."""
+    """Clients that dribble, are silent for a while, or send nothing at all."""
     steps = connection.steps
     kind = rng.random()
     if kind < 0.35:
@@ -245,7 +245,7 @@ def _add_slow_node(world: WorldPlan) -> None:
 
 
 def _add_logins(rng: Random, world: WorldPlan) -> None:
-    """Some log in, some again and as others, some fail; whose names they use, others have quotas for."""
+    """Some log in, some again and as other users, some fail. There are quotas for the names that they use."""
     for user in ("alice", "bob"):
         if rng.random() < 0.8:
             quota = QuotaPlan(
