@@ -2,6 +2,8 @@
 # the first stage compiles the deciding code.
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /build
+# The versions are those of the image's release of Debian.
+# hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 COPY requirements.lock requirements-build.lock pyproject.toml README.md LICENSE ./
 COPY deploy deploy
@@ -18,10 +20,18 @@ RUN python -m venv /opt/kafka-throttle \
  && /opt/kafka-throttle/bin/pip install --no-cache-dir --no-deps dist/*.whl
 
 FROM python:3.11-slim-bookworm
-RUN useradd --system --no-create-home --uid 10001 kafka-throttle && mkdir /run/kafka-throttle
+RUN groupadd --system --gid 10001 kafka-throttle \
+ && useradd --system --no-create-home --uid 10001 --gid 10001 kafka-throttle \
+ && mkdir /run/kafka-throttle /etc/kafka-throttle \
+ && install -d -m 700 -o kafka-throttle -g kafka-throttle /var/lib/kafka-throttle
 COPY --from=build /opt/kafka-throttle /opt/kafka-throttle
-USER kafka-throttle
+COPY deploy/healthcheck.py /opt/kafka-throttle/
+ENV PATH=/opt/kafka-throttle/bin:$PATH HEALTH_URL=http://127.0.0.1:9404/livez
+# A number, which Kubernetes can compare with runAsNonRoot.
+USER 10001:10001
 # An empty directory: the package names (proxy, protocol, quotas) are generic, so nothing else may stand beside them.
 WORKDIR /run/kafka-throttle
-ENTRYPOINT ["/opt/kafka-throttle/bin/kafka-throttle"]
+# Alive, not ready: an orchestrator that ends what is unhealthy must not end all proxies while their cluster is away.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "-I", "/opt/kafka-throttle/healthcheck.py"]
+ENTRYPOINT ["kafka-throttle"]
 CMD ["run", "--config", "/etc/kafka-throttle/proxy.yaml"]

@@ -30,7 +30,7 @@ _NOBODY = Entity(client_id="kafka-throttle-check")
 """An entity without quotas. That the cluster would remove one from it shows that the proxy may write quotas."""
 
 
-class _Refusal(NamedTuple):
+class Refusal(NamedTuple):
     """What is wrong at one server, and the settings that it concerns: the first is its place in the file."""
 
     server: str
@@ -60,7 +60,7 @@ async def _look_at(path: str, cluster: VirtualClusterConfig) -> tuple[list[Findi
     upstream, timeout_s = cluster.upstream, cluster.upstream.connect_timeout_ms / 1000
     credentials = credentials_of(upstream)
     servers = [str(server) for server in upstream.bootstrap_servers]
-    refusals, nodes = await _named_by_any(servers, credentials, timeout_s)
+    refusals, nodes = await named_by_any(servers, credentials, timeout_s)
     others = [node for node in nodes if _address(node) not in servers]
     refusals += filter(None, await asyncio.gather(*(_asked(node, credentials, timeout_s) for node in others)))
     found = list(_findings_of(path, refusals))
@@ -82,7 +82,7 @@ async def _look_at(path: str, cluster: VirtualClusterConfig) -> tuple[list[Findi
 async def _look_at_topic(topic: UsageTopicConfig) -> Iterator[Finding]:
     """What is wrong on the way to the cluster that gets usage records. Whether it has the topic is not looked at."""
     servers = [str(server) for server in topic.bootstrap_servers]
-    refusals, _ = await _named_by_any(servers, topic_credentials(topic), _TOPIC_TIMEOUT_S)
+    refusals, _ = await named_by_any(servers, topic_credentials(topic), _TOPIC_TIMEOUT_S)
     of_topic = [
         refusal._replace(settings=[_OF_UPSTREAM.sub("kafka.", setting) for setting in refusal.settings])
         for refusal in refusals
@@ -90,40 +90,40 @@ async def _look_at_topic(topic: UsageTopicConfig) -> Iterator[Finding]:
     return _findings_of("usage", of_topic)
 
 
-async def _named_by_any(
+async def named_by_any(
     servers: Sequence[str], credentials: Credentials, timeout_s: float
-) -> tuple[list[_Refusal], Sequence[MetadataNode]]:
+) -> tuple[list[Refusal], Sequence[MetadataNode]]:
     """What is wrong with each bootstrap server, and the nodes that one of the others names."""
     looks = await asyncio.gather(*(_named_by(k, server, credentials, timeout_s) for k, server in enumerate(servers)))
-    nodes = next((look for look in looks if not isinstance(look, _Refusal)), ())
-    return [look for look in looks if isinstance(look, _Refusal)], nodes
+    nodes = next((look for look in looks if not isinstance(look, Refusal)), ())
+    return [look for look in looks if isinstance(look, Refusal)], nodes
 
 
 async def _named_by(
     number: int, server: str, credentials: Credentials, timeout_s: float
-) -> Sequence[MetadataNode] | _Refusal:
+) -> Sequence[MetadataNode] | Refusal:
     """The nodes that a bootstrap server names."""
     place = f"{ADDRESSES}[{number}]"
     try:
         return await nodes_named_by(server, credentials, timeout_s)
     except ConnectionFault as error:
         settings = error.fault.setting.split(", ")
-        return _Refusal(server, error.fault.problem, [place if each == ADDRESSES else each for each in settings])
+        return Refusal(server, error.fault.problem, [place if each == ADDRESSES else each for each in settings])
     except SourceUnavailable as error:
-        return _Refusal(server, str(error).removeprefix(f"{server}: "), [place])
+        return Refusal(server, str(error).removeprefix(f"{server}: "), [place])
 
 
-async def _asked(node: MetadataNode, credentials: Credentials, timeout_s: float) -> _Refusal | None:
+async def _asked(node: MetadataNode, credentials: Credentials, timeout_s: float) -> Refusal | None:
     """What is wrong with a node at the address where the cluster says that it is."""
     try:
         await response_of(_address(node), credentials, timeout_s, nodes_request())
     except ConnectionFault as error:
         settings = error.fault.setting.replace(ADDRESSES, "upstream").split(", ")
-        return _Refusal(_shown(node), error.fault.problem, settings)
+        return Refusal(_shown(node), error.fault.problem, settings)
     return None
 
 
-def _findings_of(path: str, refusals: Iterable[_Refusal]) -> Iterator[Finding]:
+def _findings_of(path: str, refusals: Iterable[Refusal]) -> Iterator[Finding]:
     """One finding for each problem, with all servers that have it."""
     servers: dict[tuple[str, ...], list[str]] = {}
     for refusal in refusals:

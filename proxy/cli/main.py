@@ -8,6 +8,7 @@ import click
 from common.places import placed
 from proxy.cli.config_file import config_option, load, load_with_files, refuse
 from proxy.cli.explain import explain
+from proxy.cli.init import init
 from proxy.cli.live_check import findings_at
 from proxy.cli.quotas import quotas
 from proxy.cli.top import top
@@ -79,6 +80,7 @@ def summary(config: Config) -> str:
 
 
 main.add_command(explain)
+main.add_command(init)
 main.add_command(quotas)
 main.add_command(top)
 main.add_command(usage)

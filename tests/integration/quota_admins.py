@@ -5,13 +5,9 @@ type, "match": "exact"|"default"|"any", "name": name}], "strict": bool}; a name 
 removes the key.
 """
 
-import hashlib
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kafka.protocol.admin import (
@@ -21,15 +17,14 @@ from kafka.protocol.admin import (
     DescribeClientQuotasResponse,
 )
 
-from common.jars import ToolMissing, cache_dir
 from protocol.own_requests import OwnRequest
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
+from tests.go_program import go_program
 from tests.java_program import java_program
 
 Entity = frozenset[tuple[str, str | None]]
 Request = Mapping[str, Any]
 
-_TESTS = Path(__file__).parents[1]
 _TIMEOUT_S = 120
 _MATCH_TYPES = {"exact": 0, "default": 1, "any": 2}
 
@@ -104,29 +99,6 @@ def _response(reported: Any) -> Response:
 
 def _entity(names: Mapping[str, str | None]) -> Entity:
     return frozenset(names.items())
-
-
-def go_program(name: str) -> Path:
-    """The path of a program of tests/go; the first call on a machine fetches franz-go and builds it, some 20 s."""
-    folder = _TESTS / "go" / name
-    source = b"".join((folder / name).read_bytes() for name in ("main.go", "go.mod", "go.sum"))
-    program = cache_dir() / f"go-{name}-{hashlib.sha256(source).hexdigest()[:16]}"
-    if not program.exists():
-        unfinished = program.with_suffix(f".{os.getpid()}")
-        program.parent.mkdir(parents=True, exist_ok=True)
-        settings = {**os.environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
-        command = [_go(), "build", "-buildvcs=false", "-mod=readonly", "-o", str(unfinished), "."]
-        built = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=240)
-        assert built.returncode == 0, built.stderr
-        unfinished.rename(program)
-    return program
-
-
-def _go() -> str:
-    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
-    if go is None:
-        raise ToolMissing("go is missing. Install it with: apt-get install -y golang-go")
-    return go
 
 
 def ask_in_messages(connection: ClusterConnection, request: Request) -> Response:

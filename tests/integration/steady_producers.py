@@ -21,8 +21,8 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from common.child_process import die_with_parent
 from common.jars import ToolMissing
 from demo.kafka_cluster import KafkaCluster
+from tests.go_program import go_program
 from tests.integration.proxy_process import ROOT
-from tests.integration.quota_admins import go_program
 from tests.timeouts import TIMEOUT_S
 
 PARTITIONS = 3

@@ -26,8 +26,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from common.child_process import die_with_parent
 from common.jars import cache_dir, need_program
 from demo.kafka_cluster import KafkaCluster
+from tests.go_program import go_program
 from tests.integration.proxy_process import ProxyProcess
-from tests.integration.quota_admins import go_program
 from tests.parity.sides import alter_client_quotas
 
 KAFKA_VERSION = "4.3.1"

@@ -1,0 +1,71 @@
+"""The units of systemd: what it says of them, and that their ports and paths are those of the other pages."""
+
+import json
+import re
+import subprocess
+
+import pytest
+
+from common.jars import need_program
+from proxy.cli.init import BOOTSTRAP_PORT, METRICS_PORT
+from proxy.config.load import config_of
+from tests.deploy.tools import DEPLOY, passes
+
+SYSTEMD = DEPLOY / "systemd"
+SERVICE, SOCKET = SYSTEMD / "kafka-throttle.service", SYSTEMD / "kafka-throttle.socket"
+_PROGRAM = "/opt/kafka-throttle/bin/kafka-throttle"
+_MOST_EXPOSED = 2.0
+"""On systemd's scale from 0 to 10; a service without any of these settings has 9.6."""
+NEEDED = {
+    *("PrivateNetwork", "IPAddressDeny", "RestrictAddressFamilies_AF_INET_INET6", "RestrictAddressFamilies_AF_UNIX"),
+    *("RootDirectoryOrRootImage", "PrivateUsers"),  # its packages and certificates; its owner of them
+    "ProcSubset",  # metrics read the time of the start from /proc/stat
+    "SystemCallFilter_resources",  # it raises its own limit of open files
+    "DeviceAllow",  # what ProtectClock leaves: the clock may be read
+    "NotifyAccess",  # a successor says that it has taken over
+}
+"""What the service keeps, and for what."""
+
+
+def setting(name):
+    [value] = re.findall(rf"^{name}=(.*)$", SERVICE.read_text(), re.M)
+    return value
+
+
+def test_the_socket_unit_has_the_ports_of_a_first_configuration():
+    ports = [int(port) for port in re.findall(r"^ListenStream=[\d.]+:(\d+)$", SOCKET.read_text(), re.M)]
+    assert ports == [*range(BOOTSTRAP_PORT, BOOTSTRAP_PORT + 4), METRICS_PORT, METRICS_PORT + 1]
+
+
+def test_the_service_ends_later_than_the_proxy():
+    listener = {"name": "plain", "port": 19092, "advertised_host": "here", "node_ids": [1]}
+    cluster = {"name": "main", "upstream": {"bootstrap_servers": ["a:9092"]}, "listeners": [listener]}
+    config = config_of({"virtual_clusters": [cluster]})
+    assert int(setting("TimeoutStopSec")) > config.drain.lame_duck_s + config.limits.drain_s + 30
+
+
+def test_there_are_descriptors_for_as_many_connections_as_may_be():
+    assert int(setting("LimitNOFILE")) > 2 * 10_000
+
+
+@pytest.fixture
+def units(tmp_path):
+    """Copies of the units with a program that is there."""
+    for unit in (SERVICE, SOCKET):
+        (tmp_path / unit.name).write_text(unit.read_text().replace(_PROGRAM, "/bin/true"))
+    return [tmp_path / SERVICE.name, tmp_path / SOCKET.name]
+
+
+@pytest.mark.nightly
+def test_systemd_has_nothing_to_say_of_the_units(units):
+    command = [need_program("systemd-analyze", "systemd"), "verify", "--man=no", *units]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.nightly
+def test_the_service_is_little_exposed(units):
+    analyze = need_program("systemd-analyze", "systemd")
+    passes(analyze, "security", "--offline=true", f"--threshold={int(10 * _MOST_EXPOSED)}", units[0])
+    tests = json.loads(passes(analyze, "security", "--offline=true", "--json=short", units[0]))
+    assert {test["json_field"] for test in tests if test["set"] is False and test["exposure"]} == NEEDED
