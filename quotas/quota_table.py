@@ -35,6 +35,7 @@ class ConnectionRates(NamedTuple):
 
 
 _OFF = _Kind(0)
+_EVERY = _Kind.CLIENT_ID | _Kind.USER | _Kind.PAIR
 
 LONG_CLIENT_ID = 256
 """Client-ids of at least this many characters are counted, for `names_long_client_id`."""
@@ -131,6 +132,16 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
         """The same quotas, with the memory of `predecessor` of which kinds of entity ever had a quota."""
         table = copy(self)
         table._kinds = {t: self._kinds[t] | predecessor._kinds[t] for t in QuotaType}
+        return table
+
+    def kinds(self) -> dict[str, int]:
+        """Which kinds of entity ever had a quota of each type: a number by Kafka's key, for `remembering`."""
+        return {quota_type.value: kinds.value for quota_type, kinds in self._kinds.items() if kinds is not _OFF}
+
+    def remembering(self, kinds: Mapping[str, int]) -> "QuotaTable":
+        """The same quotas, with the memory that another table gave as `kinds`."""
+        table = copy(self)
+        table._kinds = {t: self._kinds[t] | _Kind(kinds.get(t.value, 0) & _EVERY.value) for t in QuotaType}
         return table
 
     def measures_as(self, other: "QuotaTable") -> bool:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import click
 
 from common.places import placed
+from common.private_directory import DirectoryUnusable, look_at_directory
 from common.problems import Problem
 from common.yaml_file import YamlFileError, read_yaml_file
 from proxy.config.load import load_config
@@ -19,6 +20,7 @@ from proxy.config.settings import (
     AdminConfig,
     Config,
     CredentialsConfig,
+    HistoryConfig,
     ListenerTlsConfig,
     UpstreamTlsConfig,
     UsageConfig,
@@ -27,9 +29,15 @@ from proxy.config.settings import (
 from proxy.observe.token_file import read_token
 from proxy.server.tls_material import certify
 from proxy.upstream.credentials import secret
-from proxy.usage.spool import SpoolUnusable, look_at_directory
 
-_SECTIONS_WITH_FILES = (ListenerTlsConfig, UpstreamTlsConfig, CredentialsConfig, AdminConfig, UsageConfig)
+_SECTIONS_WITH_FILES = (
+    ListenerTlsConfig,
+    UpstreamTlsConfig,
+    CredentialsConfig,
+    AdminConfig,
+    UsageConfig,
+    HistoryConfig,
+)
 
 BAD_INPUT = 2
 """The exit status for a configuration or a command line that cannot be used."""
@@ -76,7 +84,7 @@ def load_with_files(path: Path) -> Config:
 
 
 def _problems_of_files(data: Any, path: Path) -> Iterator[Problem]:
-    """The problems of files that the configuration at `path` names: certificates, keys, secrets, the spool.
+    """The problems of files that the configuration at `path` names: certificates, keys, secrets, directories.
 
     `data` is a Config, or the plain content of the file if that is invalid; each section that is valid by itself is
     checked.
@@ -91,17 +99,19 @@ def _problems_of_files(data: Any, path: Path) -> Iterator[Problem]:
                 case CredentialsConfig():
                     yield from _problems_of_credentials(place, section)
                 case UsageConfig(directory=str(directory)):
-                    yield from _problems_of_spool(Path(directory))
+                    yield from _problems_of_directory("usage.directory", Path(directory))
+                case HistoryConfig(directory=str(directory)):
+                    yield from _problems_of_directory("history.directory", Path(directory))
         except ConfigErrors as errors:
             yield from errors.problems
 
 
-def _problems_of_spool(directory: Path) -> Iterator[Problem]:
-    """The problems that the proxy would have with the spool. Root may check a spool of another user."""
+def _problems_of_directory(setting: str, directory: Path) -> Iterator[Problem]:
+    """The problems that the proxy would have with a directory of its own. Root may check that of another user."""
     try:
         look_at_directory(directory, os.geteuid() or None)
-    except SpoolUnusable as error:
-        yield Problem("usage.directory", str(error))
+    except DirectoryUnusable as error:
+        yield Problem(setting, str(error))
 
 
 def _problems_of_credentials(path: str, admin: CredentialsConfig) -> Iterator[Problem]:

@@ -1,6 +1,7 @@
 """`kafka-throttle explain`: the quotas of a client, why they apply, and what a running proxy has measured."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,13 +17,16 @@ from proxy.cli.config_file import (
     refuse,
     virtual_cluster_option,
 )
+from proxy.cli.quota_text import amount, entity_text, past_lines, throttled_by_node
 from proxy.cli.quotas import opened_source, print_problems, warn_of_problems
 from proxy.config.problems import ConfigErrors
-from proxy.config.settings import VirtualClusterConfig
+from proxy.config.settings import Config, VirtualClusterConfig
 from proxy.decisions.client_ids import measured_client_id
 from proxy.observe.explained import Cap, Form, Observed, Origin, explained_form
+from proxy.observe.past.moments import BadMoment, NotHeld
+from proxy.usage.past_trace import past_of
 from quotas.changes import tables_of
-from quotas.entities import DEFAULT, Entity, is_ip
+from quotas.entities import is_ip
 from quotas.explain import Client
 from quotas.explain import explain as explain_client
 
@@ -33,22 +37,34 @@ from quotas.explain import explain as explain_client
 @click.option("--user", default="ANONYMOUS", show_default=True, help="The user of the client.")
 @click.option("--client-id", default="", help="The client-id of the client; empty by default.")
 @click.option("--ip", metavar="ADDRESS", help="The address of the client.")
+@click.option(
+    "--at",
+    metavar="TIME",
+    help="Explain a second of the past, like 03:12:07, 2026-11-25T03:12:07Z or -15m (UTC, unless it ends with an "
+    "offset).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def explain(path: Path, virtual_cluster: str | None, user: str, client_id: str, ip: str | None, as_json: bool) -> None:
+def explain(
+    path: Path, virtual_cluster: str | None, user: str, client_id: str, ip: str | None, at: str | None, as_json: bool
+) -> None:
     """Explain which quotas bind a client, which have lower precedence, who shares them, and how much is used.
 
     Asks the running proxy at the configured admin address. If no proxy answers, the explanation comes from the source
-    of the quotas alone, without measurements. While the quotas are not known yet, it says so and ends with 1.
+    of the quotas alone, without measurements; that of the past comes from the files in history.directory. While the
+    quotas are not known yet, it says so and ends with 1.
     """
     config = load(path)
     cluster = cluster_of(config, virtual_cluster)
     client = _client(user, client_id, ip)
+    optional = {"ip": ip, "at": at}
     parameters = {"virtual_cluster": cluster.name, "user": user, "client_id": client_id}
+    parameters |= {name: value for name, value in optional.items() if value is not None}
     try:
-        form = ask(config.admin, path, "explain", parameters if ip is None else {**parameters, "ip": ip})
+        form = ask(config.admin, path, "explain", parameters)
     except NoProxy as error:
-        click.echo(f"no proxy answers at {error}: this is from the source alone, without what is measured", err=True)
-        form = _from_source(cluster, path, client)
+        origin = "the source alone, without what is measured" if at is None else "the files of the history"
+        click.echo(f"no proxy answers at {error}: this is from {origin}", err=True)
+        form = _from_source(cluster, path, client) if at is None else _from_history(config, cluster, client, at)
     except ProxyRefuses as error:
         refuse(str(error), REFUSED)
     except ConfigErrors as error:
@@ -58,7 +74,8 @@ def explain(path: Path, virtual_cluster: str | None, user: str, client_id: str, 
         print_problems(form["problems"])
     click.echo(json.dumps(form, indent=1) if as_json else "\n".join(_lines(form)))
     if not _is_known(form):
-        refuse(f"the quotas of {cluster.name} are not known yet: their source has not been read", REFUSED)
+        when = "are not known yet: their source has not been read" if at is None else "were not known then"
+        refuse(f"the quotas of {cluster.name} {when}", REFUSED)
 
 
 def _client(user: str, client_id: str, ip: str | None) -> Client:
@@ -83,6 +100,19 @@ def _from_source(cluster: VirtualClusterConfig, path: Path, client: Client) -> F
     return explained_form(origin, client, reported, (), None, _caps(cluster))
 
 
+def _from_history(config: Config, cluster: VirtualClusterConfig, client: Client, at: str) -> Form:
+    """The explanation of a second of the past from the files. Ends the process if there is none."""
+    past = past_of(config.history, config.usage)
+    if past is None:
+        refuse("--at: nothing is held of the past, as history.directory is not set", REFUSED)
+    try:
+        return past.explained(cluster.name, client, at, time.time())
+    except BadMoment as error:
+        refuse(f"--{error}")
+    except NotHeld as error:
+        refuse(f"--{error}", REFUSED)
+
+
 def _caps(cluster: VirtualClusterConfig) -> Iterator[Cap]:
     for listener, caps in (("", cluster.caps), *((listener.name, listener.caps) for listener in cluster.listeners)):
         for direction, limit in (("ingress", caps.ingress_bytes_per_s), ("egress", caps.egress_bytes_per_s)):
@@ -98,7 +128,8 @@ def _lines(form: Form) -> Iterator[str]:
     parts = [
         f"{part}={printable(repr(client[part]))}" for part in ("user", "client_id", "ip") if client[part] is not None
     ]
-    yield f"virtual cluster {form['virtual_cluster']}, source {form['source']}: {', '.join(parts)}"
+    yield f"virtual cluster {form['virtual_cluster']}, source {form['source']}{_at(form)}: {', '.join(parts)}"
+    yield from form.get("notes", ())
     for reported in form["quotas"]:
         yield ""
         yield from _quota_lines(reported, "no limit" if _is_known(form) else "not known yet")
@@ -106,9 +137,22 @@ def _lines(form: Form) -> Iterator[str]:
         yield ""
         yield "bytes/s of all clients together, beyond which reads wait and no client is throttled:"
         yield from (f"  {_cap(cap)}" for cap in form["caps"])
+    for line in form.get("node_throttled", ()):
+        yield ""
+        yield throttled_by_node(line)
     for past in form["node_throttles"]:
         yield ""
         yield f"throttled by node {past['node_id']} itself {_when(past)}"
+
+
+def _at(form: Form) -> str:
+    """The second of the past, how exact the explanation is, and whether it may lack something."""
+    if "at" not in form:
+        return ""
+    seconds = f"at {form['at']}" if form["at"] == form["until"] else f"from {form['at']} to {form['until']}"
+    exact = "exact, from the trace" if form["precision"] == "exact" else "to the second"
+    skipped = f", {form['skipped']} damaged records were skipped" if form["skipped"] else ""
+    return f", {seconds} ({exact}{skipped})"
 
 
 def _is_known(form: Form) -> bool:
@@ -118,15 +162,17 @@ def _is_known(form: Form) -> bool:
 
 def _quota_lines(reported: Form, without_rule: str) -> Iterator[str]:
     rule, unit = reported["rule"], reported["unit"]
-    yield f"{reported['quota']}: {without_rule if rule is None else _amount(rule['limit'], unit)}"
+    yield f"{reported['quota']}: {without_rule if rule is None else amount(rule['limit'], unit)}"
     if rule is not None:
         yield f"  by {entity_text(rule['entity'])}, level {rule['level']}, of {printable(rule['layer'])}"
     for beaten in reported["beaten"]:
         which = f"{entity_text(beaten['entity'])}, level {beaten['level']}, of {printable(beaten['layer'])}"
-        yield f"  not by {which} ({_amount(beaten['limit'], unit)}): {beaten['why']}"
+        yield f"  not by {which} ({amount(beaten['limit'], unit)}): {beaten['why']}"
     if reported["shared_by"]:
         yield f"  measured together: {printable(reported['shared_by'], 1_000)}"
     yield from (f"  {note}" for note in reported["notes"])
+    if "throttled" in reported:
+        yield from past_lines(reported)
     for use in reported["use"]:
         where = "all nodes" if use["node_id"] is None else f"node {use['node_id']}"
         yield f"  {where}: {_use(use, unit)}"
@@ -143,17 +189,6 @@ def _cap(cap: Form) -> str:
     return (
         f"{text}; {cap['waits']} reads have waited, {cap['waited_ms'] / 1000:.1f} s in all, {cap['waiting']} wait now"
     )
-
-
-def entity_text(parts: dict[str, str | None]) -> str:
-    """An entity of a JSON response, as quotas are printed."""
-    names = {part.replace("-", "_"): DEFAULT if name is None else name for part, name in parts.items()}
-    return printable(str(Entity(**names)), 1_000)
-
-
-def _amount(limit: float | None, unit: str) -> str:
-    """A limit in words; None means no limit."""
-    return "no limit" if limit is None else f"{limit} {unit}"
 
 
 def _use(use: Form, unit: str) -> str:
@@ -188,4 +223,4 @@ def _measured(past: Form, unit: str) -> str:
         return f", with {past['tokens']:.1f} tokens"
     if past["rate"] is None or past["limit"] is None:
         return ""
-    return f", measured {past['rate']:.1f} of {_amount(past['limit'], unit)}"
+    return f", measured {past['rate']:.1f} of {amount(past['limit'], unit)}"

@@ -12,8 +12,8 @@ import click
 from common.printable import printable
 from proxy.cli.admin_client import NoProxy, ProxyRefuses, ask
 from proxy.cli.config_file import REFUSED, cluster_of, config_option, load, refuse, virtual_cluster_option
-from proxy.cli.explain import entity_text
 from proxy.cli.number_range import NumberRange
+from proxy.cli.quota_text import entity_text
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import AdminConfig
 from proxy.observe.explained import Form
@@ -50,9 +50,22 @@ _GAP = "  "
     help="How often to ask the proxy.",
 )
 @click.option("--once", is_flag=True, help="Ask once and end.")
+@click.option(
+    "--at",
+    metavar="TIME",
+    help="Show who was throttled in a second of the past, like 03:12:07, 2026-11-25T03:12:07Z or -15m (UTC, unless it "
+    "ends with an offset), those first that were muted for longest; and end.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one line each time.")
 def top(
-    path: Path, virtual_cluster: str | None, sort: str, limit: int, every_s: float, once: bool, as_json: bool
+    path: Path,
+    virtual_cluster: str | None,
+    sort: str,
+    limit: int,
+    every_s: float,
+    once: bool,
+    at: str | None,
+    as_json: bool,
 ) -> None:
     """Show which clients are throttled now: by which rule, for how long still, since when, and how much they use.
 
@@ -60,7 +73,8 @@ def top(
     clients of all virtual clusters are shown.
     """
     config = load(path)
-    parameters = {"sort": sort, "limit": str(limit)}
+    parameters = {"limit": str(limit)} | ({"sort": sort} if at is None else {"at": at})
+    once = once or at is not None
     several_clusters = len(config.virtual_clusters) > 1
     if virtual_cluster is not None:
         parameters["virtual_cluster"] = cluster_of(config, virtual_cluster).name
@@ -98,11 +112,12 @@ def _asked(admin: AdminConfig, path: Path, parameters: dict[str, str]) -> Form:
 def _lines(form: Form, several_clusters: bool) -> Iterator[str]:
     for origin in form.get("quotas_unknown", ()):
         yield _unknown(origin)
+    one, several, when = ("was", "were", f"at {form['at']}") if "at" in form else ("is", "are", "now")
     if not form["total"]:
-        yield "no client is throttled now"
+        yield f"no client {one} throttled {when}"
         return
-    clients = "1 client is" if form["clients"] == 1 else f"{form['clients']} clients are"
-    yield f"{clients} throttled now, sorted by {form['sort']}"
+    clients = f"1 client {one}" if form["clients"] == 1 else f"{form['clients']} clients {several}"
+    yield f"{clients} throttled {when}, sorted by {form['sort']}"
     yield from _table([_CLUSTER, *_COLUMNS] if several_clusters else _COLUMNS, form["throttled"])
     if form["more"]:
         yield f"and {form['more']} more {'line' if form['more'] == 1 else 'lines'} (--limit)"

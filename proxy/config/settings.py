@@ -770,6 +770,21 @@ class UsageConfig(Settings):
         return self.unless(problems)
 
 
+class HistoryConfig(Settings):
+    """Who was throttled in each second, by which quotas, for `kafka-throttle explain --at`. Off without a directory."""
+
+    directory: FilePath = None
+    """Where the files are. It is made if it is missing, and must have mode 0700. Each instance of the proxy needs its
+    own directory; a process and its successor may share it."""
+
+    keep_hours: Annotated[int, Whole(1, 8_760)] = 24
+    """How long the past can be asked for, in hours."""
+
+    max_mib: Annotated[int, Whole(8, 1_048_576)] = 256
+    """All files together never have more MiB than this: the oldest files go, also if they are younger than
+    `keep_hours`."""
+
+
 class LogConfig(Settings):
     """What is logged to standard error."""
 
@@ -810,6 +825,7 @@ class Config(Settings):
         | {"virtual_clusters[].upstream.send_proxy_protocol"}
         | {"limits.max_sensors", "limits.max_http_connections", "limits.http_idle_timeout_ms", "log.format"}
         | {f"usage.{name}" for name in UsageConfig.model_fields}
+        | {f"history.{name}" for name in HistoryConfig.model_fields}
     )
 
     virtual_clusters: Some[VirtualClusterConfig]
@@ -832,6 +848,9 @@ class Config(Settings):
 
     usage: UsageConfig = UsageConfig()
     """What is written down of everybody's use."""
+
+    history: HistoryConfig = HistoryConfig()
+    """What is kept of the past."""
 
     log: LogConfig = LogConfig()
     """What is logged to standard error."""

@@ -1,5 +1,6 @@
 """The JSON API for operators: the quotas in force, the clients that are throttled, and why a client is."""
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -19,6 +20,8 @@ from proxy.observe.explained import MAX_THROTTLES, Cap, Form, Observed, Origin, 
 from proxy.observe.http_listener import MAX_BODY_BYTES
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals
+from proxy.observe.past.look_up import Past
+from proxy.observe.past.moments import BadMoment, NotHeld
 from proxy.observe.throttle_episode import ThrottledClients
 from proxy.observe.throttled_now import MAX_THROTTLED, RANKS, throttled_form
 from quotas.changes import Quotas, Tables
@@ -75,8 +78,12 @@ class AdminApi:
 
     def __init__(self, clusters: Sequence[Cluster], clock: Clock) -> None:
         self.token: str | None = None
+        self.past: Past | None = None
+        """What answers for seconds of the past; None if no history is written."""
         self._clusters = {cluster.name: cluster for cluster in clusters}
         self._clock = clock
+        self._looking_up = asyncio.Lock()
+        """Answers for the past are worked out one after the other, because each reads much from the disk."""
 
     def application(self) -> web.Application:
         """The aiohttp application with all pages."""
@@ -117,19 +124,39 @@ class AdminApi:
         return _response(costs_form(cluster.name, cluster.quota_manager.costs))
 
     async def _throttled(self, request: web.Request) -> web.Response:
-        parameters = _parameters(request, {"virtual_cluster", "sort", "limit"})
+        order = set[str]() if "at" in request.query else {"sort"}
+        parameters = _parameters(request, {"virtual_cluster", "limit", "at"} | order)
         named = "virtual_cluster" in parameters
         clusters = [self._cluster(parameters)] if named else list(self._clusters.values())
         sort = parameters.get("sort", "left")
         if sort not in RANKS:
             raise BadParameter(f"sort: expected one of {', '.join(RANKS)}, got {printable(sort)!r}")
         most = _whole(parameters, "limit", _SOME_THROTTLED, 1, MAX_THROTTLED)
+        if (at := parameters.get("at")) is not None:
+            names = [cluster.name for cluster in clusters]
+            return _response(await self._of_the_past(lambda past, now_s: past.throttled(names, at, most, now_s)))
         return _response(await finish_in_turns(throttled_form(clusters, sort, most, self._clock)))
 
     async def _explain(self, request: web.Request) -> web.Response:
-        parameters = _parameters(request, {"virtual_cluster", "user", "client_id", "ip"})
+        parameters = _parameters(request, {"virtual_cluster", "user", "client_id", "ip", "at"})
         cluster = self._cluster(parameters)
-        return _response(explained_by(cluster, _client(parameters, cluster.quota_manager), self._clock))
+        client = _client(parameters)
+        if (at := parameters.get("at")) is not None:
+            name = cluster.name
+            return _response(await self._of_the_past(lambda past, now_s: past.explained(name, client, at, now_s)))
+        return _response(explained_by(cluster, _as_measured(client, cluster.quota_manager), self._clock))
+
+    async def _of_the_past(self, answer: Callable[[Past, float], Form]) -> Form:
+        """An answer for a second of the past, worked out in a thread."""
+        if self.past is None:
+            raise web.HTTPNotFound(text="at: nothing is held of the past, as history.directory is not set")
+        try:
+            async with self._looking_up:
+                return await asyncio.to_thread(answer, self.past, self._clock.epoch_ms() / 1000)
+        except BadMoment as error:
+            raise BadParameter(str(error)) from error
+        except NotHeld as error:
+            raise web.HTTPNotFound(text=str(error)) from error
 
     def _cluster(self, parameters: Mapping[str, str]) -> Cluster:
         """The virtual cluster of a request; the parameter may be left out if there is only one."""
@@ -223,14 +250,20 @@ def _whole(parameters: Mapping[str, str], name: str, default: int, low: int, hig
     return int(text)
 
 
-def _client(parameters: Mapping[str, str], quota_manager: ClientQuotaManager) -> Client:
-    """The client of a request, with its client-id as it is measured."""
+def _client(parameters: Mapping[str, str]) -> Client:
+    """The client of a request."""
     user, client_id, ip = parameters.get("user", "ANONYMOUS"), parameters.get("client_id", ""), parameters.get("ip")
     if not user:
         raise BadParameter("user: expected a name, got an empty one")
     if ip is not None and not is_ip(ip):
         raise BadParameter(f"ip: expected an IP address, got {printable(ip)!r}")
-    return Client(user, measured_client_id(client_id.encode(errors="replace"), quota_manager.table), ip)
+    return Client(user, client_id, ip)
+
+
+def _as_measured(client: Client, quota_manager: ClientQuotaManager) -> Client:
+    """The client with its client-id as it is measured."""
+    raw = client.client_id.encode(errors="replace")
+    return client._replace(client_id=measured_client_id(raw, quota_manager.table))
 
 
 def _names_this_machine(host: str) -> bool:

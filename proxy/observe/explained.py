@@ -10,12 +10,13 @@ from protocol.api_table import APIS
 from proxy.observe.last_throttles import PastThrottle
 from quotas.changes import Limit, Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, SensorKey
-from quotas.entities import DEFAULT, Entity, SensorTags
+from quotas.entities import SensorTags
 from quotas.explain import UNIT, Client, Explanation, Rule
 from quotas.limits import UNLIMITED
 from quotas.request_costs import CostReading, RequestCosts
 from quotas.sensors.token_buckets import BucketReading
 from quotas.sensors.windowed_rate import SensorReading
+from quotas.sources.entry_forms import entity_form
 
 MAX_PROBLEMS = 100
 MAX_THROTTLES = 10
@@ -107,11 +108,6 @@ def _cost_form(reading: CostReading) -> Form:
         "origin": origin,
         "samples": reading.samples,
     }
-
-
-def entity_form(entity: Entity) -> dict[str, str | None]:
-    """An entity as in Kafka's protocol: names by entity type, null for the default."""
-    return {part: None if name is DEFAULT else name for part, name in entity.parts if name is not None}
 
 
 def limit_form(limit: Limit) -> Form:

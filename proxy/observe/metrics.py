@@ -28,6 +28,7 @@ from proxy.gate.gate_metrics import (
 )
 from proxy.installed import installed_version, make_in_use
 from proxy.observe.health import ClusterHealth, Muted, health_families, muted_family
+from proxy.observe.past.history_metrics import HistoryTotals, history_families
 from proxy.relay.actions import CloseReason
 
 _RELAY = ("virtual_cluster", "listener", "node_id")
@@ -320,6 +321,10 @@ class Metrics:
         """Export what `source` returns at each scrape."""
         self._counted.usage.append(source)
 
+    def add_history(self, source: Callable[[], HistoryTotals]) -> None:
+        """Export what `source` returns at each scrape."""
+        self._counted.history.append(source)
+
     def add_entities(self, source: Callable[[], Iterable[EntityUse | None]]) -> None:
         """Export the top entities of what `source` returns at each scrape, and the sums of the others.
 
@@ -347,6 +352,7 @@ class _Counted(Collector):
         self.addresses: list[Callable[[], Iterable[AddressUse]]] = []
         self.usage: list[Callable[[], UsageTotals]] = []
         self.shipping: list[Callable[[], ShippingTotals]] = []
+        self.history: list[Callable[[], HistoryTotals]] = []
         self._gathered: tuple[_UseOfRules, _UseOfRules, dict[str, TopAddresses]] | None = None
 
     def collect(self) -> Iterator[Metric]:
@@ -363,6 +369,7 @@ class _Counted(Collector):
         yield from cluster_families([row for source in self.clusters for row in source()])
         yield from _usage_families([source() for source in self.usage])
         yield from _shipping_families([source() for source in self.shipping])
+        yield from history_families([source() for source in self.history])
         if self._gathered is None:
             for _ in self.gather():
                 pass

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 from common.printable import printable
 from proxy.observe.last_throttles import PastThrottle
@@ -29,6 +29,8 @@ class ThrottleEpisode:
     throttles: int = 0
     throttled_ms: int = 0
     longest_throttle_time_ms: int = 0
+    _taken: tuple[int, int, int] = field(default=(0, 0, 0), init=False)
+    """What `take` has returned, added up."""
 
     def note(self, throttle_time_ms: int, now_ms: int) -> None:
         """Count a throttle."""
@@ -45,6 +47,12 @@ class ThrottleEpisode:
     def muted_ms(self, now_ms: int) -> int:
         """For how long the quota has muted the client until now."""
         return self.throttled_ms - max(self.ends_ms - now_ms, 0)
+
+    def take(self, now_ms: int) -> "Throttling":
+        """What has come since the last call."""
+        throttles, given_ms, muted_ms = self._taken
+        self._taken = self.throttles, self.throttled_ms, self.muted_ms(now_ms)
+        return Throttling(self.throttles - throttles, self.throttled_ms - given_ms, self._taken[2] - muted_ms)
 
     def names(self) -> dict[str, str | int | None]:
         """The keys of both log lines: the client, and the quota that throttles it."""
@@ -67,10 +75,24 @@ class ThrottleEpisode:
         }
 
 
+class Throttling(NamedTuple):
+    """How much a client was throttled in some time.
+
+    `given_ms` is the throttle time that `throttles` gave, `muted_ms` is for how long the client was muted.
+    """
+
+    throttles: int
+    given_ms: int
+    muted_ms: int
+
+
 class ThrottledClients:
     """The throttle episodes of one virtual cluster that are not over, by client and quota."""
 
     def __init__(self) -> None:
+        self.keeps_ended = False
+        """Whether episodes that end are kept until `take_ended`."""
+        self._ended: list[tuple[ThrottleEpisode, Throttling]] = []
         self._episodes: dict[tuple[object, ...], set[ThrottleEpisode]] = {}
         self._of_sensor: Counter[SensorKey | None] = Counter()
         """How many episodes each sensor has."""
@@ -94,17 +116,24 @@ class ThrottledClients:
         first = episode.first
         self._of_sensor[first.sensor] += 1
         self._of_client[first.user, first.client_id] += 1
-        self._episodes.setdefault(_client_and_quota(episode), set()).add(episode)
+        self._episodes.setdefault(client_and_quota(episode), set()).add(episode)
 
-    def remove(self, episode: ThrottleEpisode) -> None:
-        """An episode is over."""
-        first, key = episode.first, _client_and_quota(episode)
+    def remove(self, episode: ThrottleEpisode, now_ms: int) -> None:
+        """An episode is over, or its connection has closed."""
+        if self.keeps_ended and any(came := episode.take(now_ms)):
+            self._ended.append((episode, came))
+        first, key = episode.first, client_and_quota(episode)
         _count_down(self._of_sensor, first.sensor)
         _count_down(self._of_client, (first.user, first.client_id))
         episodes = self._episodes[key]
         episodes.remove(episode)
         if not episodes:
             del self._episodes[key]
+
+    def take_ended(self) -> list[tuple[ThrottleEpisode, Throttling]]:
+        """The episodes that have ended since the last call, with what had not been taken of them."""
+        ended, self._ended = self._ended, []
+        return ended
 
     def by_client(self) -> Iterator[list[ThrottleEpisode]]:
         """The episodes of each client and quota, one for each connection.
@@ -116,7 +145,8 @@ class ThrottledClients:
                 yield list(episodes)
 
 
-def _client_and_quota(episode: ThrottleEpisode) -> tuple[object, ...]:
+def client_and_quota(episode: ThrottleEpisode) -> tuple[object, ...]:
+    """What the episodes of one client by one quota have in common."""
     return (*episode.first.cause, episode.first.client_id)
 
 

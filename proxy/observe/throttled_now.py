@@ -6,15 +6,13 @@ from heapq import nlargest
 from typing import Final, Protocol
 
 from proxy.clock import Clock
-from proxy.observe.explained import Form, Origin, entity_form, number, time_form
+from proxy.observe.explained import Form, Origin
 from proxy.observe.last_throttles import PastThrottle
 from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
-from quotas.changes import Limit, Quotas
+from proxy.observe.throttled_line import ThrottledLine, measured
+from quotas.changes import Quotas
 from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import QuotaKey
-from quotas.explain import UNIT
 from quotas.limits import UNLIMITED
-from quotas.precedence import level_of
 from quotas.sensors.token_buckets import BucketReading
 from quotas.sensors.windowed_rate import SensorReading
 
@@ -76,56 +74,22 @@ class ThrottledClient:
             return (reading.burst - reading.tokens) / reading.burst
         return reading.rate / reading.limit
 
+    def line(self, now_ms: int) -> ThrottledLine:
+        """What is reported of the client."""
+        reading = self.reading(now_ms)
+        return ThrottledLine(
+            self.first,
+            *measured(reading),
+            left_ms=max(self.ends_ms - now_ms, 0),
+            throttles=self.throttles,
+            throttled_ms=self.throttled_ms,
+            connections=self.connections,
+        )
+
     def form(self, now_ms: int) -> Form:
         """As JSON. The limit is the one that the rule has now, or that a removed rule had when the throttle began."""
-        first, reading, rule = self.first, self.reading(now_ms), self._present_rule()
-        limit = first.limit if rule is None else rule.value
-        bucket = reading if isinstance(reading, BucketReading) and reading.limit < UNLIMITED else None
-        return {
-            "virtual_cluster": self.cluster.name,
-            "user": first.user,
-            "client_id": first.client_id,
-            "ip": first.ip,
-            "node_id": first.node_id,
-            "quota_type": first.quota_name,
-            "unit": None if first.quota_type is None else UNIT[first.quota_type],
-            "rule": self._rule_form(rule),
-            "limit": None if limit is None else number(limit),
-            "rate": reading.rate if isinstance(reading, SensorReading) else None,
-            "bucket": None if bucket is None else {"tokens": bucket.tokens, "burst": bucket.burst},
-            "left_ms": max(self.ends_ms - now_ms, 0),
-            "since": time_form(first.at_epoch_ms),
-            "throttles": self.throttles,
-            "throttled_ms": self.throttled_ms,
-            "connections": self.connections,
-        }
-
-    def _present_rule(self) -> Limit | None:
-        """What the rule that throttles says now; None for a throttle of the node, or if the quota was removed.
-
-        Another rule may bind the client by now, and have moved the limit of the sensor.
-        """
-        entity, quota_type = self.first.entity, self.first.quota_type
-        if entity is None or quota_type is None:
-            return None
-        limits: Mapping[QuotaKey, Limit] = self.cluster.quotas.get(entity, {})
-        return limits.get(QuotaKey(quota_type))
-
-    def _rule_form(self, rule: Limit | None) -> Form | None:
-        """The rule that throttles, with its source; None for a throttle of the node.
-
-        The layer is the file, znode or other place of the quota; None if the quota was removed after the throttle.
-        """
-        entity, quota_type = self.first.entity, self.first.quota_type
-        if entity is None or quota_type is None:
-            return None
-        return {
-            "quota": quota_type.value,
-            "entity": entity_form(entity),
-            "level": level_of(entity),
-            "source": self.cluster.origin.source,
-            "layer": None if rule is None else rule.layer,
-        }
+        cluster = self.cluster
+        return self.line(now_ms).form(cluster.name, cluster.origin.source, cluster.quotas)
 
 
 Rank = Callable[[ThrottledClient, int], float]

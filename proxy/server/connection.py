@@ -297,7 +297,7 @@ class Connection:
         """Log the end of these throttle episodes."""
         self._episodes = tuple(episode for episode in self._episodes if episode not in over)
         for episode in over:
-            self._host.throttled.remove(episode)
+            self._host.throttled.remove(episode, now_ms)
             self._log.info("throttle_ended", **episode.names(), **episode.summary(now_ms))
 
     def look_after(self, now_ms: int, step_ms: int, time_outs: TimeOuts) -> None:

@@ -44,6 +44,8 @@ class QuotaStore:
     ) -> None:
         self.source = source
         self.quotas = NO_QUOTAS
+        self.since_ms = clock.epoch_ms()
+        """When these quotas came into force, by the wall clock."""
         self.problems: Mapping[str, str] = {}
         self.when_changed: Callable[[Tables], None] = lambda _tables: None
         """Called with the new tables whenever quotas have changed."""
@@ -136,6 +138,7 @@ class QuotaStore:
             news = await loop.run_in_executor(self._preparing, self._news, quotas)
             self._tables, self._entities_of, self.quotas = news.tables, news.entities_of, quotas
             if news.changes:
+                self.since_ms = self._clock.epoch_ms()
                 self.when_changed(news.tables)
                 now_ms, changed = self._clock.now_ms(), news.changes.keys()
                 for _ in self._quota_manager.replacing(news.tables.enforced, now_ms, news.tables.shadow, changed):

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from common.file_signature import signature
 from common.places import with_places
+from common.private_directory import DirectoryUnusable
 from common.problems import Problem
 from protocol.api_table import APIS
 from proxy.clock import Clock, SystemClock
@@ -25,6 +26,7 @@ from proxy.config.problems import ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
 from proxy.config.settings import (
     Config,
+    HistoryConfig,
     LimitsConfig,
     ListenerConfig,
     UsageConfig,
@@ -47,6 +49,8 @@ from proxy.observe.http_listener import HttpListener
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
 from proxy.observe.metrics_site import MetricsSite
+from proxy.observe.past.history import History
+from proxy.observe.past.ring import Ring
 from proxy.observe.throttle_episode import ThrottledClients
 from proxy.observe.token_file import read_token
 from proxy.relay.actions import CloseReason
@@ -65,9 +69,10 @@ from proxy.server.tls_material import Section, TlsMaterial, TlsPlace, tls_sectio
 from proxy.upstream.connector import Upstream
 from proxy.upstream.credentials import topic_settings
 from proxy.upstream.topology import NodeDirectory
+from proxy.usage.past_trace import past_of
 from proxy.usage.recorder import Metered, Recorder, own_name, rules_of
 from proxy.usage.shipping import Order, Shipping
-from proxy.usage.spool import Spool, SpoolUnusable
+from proxy.usage.spool import Spool
 from proxy.usage.tracer import Tracer
 from quotas.changes import Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
@@ -85,6 +90,7 @@ _LONGEST_TURN_OF_A_THREAD_S = 0.001
 _HTTP_LISTENERS = 2
 """The listener for metrics, and the one for operators."""
 
+_MIB = 1 << 20
 _SWEEP_S = 1.0
 _LONGEST_STEP_MS = 2_000
 """The most that one sweep adds to the waits of clients, also if the process or its machine stood still for longer."""
@@ -207,6 +213,11 @@ class VirtualCluster:
     def quotas(self) -> Quotas:
         """The quotas in force."""
         return self.book.quotas
+
+    @property
+    def quotas_since_ms(self) -> int:
+        """When the quotas in force came into force, by the wall clock."""
+        return self.book.since_ms
 
     def standing_of(self, address: str, shadow: bool) -> AddressStanding:
         """The connection limits of an address, and what it uses of them."""
@@ -350,6 +361,7 @@ class Service:
         self._readiness = Readiness(self.not_ready)
         self._metrics_site = MetricsSite(self._metrics, self._readiness.look, *http)
         self._api = AdminApi(self.clusters, clock)
+        self._history = self._history_of(config.history, config.usage)
         self._api_listener = HttpListener(self._api.application(), "admin", *http)
         self._apply_limits()
         self._metrics.add_relays(self._relay_totals)
@@ -379,13 +391,22 @@ class Service:
         self._metrics.add_usage(recorder.totals)
         return recorder
 
+    def _history_of(self, config: HistoryConfig, usage: UsageConfig) -> History | None:
+        if config.directory is None:
+            return None
+        ring = Ring(Path(config.directory), config.max_mib * _MIB, config.keep_hours * 3600)
+        history = History(self.clusters, ring, self.clock)
+        self._metrics.add_history(history.totals)
+        self._api.past = past_of(config, usage, history.flush)
+        return history
+
     def _start_recording(self) -> None:
         """Start to write usage records. Raises ConfigErrors if they cannot be written."""
         if self._recorder is None:
             return
         try:
             self._recorder.start()
-        except SpoolUnusable as error:
+        except DirectoryUnusable as error:
             raise ConfigErrors([Problem("usage.directory", str(error))]) from None
         self._spawn(self._recorder.run())
         self._note_settings()
@@ -462,6 +483,9 @@ class Service:
         log.info("starting", version=installed_version(), make=make_in_use())
         await asyncio.gather(*(cluster.book.start() for cluster in self.clusters))
         self._report_unknown_quotas()
+        if self._history is not None:
+            self._history.start()
+            self._spawn(self._history.run())
         _leave_to_itself_what_stays()
         for listener, sockets in bound:
             listener.serve(sockets)
@@ -538,6 +562,8 @@ class Service:
             await self._recorder.stop(_LAST_WRITES_AT_ONCE_S if self._end_asked.is_set() else _LAST_WRITES_S)
         if self._shipping is not None:
             await self._shipping.stop()
+        if self._history is not None:
+            await self._history.stop(_LAST_WRITES_AT_ONCE_S)
         await self._api_listener.stop()
         await self._metrics_site.stop()
         log.info("stopped")

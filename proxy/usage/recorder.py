@@ -67,7 +67,7 @@ class Recorder:
         self._set_offset()
 
     def start(self) -> None:
-        """Start writing. Raises SpoolUnusable if the directory cannot be used."""
+        """Start writing. Raises DirectoryUnusable if the directory cannot be used."""
         self.spool.start()
         if self._tracer is not None:
             self._tracer.identify(self.spool.instance, self.spool.epoch)

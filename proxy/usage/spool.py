@@ -6,9 +6,7 @@ that is killed loses the records in memory; written records survive, and with `f
 crash of the machine.
 """
 
-import os
 import re
-import stat
 import threading
 import time
 from collections import deque
@@ -18,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from common.private_directory import check_directory
 from proxy.usage.spool_file import SpoolFile, salvage
 from quotas.records.usage_record import TRACE, USAGE, Dropped, Header, Row
 
@@ -31,10 +30,6 @@ _ROWS_AT_ONCE = 500
 
 NO_ROOM = "no_room"
 """The reason for dropped records: the queue was full because writing failed or was too slow."""
-
-
-class SpoolUnusable(Exception):
-    """The directory cannot be used; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +102,7 @@ class Spool:
     # --------------------------------------------------------- for other threads
 
     def start(self) -> None:
-        """Prepare the directory, complete files of an earlier process, and start writing. Raises SpoolUnusable."""
+        """Prepare the directory, complete files of an earlier process, and start writing. Raises DirectoryUnusable."""
         check_directory(self.directory)
         for found in salvage(self.directory, self.rules.sync):
             if found.problem:
@@ -334,47 +329,3 @@ def tidy(directory: Path, stream: str, instance: str, most_bytes: int, rules: Sp
         deleted.append(path.name)
         total -= size
     return deleted
-
-
-def check_directory(directory: Path) -> None:
-    """Create the directory if it is missing. Raises SpoolUnusable if others may read it, or it cannot be written to."""
-    try:
-        directory.mkdir(mode=0o700)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise SpoolUnusable(f"{directory} cannot be made: {error.strerror or error}") from None
-    look_at_directory(directory, os.geteuid())
-
-
-def look_at_directory(directory: Path, owner: int | None) -> None:
-    """Raise SpoolUnusable if the directory exists and cannot be used, or is missing and cannot be created.
-
-    Creates nothing. With None as `owner` it may belong to any user, because another process will use it.
-    """
-    try:
-        state = directory.stat()
-    except FileNotFoundError:
-        _may_be_made(directory)
-        return
-    except OSError as error:
-        raise SpoolUnusable(f"{directory}: {error.strerror or error}") from None
-    mode = stat.S_IMODE(state.st_mode)
-    if not stat.S_ISDIR(state.st_mode):
-        raise SpoolUnusable(f"{directory}: expected a directory, got something else")
-    if owner not in (None, state.st_uid):
-        raise SpoolUnusable(f"{directory}: expected a directory of user {owner}, it belongs to {state.st_uid}")
-    if mode & 0o077:
-        raise SpoolUnusable(f"{directory}: expected mode 0700, as names of users are in it, got {mode:04o}")
-    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        raise SpoolUnusable(f"{directory}: this process may not read and write there")
-
-
-def _may_be_made(directory: Path) -> None:
-    parent = directory.parent
-    if directory.is_symlink():
-        raise SpoolUnusable(f"{directory}: expected a directory, got a link to nothing")
-    if not parent.is_dir():
-        raise SpoolUnusable(f"{directory} cannot be made: expected a directory {parent}, got none")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise SpoolUnusable(f"{directory} cannot be made: this process may not write to {parent}")

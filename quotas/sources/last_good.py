@@ -5,13 +5,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from common.atomic_file import write_whole
 from common.backoff import Backoff
-from quotas.changes import NO_QUOTAS, Alteration, Limit, Quotas, following
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey
-from quotas.limits import valid_limit
+from quotas.changes import NO_QUOTAS, Alteration, Quotas, following
+from quotas.sources.entry_forms import InvalidEntry, entry_form, entry_of
 from quotas.sources.source import Source, SourceState
 
 VERSION: Final = 1
@@ -175,16 +174,11 @@ def _words(error: OSError) -> str:
 
 
 def content(quotas: Quotas, source: str) -> Iterator[bytes]:
-    """What the file holds, an entity a line: in pieces, so that other threads have their turn in between.
-
-    An entity is an object of Kafka's entity types, with null as the name of the default.
-    """
+    """What the file holds, an entity a line: in pieces, so that other threads have their turn in between."""
     yield f'{{"version": {VERSION}, "source": {json.dumps(source)}, "quotas": ['.encode()
     separator = b"\n"
     for entity, limits in quotas.items():
-        names = {part: None if name is DEFAULT else name for part, name in entity.parts if name is not None}
-        of_keys = {key.text: {"value": limit.value, "layer": limit.layer} for key, limit in limits.items()}
-        yield separator + json.dumps({"entity": names, "limits": of_keys}).encode()
+        yield separator + json.dumps(entry_form(entity, limits)).encode()
         separator = b",\n"
     yield b"\n]}\n"
 
@@ -202,27 +196,11 @@ def parse(text: bytes, source: str) -> Quotas:
     if found.get("source") != source:
         raise _OfAnother(f"holds the last good quotas of the source {found.get('source')!r}")
     try:
-        return following(NO_QUOTAS, dict(map(_entry, found["quotas"])))
-    except InvalidQuota as error:
+        return following(NO_QUOTAS, dict(map(entry_of, found["quotas"])))
+    except InvalidEntry as error:
         raise _Damaged(str(error)) from error
-    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+    except (LookupError, TypeError) as error:
         raise _Damaged(f"not what was written: {error!r}") from error
-
-
-def _entry(entry: Any) -> tuple[Entity, Mapping[QuotaKey, Limit]]:
-    parts = entry["entity"].items()
-    entity = Entity(**{part.replace("-", "_"): DEFAULT if name is None else _string(name) for part, name in parts})
-    limits = {}
-    for text, limit in entry["limits"].items():
-        key = QuotaKey.parse(text)
-        limits[key] = Limit(valid_limit(entity, key.quota_type, limit["value"]), _string(limit["layer"]))
-    return entity, MappingProxyType(limits)
-
-
-def _string(found: Any) -> str:
-    if not isinstance(found, str):
-        raise TypeError(f"expected a string, got {found!r}")
-    return found
 
 
 def _read(path: Path) -> bytes:

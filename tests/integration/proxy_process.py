@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 
 _START_S = 90.0
+_SECTIONS = ("limits", "drain", "log", "usage", "history")
 _SERIES = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -35,8 +36,9 @@ class ProxyProcess:
     """A proxy in front of `cluster` with a listener for nodes 1 to 3; use it as a context manager.
 
     `quotas` are entries as the YAML has them; `settings` are whole sections ("limits", "drain", "log", "usage",
-    "metrics") or settings of the only virtual cluster ("throttle", "upstream"; "source" for those of its quotas) or of
-    its listener ("listener"); "more_listeners" are whole. With `ready=False` it does not wait for the cluster.
+    "history", "metrics") or settings of the only virtual cluster ("throttle", "upstream"; "source" for those of its
+    quotas) or of its listener ("listener"); "more_listeners" are whole. With `ready=False` it does not wait for the
+    cluster.
     """
 
     def __init__(
@@ -158,7 +160,7 @@ class ProxyProcess:
         listener = {"name": "plain", "bind": HOST, "port": self.port, "node_ids": ["1-3"]}
         listener |= self._settings.get("listener", {})
         listeners = [listener, *self._settings.get("more_listeners", ())]
-        sections = {key: value for key, value in self._settings.items() if key in ("limits", "drain", "log", "usage")}
+        sections = {key: value for key, value in self._settings.items() if key in _SECTIONS}
         upstream = {"bootstrap_servers": self._servers, **self._settings.get("upstream", {})}
         return {
             "virtual_clusters": [

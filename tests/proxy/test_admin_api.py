@@ -254,7 +254,7 @@ async def test_quotas_come_with_their_layers_in_parts(api):
     [
         ("explain?user=", "user: expected a name, got an empty one"),
         ("explain?ip=300.1.1.1", "ip: expected an IP address, got '300.1.1.1'"),
-        ("explain?usr=a", "usr: unknown parameter, expected client_id, ip, user, virtual_cluster"),
+        ("explain?usr=a", "usr: unknown parameter, expected at, client_id, ip, user, virtual_cluster"),
         ("explain?user=a&user=b", "user: expected once, got 2 times"),
         ("quotas?limit=0", "limit: expected a whole number from 1 to 5000, got '0'"),
         ("quotas?limit=5001", "limit: expected a whole number from 1 to 5000, got '5001'"),
@@ -367,9 +367,9 @@ async def test_a_client_whose_episodes_are_over_is_listed_no_longer(api, cluster
     first, second = (begin_episode(clusters[0], clock, 10) for _ in range(2))
     clock.advance(50)
     assert [client["left_ms"] for client in (await throttled(api))["throttled"]] == [0]
-    clusters[0].throttled.remove(first)
+    clusters[0].throttled.remove(first, clock.now_ms())
     assert (await throttled(api))["throttled"][0]["connections"] == 1
-    clusters[0].throttled.remove(second)
+    clusters[0].throttled.remove(second, clock.now_ms())
     assert (await throttled(api))["total"] == len(clusters[0].throttled) == 0
 
 
@@ -428,7 +428,7 @@ async def test_each_line_has_the_limit_of_its_rule_and_a_client_counts_once(api,
     body = await throttled(api)
     reported = {client["rule"]["entity"]["client-id"]: client["limit"] for client in body["throttled"]}
     assert reported == {None: 2000, "web": 3000}, "of a rule that is gone, the limit that began the throttle"
-    cluster.throttled.remove(before)
+    cluster.throttled.remove(before, clock.now_ms())
     assert (await throttled(api))["clients"] == 1
     begin_episode(cluster, clock, 5000, user="bob", client_id=b"other")
     assert (await throttled(api))["clients"] == 2
@@ -451,7 +451,7 @@ async def test_a_throttled_bucket_has_its_tokens(clock, clusters, api):
     [
         ("?sort=name", "sort: expected one of left, rate, since, throttled, got 'name'"),
         ("?limit=0", "limit: expected a whole number from 1 to 1000, got '0'"),
-        ("?user=alice", "user: unknown parameter, expected limit, sort, virtual_cluster"),
+        ("?user=alice", "user: unknown parameter, expected at, limit, sort, virtual_cluster"),
     ],
 )
 async def test_a_wrong_request_for_throttled_clients_is_refused(api, query, error):

@@ -76,11 +76,12 @@ def test_check_prints_every_problem_on_a_line_of_standard_error_and_exits_with_2
     ]
 
 
-def test_check_looks_at_the_directory_of_usage_records(tmp_path):
+@pytest.mark.parametrize("section", ["usage", "history"])
+def test_check_looks_at_the_directories_of_usage_records_and_of_the_history(tmp_path, section):
     path, spool = tmp_path / "proxy.yaml", tmp_path / "no" / "spool"
-    path.write_text(f"{Path(EXAMPLE).read_text()}\nusage:\n  directory: {spool}\n")
+    path.write_text(f"{Path(EXAMPLE).read_text()}\n{section}:\n  directory: {spool}\n")
     result = invoke("check", "-c", path)
-    problem = f"usage.directory: {spool} cannot be made: expected a directory {spool.parent}, got none"
+    problem = f"{section}.directory: {spool} cannot be made: expected a directory {spool.parent}, got none"
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"{problem} (line {line_of(path, 'directory: ' + str(spool))})\n"
     spool.parent.mkdir()

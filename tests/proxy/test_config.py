@@ -204,7 +204,8 @@ BAD_VALUES = [
     (
         ("a\nb",),
         1,
-        r"['a\nb']: unknown key, expected virtual_clusters, metrics, admin, limits, drain, connections, usage or log",
+        r"['a\nb']: unknown key, expected virtual_clusters, metrics, admin, limits, drain, connections, usage,"
+        " history or log",
     ),
     (listener("bind"), "localhost", f"{LISTENER}.bind: expected an IP address, got 'localhost'"),
     (listener("bind"), "0.0.0.0", f"{LISTENER}.advertised_host: {HOST}, got nothing"),

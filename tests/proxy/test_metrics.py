@@ -17,6 +17,7 @@ def metrics():
     return Metrics(CollectorRegistry(), top_entities=2)
 
 
+HISTORY = ("bytes", "seconds", "seconds_dropped", "up", "write_failures")
 USAGE = (
     "records",
     "bytes",
@@ -308,6 +309,7 @@ def test_every_metric_has_our_prefix_and_every_family_is_there_from_the_start(me
         "kafka_throttle_upstream_connect_failures",
         "kafka_throttle_nodes_left_out",
         "kafka_throttle_upstream_connects_paced",
+        *(f"kafka_throttle_history_{name}" for name in HISTORY),
         *(f"kafka_throttle_usage_{name}" for name in USAGE),
     } == ours
 

@@ -77,7 +77,8 @@ class Proxy:
         self.cluster = VirtualCluster(settings, path, 100, Poller(), clock, self.metrics, lambda: True, gate)
         self.cluster.upstream.directory.learn(NODE_ID, "127.0.0.1", node_port)
         self.metrics.add_entities(lambda: self.cluster.entity_uses(clock))
-        self.admin = HttpListener(AdminApi([self.cluster], clock).application(), "admin")
+        self.api = AdminApi([self.cluster], clock)
+        self.admin = HttpListener(self.api.application(), "admin")
 
     async def start(self, stack):
         await self.cluster.book.start()

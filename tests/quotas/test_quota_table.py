@@ -51,6 +51,15 @@ def test_kinds_are_remembered_after_their_last_quota_is_gone():
     assert QuotaTable().succeeding(only_user).is_on(PRODUCE)
 
 
+def test_the_kinds_that_are_remembered_can_be_stored():
+    both = QuotaTable({Entity("x"): {PRODUCE: 9.0}, Entity(client_id="x"): {PRODUCE: 9.0}})
+    assert QuotaTable().kinds() == {}
+    assert both.kinds().keys() == {PRODUCE.value}
+    restored = QuotaTable().remembering(both.kinds())
+    assert restored.measures_as(both)
+    assert not restored.is_on(FETCH)
+
+
 def test_a_type_is_off_until_an_entity_has_a_quota_of_that_type():
     table = QuotaTable({Entity("x"): {PRODUCE: 9.0}})
     assert table.is_on(PRODUCE)
