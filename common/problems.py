@@ -1,11 +1,15 @@
 """Problems in files that people write: each with its place, and text for its values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 WHOLE_FILE = "(file)"
 """The place of a problem of the whole file, where the file's name is not known."""
+
+_MOST_PROBLEMS = 100
+"""How many problems of a file are reported."""
 
 _MOST_BITS = 4_096
 """Larger numbers are shown by their size in bits: Python refuses to print one of 4,300 digits."""
@@ -38,6 +42,19 @@ class Problems(ValueError):
                 for each in self.problems
             ]
         )
+
+
+def bounded(problems: Iterable[Problem], what: str = "problems") -> list[Problem]:
+    """The first problems, and one that says if there are more; they are not looked for."""
+    rest = iter(problems)
+    found = list(islice(rest, _MOST_PROBLEMS))
+    return found if next(rest, None) is None else [*found, Problem(WHOLE_FILE, f"has more {what} than these")]
+
+
+def listed(names: Sequence[object], most: int = 10) -> str:
+    """The names as "a, b, c"; of very many the first ones, and how many more there are."""
+    text = ", ".join(map(str, names[:most]))
+    return text if len(names) <= most else f"{text} and {len(names) - most} more"
 
 
 def show(value: Any) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import cache
-from itertools import chain, islice
+from itertools import chain
 from types import NoneType
 from typing import Any, Self, TypeVar, get_args, get_origin
 
@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from common.kinds import Kind
-from common.problems import WHOLE_FILE, Problem, Problems, either, show
+from common.problems import WHOLE_FILE, Problem, Problems, bounded, either, show
 
 _PERHAPS = 0.6
 """The least similarity of a suggested setting of the same section."""
@@ -23,8 +23,6 @@ _AS_WELL = 0.05
 """Names whose similarity is lower than the highest by at most this are suggested too."""
 _FEW_SECTIONS = 4
 """A setting that more sections have is not used to suggest a section."""
-_MOST_PROBLEMS = 100
-"""How many problems of a file are reported."""
 
 
 class Settings(BaseModel):
@@ -57,20 +55,14 @@ def read_settings(
     try:
         settings = model.model_validate(data, context=dict(context or {}))
     except ValidationError as error:
-        raise Problems(_first(chain(problems_of(error, model), _found(checks, data)))) from error
-    if problems := _first(_found(checks, settings)):
+        raise Problems(bounded(chain(problems_of(error, model), _found(checks, data)))) from error
+    if problems := bounded(_found(checks, settings)):
         raise Problems(problems)
     return settings
 
 
 def _found(checks: Iterable[Check], data: Any) -> Iterator[Problem]:
     return (problem for check in checks for problem in check(data))
-
-
-def _first(problems: Iterator[Problem]) -> list[Problem]:
-    """The problems up to _MOST_PROBLEMS, and one that says if there are more; they are not looked for."""
-    found = list(islice(problems, _MOST_PROBLEMS))
-    return found if next(problems, None) is None else [*found, Problem(WHOLE_FILE, "has more problems than these")]
 
 
 def valid(model: type[Model], data: Any, context: Mapping[str, Any] | None = None) -> Model | None:

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import ConstructorError, SafeConstructor
@@ -98,7 +98,10 @@ def parse_yaml(text: str, name: str) -> Any:
     except YamlFileError:
         raise
     except MarkedYAMLError as error:
-        raise YamlFileError(_place(error.problem_mark, name), _first_line(error.problem)) from error
+        place, problem = _place(error.problem_mark, name), _first_line(error.problem)
+        if error.problem_mark is not None and (tab := _tab_in(text, error.problem_mark)):
+            place, problem = tab.place(name), "a tab; YAML wants spaces"
+        raise YamlFileError(place, problem) from error
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         problem = f"the character U+{ord(text[error.position]):04X} is not allowed"
@@ -148,6 +151,30 @@ def _children(node: Node, name: str) -> list[Node]:
 
 def _place(mark: Any, name: str) -> str:
     return name if mark is None else f"{name}: line {mark.line + 1}, column {mark.column + 1}"
+
+
+class _Tab(NamedTuple):
+    line: int
+    column: int
+
+    def place(self, name: str) -> str:
+        return f"{name}: line {self.line}, column {self.column}"
+
+
+def _tab_in(text: str, mark: Any) -> _Tab | None:
+    """The tab that YAML does not allow: at the place of an error, or in the indentation of its line or the one before.
+
+    None if there is no such tab.
+    """
+    lines = text.splitlines()
+    for number in (mark.line, mark.line - 1):
+        line = lines[number] if 0 <= number < len(lines) else ""
+        if number == mark.line and line[mark.column : mark.column + 1] == "\t":
+            return _Tab(number + 1, mark.column + 1)
+        indentation = line[: len(line) - len(line.lstrip(" \t-"))]
+        if "\t" in indentation:
+            return _Tab(number + 1, indentation.index("\t") + 1)
+    return None
 
 
 def _first_line(problem: str | None) -> str:

@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -72,6 +73,10 @@ MODULES = (
 """What runs for each request. A module that compiles is added by a line here."""
 
 PACKAGES = ("common", "protocol", "proxy", "quotas")
+_KEPT = 5
+"""How many directories stay in the cache, for these and other sources, Pythons and mypys."""
+_KEPT_S = 3_600.0
+"""A directory that was asked for within this time stays, too: a process may still load from it."""
 _CODE = "kafka_throttle"
 """The module that holds the code of all is called so, followed by `__mypyc`."""
 
@@ -138,7 +143,17 @@ def compiled_in(cache: Path) -> Path:
             shutil.rmtree(directory, ignore_errors=True)
             print(f"compiling {len(MODULES)} modules into {directory}", file=sys.stderr)
             compile_into(directory)
+        os.utime(directory)
+        _prune(cache)
     return directory
+
+
+def _prune(cache: Path) -> None:
+    """Delete the directories in `cache` that were not used for long, except the last ones."""
+    used_s = {directory: directory.stat().st_mtime for directory in cache.glob("compiled-*/")}
+    for directory in sorted(used_s, key=used_s.__getitem__)[:-_KEPT]:
+        if used_s[directory] < time.time() - _KEPT_S:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

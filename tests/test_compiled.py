@@ -6,13 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import traceback
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 
-from deploy.compile import all_sources, sources
+from deploy.compile import _prune, all_sources, sources
 from proxy.installed import LIST_OF_HASHES, compiled_modules
 from quotas.sensors.windowed_rate import Sensors, StaleSensor
 
@@ -157,6 +158,26 @@ def test_without_a_compiler_nothing_is_compiled(tmp_path):
     done = subprocess.run([ROOT / "deploy/compiled.sh"], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
     assert "no C compiler is here" in done.stderr
+
+
+def test_of_the_compiled_modules_in_the_cache_the_last_ones_stay(tmp_path):
+    ages_s = {"a": 90_000, "b": 80_000, "c": 70_000, "d": 60_000, "e": 50_000, "f": 40_000, "g": 10}
+    for name, age_s in ages_s.items():
+        (tmp_path / f"compiled-{name}").mkdir()
+        (tmp_path / f"compiled-{name}" / "module.so").touch()
+        os.utime(tmp_path / f"compiled-{name}", (time.time() - age_s,) * 2)
+    (tmp_path / "compiled.lock").touch()
+    (tmp_path / "python-dev-a").mkdir()
+    _prune(tmp_path)
+    left = [f"compiled-{name}" for name in "cdefg"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*left, "compiled.lock", "python-dev-a"]
+
+
+def test_what_was_used_within_the_hour_stays_in_the_cache(tmp_path):
+    for number in range(9):
+        (tmp_path / f"compiled-{number}").mkdir()
+    _prune(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 9
 
 
 @pytest.mark.nightly

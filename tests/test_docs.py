@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from proxy.observe.log_events import LOG_EVENTS
+from proxy.observe.signals_page import UnclearCall, logged_events, signals_page
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 _CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -46,6 +49,55 @@ def test_names_are_in_the_files_that_they_are_said_to_be_in(page):
         text = (ROOT / file).read_text()
         for name in dotted.split("."):
             assert re.search(rf"\b(?:class|def) {name}\b|^ *{name}\b.*[=:]", text, re.MULTILINE), f"{dotted}: {file}"
+
+
+def test_the_page_of_metrics_and_log_events_is_up_to_date():
+    page = (ROOT / "docs" / "signals.md").read_text(encoding="utf-8")
+    assert page == signals_page(), "run: python -m proxy.observe.signals_page > docs/signals.md"
+
+
+def test_each_log_event_has_a_meaning_and_is_logged():
+    logged = logged_events().keys()
+    meant = [event for meanings in LOG_EVENTS.values() for event in meanings]
+    assert len(meant) == len(set(meant))
+    missing, gone = logged - set(meant), set(meant) - logged
+    assert not missing, f"give these a meaning in proxy/observe/log_events.py: {', '.join(sorted(missing))}"
+    assert not gone, f"nothing logs these; delete them in proxy/observe/log_events.py: {', '.join(sorted(gone))}"
+
+
+SOURCE = """
+class Part:
+    def note(self, reason, episode, error):
+        number = {"waited" if reason else "refused": 1}
+        whose, other = whose_of(reason), 5
+        self._log.info("one_began", **whose, key=1, **number, **episode.counts)
+        incoming.log.log(self.level_of(reason), "two" if reason else "three", **({"a": 1} if reason else {}) | {"b": 2})
+        log.exception("failed", exc_info=error)
+        self.catalog.info("not an event")
+
+    def level_of(self, reason):
+        return logging.DEBUG if reason else logging.INFO
+
+
+def whose_of(name) -> dict[str, str]:
+    return {"virtual_cluster": name, **{"listener": name}} if name else {}
+"""
+
+
+def test_events_keys_and_levels_are_found_in_the_source(tmp_path):
+    (tmp_path / "proxy").mkdir()
+    file = tmp_path / "proxy" / "part.py"
+    file.write_text(SOURCE)
+    found = {name: (sorted(event.levels), list(event.keys)) for name, event in logged_events(tmp_path).items()}
+    assert found == {
+        "one_began": (["info"], ["virtual_cluster", "listener", "key", "waited", "refused", "..."]),
+        "two": (["debug", "info"], ["a", "b"]),
+        "three": (["debug", "info"], ["a", "b"]),
+        "failed": (["error"], ["exception"]),
+    }
+    file.write_text("def note(self, event):\n    self._log.info(event)\n")
+    with pytest.raises(UnclearCall, match=r"proxy/part.py, line 2: expected constants as the event and its level"):
+        logged_events(tmp_path)
 
 
 def test_the_readme_is_short():

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from common.printable import printable
 from common.problems import Problem
 
+_MOST_CHARACTERS = 1_000
 _SOON_S = 14 * 86_400
 """A certificate that expires within this time is worth a warning."""
 
@@ -16,6 +18,10 @@ class Finding(NamedTuple):
 
     problem: Problem
     is_warning: bool = False
+
+    def shown(self) -> Problem:
+        """The problem without characters that only a terminal would understand: clusters choose names and texts."""
+        return self.problem._replace(problem=printable(self.problem.problem, _MOST_CHARACTERS))
 
 
 def ends_soon(path: str, what: str, ends_s: float) -> Iterator[Finding]:

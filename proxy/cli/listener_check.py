@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from common.look_ups import look_up
 from common.plain_words import words_of
-from common.problems import Problem
+from common.problems import Problem, listed
 from proxy.cli.findings import Finding, ends_soon
 from proxy.config.settings import ListenerConfig, ListenerTlsConfig
 from proxy.server.tls_material import certify
@@ -40,13 +40,9 @@ def _port_findings(path: str, listener: ListenerConfig, node_ids: Sequence[int])
     others = [node_id for node_id in node_ids if node_id not in declared]
     if without := others[len(listener.spares()) :]:
         problem = "expected a port in node_ids or spare_ports for each node of the cluster, got none for"
-        yield Finding(Problem(path, f"{problem} {_listed(without)}"))
+        yield Finding(Problem(path, f"{problem} {listed(without)}"))
     if absent := [node_id for node_id in declared if node_id not in node_ids]:
-        yield Finding(Problem(path, f"the cluster does not have the nodes {_listed(absent)} now"), is_warning=True)
-
-
-def _listed(node_ids: Sequence[int]) -> str:
-    return ", ".join(map(str, node_ids))
+        yield Finding(Problem(path, f"the cluster does not have the nodes {listed(absent)} now"), is_warning=True)
 
 
 def _certificate_findings(path: str, tls: ListenerTlsConfig, hosts: Sequence[str]) -> Iterator[Finding]:
@@ -57,7 +53,7 @@ def _certificate_findings(path: str, tls: ListenerTlsConfig, hosts: Sequence[str
         if problem := _refusal(material.context, tls.certificate_file, host):
             problems.setdefault(problem.replace(f"'{host}'", "this name"), []).append(host)
     for problem, those in problems.items():
-        text = f"clients refuse the certificate for {', '.join(those)}: {problem}"
+        text = f"clients refuse the certificate for {listed(those)}: {problem}"
         yield Finding(Problem(f"{path}.certificate_file", text))
     if material.ends_s is not None:
         yield from ends_soon(f"{path}.certificate_file", "the certificate", material.ends_s)

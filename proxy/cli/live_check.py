@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from common.problems import Problem
+from common.problems import Problem, listed
 from protocol.messages.metadata import MetadataNode, nodes_request
 from proxy.cli.findings import Finding, ends_soon
 from proxy.cli.listener_check import listener_findings
@@ -130,7 +130,7 @@ def _findings_of(path: str, refusals: Iterable[Refusal]) -> Iterator[Finding]:
         servers.setdefault((refusal.problem, *refusal.settings), []).append(refusal.server)
     for (problem, place, *others), those in servers.items():
         see = f" (see also {', '.join(others)})" if others else ""
-        yield Finding(Problem(f"{path}.{place}", f"{', '.join(those)}: {problem}{see}"))
+        yield Finding(Problem(f"{path}.{place}", f"{listed(those)}: {problem}{see}"))
 
 
 def _address(node: MetadataNode) -> str:

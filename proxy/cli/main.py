@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from common.places import placed
+from common.problems import bounded
 from proxy.cli.config_file import config_option, load, load_with_files, refuse
 from proxy.cli.explain import explain
 from proxy.cli.init import init
@@ -40,6 +41,8 @@ def run(path: Path) -> None:
     """Run the proxy."""
     config = load(path)
     if config.usage.trace.entities and make_in_use() == "compiled":
+        if not path.is_file():
+            refuse(f"{path} can be read only once, so set KAFKA_THROTTLE_PURE=1: usage.trace needs pure Python")
         run_again_pure()  # a traced handle is an int with more in it, which compiled code would drop
     from proxy.server.service import run as run_service
 
@@ -56,10 +59,10 @@ def check(path: Path, connect: bool) -> None:
     """Validate a configuration file; print every problem with its place."""
     config = load_with_files(path)
     found = list(findings_at(config, path)) if connect else []
-    warnings = warnings_of(config, ephemeral_ports()) + [each.problem for each in found if each.is_warning]
-    for warning in placed(warnings, path):
+    warnings = warnings_of(config, ephemeral_ports()) + [each.shown() for each in found if each.is_warning]
+    for warning in placed(bounded(warnings, "warnings"), path):
         click.echo(f"warning: {warning}", err=True)
-    if problems := [each.problem for each in found if not each.is_warning]:
+    if problems := bounded(each.shown() for each in found if not each.is_warning):
         refuse(str(ConfigErrors(placed(problems, path))))
     fits = " and fits its clusters" if connect else ""
     click.echo(f"{path} is valid{fits}\n{summary(config)}")

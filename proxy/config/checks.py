@@ -4,10 +4,11 @@ The checks look at a valid Config, or at what the file holds if something is wro
 that is valid by itself: one mistake hides no other.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from heapq import heappop, heappush
 from ipaddress import ip_address
-from itertools import combinations
+from itertools import islice
 from typing import Any, NamedTuple
 
 from common.kinds import MAX_PORT
@@ -16,6 +17,9 @@ from common.settings import found_at, items, part, repeated_names, valid
 from proxy.config.kinds import host_port, is_advertisable, show_range
 from proxy.config.settings import AdminConfig, ListenerAddress, MetricsConfig, ZooKeeperConfig
 from quotas.sources.entries import repeated_entities
+
+_MOST_PAIRS = 1_000
+"""How many pairs of ranges that overlap are looked for: more than problems are reported."""
 
 
 def _listeners(data: Any) -> Iterator[tuple[str, ListenerAddress]]:
@@ -49,10 +53,10 @@ def _node_id_problems(data: Any) -> Iterator[Problem]:
         if by_port and by_name:
             problem = "expected neither node_ids nor spare_ports beside it: every node has a name at the one port"
             yield Problem(f"{path}.advertised_node_host", problem)
-        for (i, one), (k, other) in combinations(enumerate(listener.node_ids), 2):
-            if both := common(one, other):
-                problem = f"expected each node id once, got {show_range(both)}, also in {path}.node_ids[{i}]"
-                yield Problem(f"{path}.node_ids[{k}]", problem)
+        for i, k in _overlapping([(None, ids) for ids in listener.node_ids]):
+            both = common(listener.node_ids[i], listener.node_ids[k])
+            problem = f"expected each node id once, got {show_range(both)}, also in {path}.node_ids[{i}]"
+            yield Problem(f"{path}.node_ids[{k}]", problem)
 
 
 class PortClaim(NamedTuple):
@@ -94,11 +98,32 @@ def _port_problems(data: Any) -> Iterator[Problem]:
         if claim.ports.stop - 1 > MAX_PORT:
             problem = f"expected ports up to {MAX_PORT}, got {show_range(claim.ports)}"
             yield Problem(claim.path, problem)
-    for one, other in combinations(claims, 2):
-        both = common(one.ports, other.ports)
-        if both and _same_address(one.bind, other.bind):
-            taken = f"{show_range(both)}, taken by {one.path}"
-            yield Problem(other.path, f"expected ports that nothing else takes, got {taken}")
+    for i, k in _overlapping([(_address(claim.bind), claim.ports) for claim in claims]):
+        taken = f"{show_range(common(claims[i].ports, claims[k].ports))}, taken by {claims[i].path}"
+        yield Problem(claims[k].path, f"expected ports that nothing else takes, got {taken}")
+
+
+def _overlapping(ranges: Sequence[tuple[str | None, range]]) -> list[tuple[int, int]]:
+    """The positions of ranges that have a number in common, in pairs: as many as problems are reported, and more.
+
+    Each range is of an address, and only ranges of the same address count; None is the address of all interfaces, and
+    meets every other. The time does not depend on the square of their number.
+    """
+    found = islice(_overlaps(ranges), _MOST_PAIRS)
+    return sorted((min(pair), max(pair)) for pair in found)
+
+
+def _overlaps(ranges: Sequence[tuple[str | None, range]]) -> Iterator[tuple[int, int]]:
+    begun: dict[str | None, list[tuple[int, int]]] = {}
+    """The ranges of each address that are not over, by their ends."""
+    for start, i in sorted((numbers.start, i) for i, (_, numbers) in enumerate(ranges) if numbers):
+        address, numbers = ranges[i]
+        for other in list(begun) if address is None else [address, None]:
+            heap = begun.get(other, [])
+            while heap and heap[0][0] <= start:
+                heappop(heap)
+            yield from ((k, i) for _, k in heap)
+        heappush(begun.setdefault(address, []), (numbers.stop, i))
 
 
 def common(one: range, other: range) -> range:
@@ -106,10 +131,10 @@ def common(one: range, other: range) -> range:
     return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
-def _same_address(one: str, other: str) -> bool:
-    """True if a port of one is a port of the other: the address of all interfaces meets every other."""
-    a, b = ip_address(one), ip_address(other)
-    return a == b or a.is_unspecified or b.is_unspecified
+def _address(bind: str) -> str | None:
+    """The plain spelling of an address; None for that of all interfaces."""
+    address = ip_address(bind)
+    return None if address.is_unspecified else str(address)
 
 
 def _entry_problems(data: Any) -> Iterator[Problem]:

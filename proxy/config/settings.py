@@ -575,6 +575,9 @@ class MetricsConfig(Settings):
     """How many entities have separate series, for each node and quota type: this many with the highest use, and as many
     that are throttled now or were throttled for longest. The rest are summed up."""
 
+    latency_sample: Annotated[int, Whole(0, 1_000_000)] = 64
+    """Of one in so many turns of the event loop the latency is measured that the proxy adds; 0: of none."""
+
 
 class AdminConfig(Settings):
     """The HTTP listener for operators: what `kafka-throttle explain` and `top` ask, as a JSON API."""

@@ -180,9 +180,13 @@ def _rest(ask: DecisionRequest, steps: Steps[Decision | QuotaAlteration]) -> Ste
 def _steps_of_quota_api(ask: DecisionRequest, facts: ConnectionFacts) -> Steps[Decision | QuotaAlteration]:
     if ask.api_key == DESCRIBE_CLIENT_QUOTAS:
         request = read_describe_request(ask.frame, ask.api_version, quota_api.DECISIVE_COMPONENTS)
+        if not quota_api.may_ask(request, facts):
+            facts.note_denied("DescribeClientQuotas", facts.user, ask.client_id)
+            return Decision(response=quota_api.describe_refused(request))
         return Decision(response=(yield from quota_api.describe(request, facts)))
     reader = AlterReader(ask.frame, ask.api_version)
     if not facts.may_alter:
+        facts.note_denied("AlterClientQuotas", facts.user, ask.client_id)
         return quota_api.refuse(reader)
     entries = yield from collected(reader.entries())
     return (yield from quota_api.alter(reader.request(tuple(entries)), facts))

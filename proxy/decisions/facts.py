@@ -27,8 +27,8 @@ class Nodes(Protocol):
         """The host and port of a node that clients get. Raises NoPortForNode."""
 
 
-def _unheard(_identity: Identity) -> None:
-    """Called in place of a function that is to learn of a login."""
+def _unheard(*_: object) -> None:
+    """Called in place of a function that is to learn of a login, or of a refusal."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,9 @@ class ListenerFacts:
 class ConnectionFacts:
     """Which user is connected to which node. `node_id` is known once the upstream connection is there.
 
-    `may_alter` and `may_describe` are about the quotas of others. `note_identity` is called with each login.
+    `may_alter` and `may_describe` are about the quotas of others. `note_identity` is called with each login,
+    `note_denied` with the API, the user and the raw client-id of each request about quotas that the user has no right
+    to make.
     """
 
     listener: ListenerFacts
@@ -74,6 +76,7 @@ class ConnectionFacts:
     may_alter: bool = False
     may_describe: bool = False
     note_identity: Callable[[Identity], None] = _unheard
+    note_denied: Callable[[str, str, bytes], None] = _unheard
     _login: Login | None = field(default=None, init=False)
 
     @property

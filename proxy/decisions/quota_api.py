@@ -83,12 +83,7 @@ _NAMED_ELEMENTS = 100
 
 
 def describe(request: DescribeRequest, facts: ConnectionFacts) -> Steps[bytes]:
-    """The response to a DescribeClientQuotas request.
-
-    A user that may not describe all quotas may describe its own, with a filter that names it.
-    """
-    if not facts.may_describe and not _asks_for_user(request, facts.user):
-        return describe_refusal(request.head, CLUSTER_AUTHORIZATION_FAILED, None)
+    """The response to a DescribeClientQuotas request of a user that `may_ask` it."""
     problem = _problem_of_filter(request.components)
     if problem is not None:
         return describe_refusal(request.head, *problem)
@@ -104,8 +99,14 @@ def describe(request: DescribeRequest, facts: ConnectionFacts) -> Steps[bytes]:
     return writer.response(count, pieces)
 
 
-def _asks_for_user(request: DescribeRequest, user: str) -> bool:
-    return any(component == (USER, EXACT, user) for component in request.components)
+def may_ask(request: DescribeRequest, facts: ConnectionFacts) -> bool:
+    """Whether the user may describe these quotas. Its own it always may, with a filter that names it."""
+    return facts.may_describe or any(component == (USER, EXACT, facts.user) for component in request.components)
+
+
+def describe_refused(request: DescribeRequest) -> bytes:
+    """The response to a user that may not describe these quotas."""
+    return describe_refusal(request.head, CLUSTER_AUTHORIZATION_FAILED, None)
 
 
 def _problem_of_filter(components: Sequence[FilterComponent]) -> ApiError | None:

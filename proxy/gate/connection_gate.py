@@ -177,6 +177,10 @@ class ConnectionGate:
             rates = self.admission.quotas.rates(name)
             yield ClusterGate(name, self.admission.held_of(name), rates.used, rates.capacity, rates.overflowed)
 
+    def overflows_of(self, virtual_cluster: str) -> int:
+        """How many connections were measured together because there were more addresses than can be measured."""
+        return self.admission.quotas.rates(virtual_cluster).overflowed
+
     def shadow_totals(self, virtual_cluster: str) -> ShadowThrottles:
         """How many connections shadow quotas would have held, and the sum of their holds in ms."""
         rates = self.admission.quotas.rates(virtual_cluster, shadow=True)

@@ -1,7 +1,7 @@
-"""What the log has of connections that wait, are refused, or end by a mistake of their client: summed up by episode."""
+"""What the log has of connections that wait, are refused, or end by a fault: summed up by episode."""
 
 from collections.abc import Callable
-from typing import Any
+from itertools import chain
 
 import structlog
 
@@ -20,9 +20,23 @@ _MOST_SHARED = 1_000
 
 _FULL = "limits.max_connections"
 
+_SAME_FOR_ALL = frozenset(
+    {
+        CloseReason.NODE_UNREACHABLE,
+        CloseReason.NODE_UNKNOWN,
+        CloseReason.NODE_PACED,
+        CloseReason.NODE_CERTIFICATE_REFUSED,
+        CloseReason.NODE_TLS_FAILED,
+        CloseReason.ANSWER_NOT_KAFKA,
+        CloseReason.QUOTAS_UNKNOWN,
+    }
+)
+"""Faults of a node or of the proxy, which all clients meet: one episode for all of them, not one for each address."""
+_ALL_CLIENTS = "all clients"
+
 
 class GateLog:
-    """Logs the first of each episode; `tell_ended` logs summaries of those that are over.
+    """Logs the first of each episode; `sum_up` logs summaries of those that are over, and once a minute of the others.
 
     `origin_of` a virtual cluster and an address is what a connection counts for: the address, or its prefix.
     """
@@ -34,6 +48,7 @@ class GateLog:
         self._limits = Refusals(tells_each=True)
         self._faults = Refusals(_FAULTS_OVER_AFTER_MS, tells_each=True)
         self._unnamed = Refusals(_FAULTS_OVER_AFTER_MS)
+        self._denied = Refusals(_FAULTS_OVER_AFTER_MS, tells_each=True)
         self._shared: set[tuple[str, str]] = set()
         self._log = structlog.get_logger()
 
@@ -53,22 +68,32 @@ class GateLog:
     def note_refused(self, key: ListenerKey, incoming: IncomingConnection, reason: CloseReason, detail: str) -> None:
         """Log the first refusal of an address, and count the others."""
         name = key.virtual_cluster
-        origin = self._origin_of(name, incoming.address)
-        if self._refusals.note(name, origin, reason.value, self._now_ms()):
+        if reason in _SAME_FOR_ALL:
+            origin, is_first = _ALL_CLIENTS, self.note_fault(key, incoming.address, reason, detail)
+        else:
+            origin = self._origin_of(name, incoming.address)
+            is_first = self._refusals.note(name, origin, reason.value, self._now_ms())
+        if is_first:
             incoming.log.warning("connection_refused", reason=reason.value, detail=printable(detail), counts_as=origin)
 
-    def note_fault(self, key: ListenerKey, address: str, fault: str) -> bool:
-        """Count a connection that ended because of a wrong setting of its client. Returns whether to log it.
+    def note_fault(self, key: ListenerKey, address: str, reason: CloseReason, detail: str) -> bool:
+        """Count a connection that ended because of a fault: of its client, of its node or of the proxy.
 
-        `fault` says what is wrong, already cut to the length that is logged.
+        Returns whether to log it. `detail` says what is wrong.
         """
-        name = key.virtual_cluster
-        return self._faults.note(name, self._origin_of(name, address), fault, self._now_ms())
+        name, fault = key.virtual_cluster, printable(f"{reason.value}: {detail}" if detail else reason.value)
+        origin = _ALL_CLIENTS if reason in _SAME_FOR_ALL else self._origin_of(name, address)
+        return self._faults.note(name, origin, fault, self._now_ms())
 
     def note_unnamed(self, key: ListenerKey, address: str) -> bool:
         """Count a TLS connection that asked for no server name. Returns whether to log it."""
         name = key.virtual_cluster
         return self._unnamed.note(name, self._origin_of(name, address), "server_name_missing", self._now_ms())
+
+    def note_denied(self, key: ListenerKey, address: str, api: str, user: str) -> bool:
+        """Count a request about quotas that its user has no right to make. Returns whether to log it."""
+        name = key.virtual_cluster
+        return self._denied.note(name, self._origin_of(name, address), f"{api} of {printable(user)}", self._now_ms())
 
     def note_shared(self, key: ListenerKey, user: str) -> bool:
         """Whether to log that several clients may share this user name because their own names are not visible.
@@ -81,32 +106,40 @@ class GateLog:
         self._shared.add(shared)
         return True
 
-    def tell_ended(self) -> None:
-        """Log a summary of each episode that is over: of limits reached, refusals, and clients with a wrong setting."""
+    def sum_up(self) -> None:
+        """Log a summary of each episode that is over or has gone on for a minute: limits reached, refusals, faults."""
         now_ms = self._now_ms()
         for episode in self._limits.over(now_ms):
             whose, lasted_ms = _whose(episode.virtual_cluster, episode.origin), episode.last_ms - episode.began_ms
             for path, count in episode.reasons.items():
                 number = {"refused" if path == _FULL else "waited": count}
                 self._log.info("connection_limit_over", **whose, setting=path, duration_ms=lasted_ms, **number)
-        for episode in self._faults.over(now_ms):
-            if episode.reasons.total() > len(episode.reasons):  # otherwise each of them was logged
-                faults = [f"{count} {fault}" for fault, count in episode.reasons.most_common()]
-                self._sum_up("connections_closed", episode, connections=episode.reasons.total(), faults=faults)
-        for episode in self._unnamed.over(now_ms):
-            if (connections := episode.reasons.total()) > 1:
-                self._sum_up("server_names_missing", episode, connections=connections)
-        for episode in self._refusals.over(now_ms):
-            self._sum_up("connections_refused", episode, **episode.reasons)
+        for episode in chain(self._faults.over(now_ms), self._faults.going_on(now_ms)):
+            if episode.unlogged:
+                total = episode.reasons.total()
+                self._log.info("connections_closed", **_span(episode), connections=total, faults=_counted(episode))
+        for episode in chain(self._unnamed.over(now_ms), self._unnamed.going_on(now_ms)):
+            if episode.unlogged:
+                self._log.info("server_names_missing", **_span(episode), connections=episode.reasons.total())
+        for episode in chain(self._denied.over(now_ms), self._denied.going_on(now_ms)):
+            if episode.unlogged:
+                self._log.info("quota_requests_denied", **_span(episode), requests=_counted(episode))
+        for episode in chain(self._refusals.over(now_ms), self._refusals.going_on(now_ms)):
+            self._log.info("connections_refused", **_span(episode), **episode.reasons)
 
-    def _sum_up(self, event: str, episode: RefusalEpisode, **more: Any) -> None:
-        self._log.info(
-            event,
-            virtual_cluster=episode.virtual_cluster,
-            counts_as=episode.origin,
-            duration_ms=episode.last_ms - episode.began_ms,
-            **more,
-        )
+
+def _counted(episode: RefusalEpisode) -> list[str]:
+    """The reasons of an episode, each with its number, the most frequent first."""
+    return [f"{count} {reason}" for reason, count in episode.reasons.most_common()]
+
+
+def _span(episode: RefusalEpisode) -> dict[str, str | int]:
+    """The log keys of every summary: which connections it counts, and for how long they came."""
+    return {
+        "virtual_cluster": episode.virtual_cluster,
+        "counts_as": episode.origin,
+        "duration_ms": episode.last_ms - episode.began_ms,
+    }
 
 
 def _whose(virtual_cluster: str, listener: str) -> dict[str, str]:

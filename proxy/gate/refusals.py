@@ -1,4 +1,5 @@
-"""Limits the log lines about refused connections: one when refusals of an address begin, one when they are over.
+"""Limits the log lines about refused connections: one when refusals of an address begin, one when they are over, and
+one a minute in between.
 
 In a connection storm there are more refusals in a second than a log can take, and a client with a wrong setting
 reconnects for ever.
@@ -6,10 +7,11 @@ reconnects for ever.
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _OVER_AFTER_MS = 10_000
 _MOST_EPISODES = 1_000
+_SUMMED_UP_EVERY_MS = 60_000
 _MOST_REASONS = 16
 OTHERS = "others"
 """In place of the addresses of a virtual cluster that have no separate episode, and of further reasons."""
@@ -17,13 +19,18 @@ OTHERS = "others"
 
 @dataclass(slots=True)
 class RefusalEpisode:
-    """A run of refusals of one address without a long pause between them, counted by reason."""
+    """A run of refusals of one address without a long pause between them, counted by reason.
+
+    What was counted began at `began_ms`. `unlogged` of the refusals had no log line. `known` are the reasons so far.
+    """
 
     virtual_cluster: str
     origin: str
     began_ms: int
     last_ms: int
     reasons: Counter[str] = field(default_factory=Counter)
+    unlogged: int = 0
+    known: set[str] = field(default_factory=set)
 
 
 class Refusals:
@@ -50,16 +57,28 @@ class Refusals:
         if episode is None:
             episode = self._episodes[key] = RefusalEpisode(*key, now_ms, now_ms)
         episode.last_ms = now_ms
-        if len(episode.reasons) >= _MOST_REASONS and reason not in episode.reasons:
+        if len(episode.known) >= _MOST_REASONS and reason not in episode.known:
             reason = OTHERS
+        is_logged = begins or (self._tells_each and reason != OTHERS and reason not in episode.known)
+        episode.known.add(reason)
         episode.reasons[reason] += 1
+        episode.unlogged += not is_logged
         self._episodes.move_to_end(key)
-        return begins or (self._tells_each and reason != OTHERS and episode.reasons[reason] == 1)
+        return is_logged
 
     def over(self, now_ms: int) -> Iterator[RefusalEpisode]:
-        """Remove and return the episodes that are over."""
+        """Remove the episodes that are over. Returns those of which something was not returned by `going_on`."""
         while self._episodes:
             episode = next(iter(self._episodes.values()))
             if now_ms - episode.last_ms < self._over_after_ms:
                 return
-            yield self._episodes.popitem(last=False)[1]
+            self._episodes.popitem(last=False)
+            if episode.reasons:
+                yield episode
+
+    def going_on(self, now_ms: int) -> Iterator[RefusalEpisode]:
+        """The episodes that are not over, each once a minute if a refusal had no log line. Their counts begin anew."""
+        for episode in self._episodes.values():
+            if episode.unlogged and now_ms - episode.began_ms >= _SUMMED_UP_EVERY_MS:
+                yield replace(episode)
+                episode.began_ms, episode.reasons, episode.unlogged = now_ms, Counter(), 0

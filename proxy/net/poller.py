@@ -41,7 +41,17 @@ class Poller:
         self._at_end: deque[Callable[[], object]] = deque()
         self.sweeps = False
         """Whether a sweep is under way."""
+        self.sampled_us = 0
+        """When a sweep that is under way has found its sockets ready, if it is one of the sample; otherwise 0."""
+        self._sample_every = 0
+        self._sample_in = 0
+        self._now_us: Callable[[], int] = lambda: 0
         asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._serve)
+
+    def sample(self, every: int, now_us: Callable[[], int]) -> None:
+        """Have `sampled_us` in one of `every` sweeps; 0: in none."""
+        self._sample_every = self._sample_in = every
+        self._now_us = now_us
 
     def add(self, fd: int, events: int, on_ready: Callable[[int], None]) -> None:
         """Watch a descriptor; `on_ready(events)` must not raise."""
@@ -110,6 +120,11 @@ class Poller:
         self.sweeps = True
         try:
             ready = self._epoll.poll(0, _SWEEP)
+            if self._sample_in:
+                self._sample_in -= 1
+                if not self._sample_in:
+                    self._sample_in = self._sample_every
+                    self.sampled_us = self._now_us()
             while ready:
                 for fd, events in ready[:_BATCH]:
                     on_ready = handler_of(fd)
@@ -120,6 +135,7 @@ class Poller:
                     _do_all(self._soon)
         finally:
             self.sweeps = False
+            self.sampled_us = 0
             if self._soon:
                 _do_all(self._soon)
             if self._at_end:

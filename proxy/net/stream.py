@@ -45,6 +45,9 @@ class StreamListener(Protocol):
     def bytes_came(self, side: Side, data: bytes) -> None:
         """Bytes were read."""
 
+    def sampled_bytes_came(self, side: Side, data: bytes, since_us: int) -> Callable[[], object]:
+        """Bytes were read that the poller has seen at `since_us`. Returns a call to make when all is written."""
+
     def eof_came(self, side: Side) -> None:
         """The peer will send no more."""
 
@@ -182,7 +185,11 @@ class Stream:
             return 0
         if data:
             if not self._closing:
-                self._owner.bytes_came(self._side, data)
+                since_us = self._poller.sampled_us
+                if since_us:
+                    self._poller.soon(self._owner.sampled_bytes_came(self._side, data, since_us))
+                else:
+                    self._owner.bytes_came(self._side, data)
         elif self._fault is not None or (self._closing and not self._unsent):
             self._end(self._fault)
         else:

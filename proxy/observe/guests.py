@@ -13,26 +13,10 @@ from common.at_most_every import AtMostEvery
 from proxy.gate.fair_pool import FairPool
 from quotas.entities import plain_ip
 
-_REPORTED_EVERY_S = 60.0
+REPORTED_EVERY_S = 60.0
+"""A warning that any peer can cause is logged at most this often, with the number of times since."""
 
 log = structlog.get_logger()
-
-
-class ToldSeldom:
-    """A warning that any peer can cause. It is logged at most once a minute, with the number of times since."""
-
-    def __init__(self, event: str, **about: str | int) -> None:
-        self._event = event
-        self._about = about
-        self._count = 0
-        self._limiter = AtMostEvery(_REPORTED_EVERY_S)
-
-    def note(self, **last: str) -> None:
-        """Count one more occurrence; `last` are log keys that describe it."""
-        self._count += 1
-        if self._limiter.is_due(asyncio.get_running_loop().time()):
-            log.warning(self._event, **self._about, connections=self._count, **last)
-            self._count = 0
 
 
 class Guests:
@@ -47,7 +31,8 @@ class Guests:
         self.idle_s = idle_s
         self._most = most
         self._pool: FairPool[_Guest] = FairPool()
-        self._refused = ToldSeldom("http_connections_refused", listener=section, limit=most)
+        self._section = section
+        self._refused = AtMostEvery(REPORTED_EVERY_S)
 
     def __len__(self) -> int:
         return len(self._pool)
@@ -60,13 +45,23 @@ class Guests:
         """Add a connection. Returns False if it must be closed. May close another connection to make room for it."""
         if len(self._pool) >= self._most:
             leaving = self._pool.who_leaves_for(address)
-            self._refused.note(last_address=address)
+            self._note_refused(address)
             if leaving is None:
                 return False
             leaving.abort()
             self.leave(leaving)
         self._pool.enter(guest, address)
         return True
+
+    def _note_refused(self, address: str) -> None:
+        if times := self._refused.times(asyncio.get_running_loop().time()):
+            log.warning(
+                "http_connections_refused",
+                listener=self._section,
+                limit=self._most,
+                connections=times,
+                last_address=address,
+            )
 
     def leave(self, guest: "_Guest") -> None:
         """Remove a connection that has ended."""

@@ -4,15 +4,19 @@ import asyncio
 import errno
 import logging
 
+import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from common.at_most_every import AtMostEvery
 from common.printable import printable
 from common.problems import Problem
 from proxy.config.problems import ConfigErrors
-from proxy.observe.guests import Guests, ToldSeldom
+from proxy.observe.guests import REPORTED_EVERY_S, Guests
 
 MAX_BODY_BYTES = 1_024
+
+log = structlog.get_logger()
 
 
 class HttpListener:
@@ -82,12 +86,15 @@ class _NotHttp(logging.Filter):
 
     def __init__(self, section: str) -> None:
         super().__init__()
-        self._reported = ToldSeldom("http_requests_malformed", listener=section)
+        self._section = section
+        self._reports = AtMostEvery(REPORTED_EVERY_S)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is logged unchanged."""
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             return True
-        self._reported.note(problem=printable(str(error)))
+        if times := self._reports.times(asyncio.get_running_loop().time()):
+            problem = printable(str(error))
+            log.warning("http_requests_malformed", listener=self._section, connections=times, problem=problem)
         return False

@@ -27,6 +27,7 @@ from proxy.gate.gate_metrics import (
     listener_families,
 )
 from proxy.installed import installed_version, make_in_use
+from proxy.observe.added_latency import AddedLatency, latency_family
 from proxy.observe.health import ClusterHealth, Muted, health_families, muted_family
 from proxy.observe.past.history_metrics import HistoryTotals, history_families
 from proxy.relay.actions import CloseReason
@@ -284,6 +285,10 @@ class Metrics:
         """Export what `source` returns at each scrape."""
         self._counted.health.append(source)
 
+    def add_latency(self, source: Callable[[], Iterable[AddedLatency]]) -> None:
+        """Export what `source` returns at each scrape."""
+        self._counted.latencies.append(source)
+
     def add_muted(self, source: Callable[[], Iterable[Muted]]) -> None:
         """Export what `source` returns at each scrape."""
         self._counted.muted.append(source)
@@ -342,6 +347,7 @@ class _Counted(Collector):
         self.relays: list[Callable[[], Iterable[RelayTotals]]] = []
         self.health: list[Callable[[], ClusterHealth]] = []
         self.muted: list[Callable[[], Iterable[Muted]]] = []
+        self.latencies: list[Callable[[], Iterable[AddedLatency]]] = []
         self.sensors: list[Callable[[], SensorTotals]] = []
         self.shadows: list[Callable[[], Iterable[ShadowTotals]]] = []
         self.caps: list[Callable[[], Iterable[CapTotals]]] = []
@@ -360,6 +366,7 @@ class _Counted(Collector):
         yield from _relay_families([row for source in self.relays for row in source()])
         yield from health_families([source() for source in self.health])
         yield muted_family([row for source in self.muted for row in source()])
+        yield latency_family([each for source in self.latencies for each in source()])
         yield from _sensor_families([source() for source in self.sensors])
         yield from _cap_families([row for source in self.caps for row in source()])
         yield from _shadow_families([row for source in self.shadows for row in source()])
@@ -582,7 +589,7 @@ _SHIPPING = (
 
 
 def _shipping_families(rows: list[ShippingTotals]) -> Iterator[Metric]:
-    for count, kind, name, about in _SHIPPING if rows else ():
+    for count, kind, name, about in _SHIPPING:
         sums = kind(name, about, ())
         for row in rows:
             sums.add((), getattr(row, count))

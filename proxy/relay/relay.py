@@ -1,5 +1,6 @@
 """Decides for one connection: its requests, its responses, and what both have in common, put together from parts."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from protocol.errors import ProtocolError
@@ -123,6 +124,15 @@ class Relay:
     @property
     def responses(self) -> int:
         return self._accounting.responses
+
+    @property
+    def requests_by_api(self) -> Sequence[int]:
+        return self._accounting.counters.requests_by_api
+
+    @property
+    def oldest_api_key(self) -> int:
+        queue = self._in_flight.queue
+        return queue[0].plan.api_key if queue else -1
 
     @property
     def response_bytes(self) -> int:
@@ -362,6 +372,7 @@ class Relay:
         self.ended_unasked = not accounting.requests
         self.ended_unheard = not (accounting.requests or self._requests.unread.data or self._requests.half)
         self._closed = True
+        self._throttle.close()
         if self._times.measures:
             self._times.abandon(self._in_flight.queue, self._requests.half, turn.now_ms, turn.now_us)
         self._requests.abandon()

@@ -1,5 +1,6 @@
 """What a relay is to everything around it: the contract for a second make of it."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from proxy.relay.actions import Action, CloseReason, Decision
@@ -62,6 +63,14 @@ class ConnectionRelay(Protocol):
     @property
     def responses(self) -> int:
         """How many responses have begun to go out."""
+
+    @property
+    def requests_by_api(self) -> Sequence[int]:
+        """How many requests have come whole, by API key, over all connections to the node of this listener."""
+
+    @property
+    def oldest_api_key(self) -> int:
+        """The API of the response that comes next; -1 if none is waited for."""
 
     @property
     def response_bytes(self) -> int:

@@ -41,6 +41,7 @@ class ThrottleState:
     __slots__ = (
         "_accounting",
         "_prolonged",
+        "_reported",
         "_turn",
         "delayed_ms",
         "delayed_since_ms",
@@ -65,6 +66,8 @@ class ThrottleState:
         self._accounting = accounting
         self._prolonged: tuple[tuple[UsageCounter, int], ...] = ()
         """The usage of each quota that mutes the client now, and by how many ms it prolonged the mute."""
+        self._reported: tuple[QuotaType | None, ...] = ()
+        """The quotas that Throttled has reported in this mute. One that does not prolong it is reported once."""
 
     # --------------------------------------------------------------------- begin
 
@@ -78,18 +81,23 @@ class ThrottleState:
         """
         now_ms = self._turn.now_ms
         until_ms = now_ms + throttle_time_ms
+        is_muted = self.reasons & THROTTLED != 0
         prolonged_ms = until_ms - max(self.muted_until_ms, now_ms)
         if quota_type is not None:
             use = self._accounting.note_throttle(quota_type, client_id, max(prolonged_ms, 0), used)
             if prolonged_ms > 0 and use is not None:
                 self._prolonged += ((use, prolonged_ms),)
-        if prolonged_ms <= 0 and self.reasons & THROTTLED:
-            return
-        self.throttled_ms += prolonged_ms
-        self.muted_until_ms = until_ms
-        self.reasons |= THROTTLED
-        self._turn.after.append(Throttled(quota_type, throttle_time_ms, client_id))
-        self._turn.after.append(WakeAt(until_ms))
+        if not is_muted:
+            self._reported = ()
+        prolongs = prolonged_ms > 0 or not is_muted
+        if prolongs or quota_type not in self._reported:
+            self._reported += (quota_type,)
+            self._turn.after.append(Throttled(quota_type, throttle_time_ms, client_id))
+        if prolongs:
+            self.throttled_ms += prolonged_ms
+            self.muted_until_ms = until_ms
+            self.reasons |= THROTTLED
+            self._turn.after.append(WakeAt(until_ms))
 
     def throttle_with_responses(
         self, throttle_time_ms: int, quota_type: QuotaType | None, client_id: bytes, used: float = 0.0
@@ -113,6 +121,11 @@ class ThrottleState:
         for use, muted_ms in self._prolonged if somebody_waits else ():
             use.note_backlog(muted_ms, self._turn.now_us)
         self._prolonged = ()
+
+    def close(self) -> None:
+        """The connection ends: nobody is muted for what is left."""
+        if self.reasons & THROTTLED:
+            self.throttled_ms -= max(self.muted_until_ms - self._turn.now_ms, 0)
 
     # -------------------------------------------------------------------- report
 

@@ -1,6 +1,7 @@
 """One client connection on the event loop: two streams, a timer, and the relay that decides what to do."""
 
 import asyncio
+import logging
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -16,6 +17,7 @@ from proxy.decisions.steps import QuotaAlteration, SlowDecision
 from proxy.net.stream import READ_BYTES, Stream, StreamListener
 from proxy.net.tls_socket import AnySocket
 from proxy.net.turns import finish_in_turns
+from proxy.observe.added_latency import AddedLatency
 from proxy.observe.last_throttles import PastThrottle
 from proxy.observe.logs import is_reported
 from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
@@ -53,6 +55,8 @@ class ConnectionHost(Protocol):
 
     throttled: ThrottledClients
     """The throttle episodes of all connections of the virtual cluster."""
+    latency: AddedLatency
+    """The latency that the proxy adds at this listener."""
 
     def connect(self, connection: "Connection", reached: Reached) -> Cancellable:
         """Connect to the connection's node. `reached` is called later with the result, never at once."""
@@ -138,6 +142,23 @@ class Connection:
                 self._carry_out(actions, now_us)
         except Exception:
             self._fail()
+
+    def sampled_bytes_came(self, side: Side, data: bytes, since_us: int) -> Callable[[], object]:
+        """As `bytes_came`. Returns a call that notes the latency of the requests or responses that have passed."""
+        relay = self.relay
+        if side is Side.CLIENT:
+            before = list(relay.requests_by_api)
+            self.bytes_came(side, data)
+            pairs = enumerate(zip(before, relay.requests_by_api, strict=True))
+            counts = {api_key: count - earlier for api_key, (earlier, count) in pairs if count != earlier}
+        else:
+            api_key, responses = relay.oldest_api_key, relay.responses
+            self.bytes_came(side, data)
+            counts = {api_key: relay.responses - responses} if relay.responses > responses and api_key >= 0 else {}
+        return partial(self._note_latency, side, counts, since_us)
+
+    def _note_latency(self, side: Side, counts: Mapping[int, int], since_us: int) -> None:
+        self._host.latency.note(side, counts, self._now_us() - since_us)
 
     def eof_came(self, side: Side) -> None:
         """One side has closed its sending direction."""
@@ -388,7 +409,8 @@ class Connection:
     def _tell_end(self, close: Close) -> None:
         relay, login = self.relay, self.facts.login
         failed_login = _failed_login(login.failure) if close.reason is CloseReason.AUTHENTICATION_FAILED else {}
-        self._level_of(close, failed_login)(
+        self._log.log(
+            self._level_of(close, failed_login),
             "connection_closed",
             reason=close.reason.value,
             detail=printable(close.detail),
@@ -402,20 +424,20 @@ class Connection:
             duration_ms=self._now_ms() - self.opened_ms,
         )
 
-    def _level_of(self, close: Close, failed_login: Mapping[str, str | int | None]) -> Callable[..., None]:
-        """The log method for the end of this connection.
+    def _level_of(self, close: Close, failed_login: Mapping[str, str | int | None]) -> int:
+        """The level of the log line about the end of this connection.
 
         A client that only connected, as a health check does, is logged at DEBUG. A client that repeats a mistake, or
         that disconnects before a whole request again, is logged at DEBUG from the second time on.
         """
         if close.reason is CloseReason.CLIENT_SENT_NOTHING:
-            return self._log.debug
+            return logging.DEBUG
         if close.reason in ORDINARY and not (self.relay.ended_unasked and close.reason in _CLIENT_IS_GONE):
-            return self._log.info
+            return logging.INFO
         what = ", ".join(str(value) for value in failed_login.values() if value) or close.detail
         if not self._host.is_worth_a_line(self, close.reason, what):
-            return self._log.debug
-        return self._log.info if close.reason in ORDINARY else self._log.warning
+            return logging.DEBUG
+        return logging.INFO if close.reason in ORDINARY else logging.WARNING
 
     @property
     def unsent_bytes(self) -> int:

@@ -1,7 +1,7 @@
 """How the connections of a listener end: counted by reason, and logged where a log line is worth it."""
 
+import logging
 import struct
-from collections.abc import Callable
 from socket import SO_LINGER, SOL_SOCKET
 
 from common.printable import printable
@@ -44,9 +44,7 @@ class ConnectionEnds:
         """Whether to log an end: the first time for each address and reason, and each time for a bug of the proxy."""
         if reason is CloseReason.INTERNAL_ERROR:
             return True
-        return self._log.note_fault(
-            self._key, address, printable(f"{reason.value}: {detail}" if detail else reason.value)
-        )
+        return self._log.note_fault(self._key, address, reason, detail)
 
     def refuse(self, incoming: IncomingConnection, reason: CloseReason, reset: bool = False, detail: str = "") -> None:
         """Close a connection that exceeds a limit. The first refusal of an address is logged, others are counted."""
@@ -62,13 +60,18 @@ class ConnectionEnds:
             self.refuse(incoming, reason, detail=detail)
             return
         incoming.socket.close()
-        self._level_of(incoming, reason, detail)("connection_closed", reason=reason.value, detail=printable(detail))
+        incoming.log.log(
+            self._level_of(incoming, reason, detail),
+            "connection_closed",
+            reason=reason.value,
+            detail=printable(detail),
+        )
         self.count(reason)
 
-    def _level_of(self, incoming: IncomingConnection, reason: CloseReason, detail: str) -> Callable[..., None]:
-        """The log method for an incoming connection that ends: DEBUG if its address repeats the same mistake."""
+    def _level_of(self, incoming: IncomingConnection, reason: CloseReason, detail: str) -> int:
+        """The level of the line about an incoming connection that ends: DEBUG if its address repeats a mistake."""
         if reason in ORDINARY and reason not in _HUNG_UP:
-            return incoming.log.debug if reason is CloseReason.CLIENT_SENT_NOTHING else incoming.log.info
+            return logging.DEBUG if reason is CloseReason.CLIENT_SENT_NOTHING else logging.INFO
         if not self.is_worth_a_line(incoming.address, reason, detail):
-            return incoming.log.debug
-        return incoming.log.info if reason in _HUNG_UP else incoming.log.warning
+            return logging.DEBUG
+        return logging.INFO if reason in _HUNG_UP else logging.WARNING

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from common.printable import printable
 from protocol.identity.proxy_header import Endpoint, proxy_header_v2
 from proxy.clock import Clock
 from proxy.config.settings import LimitsConfig, ListenerConfig, VirtualClusterConfig
@@ -16,6 +17,7 @@ from proxy.gate.connection_gate import ConnectionGate, limits_of
 from proxy.gate.stages import IncomingConnection
 from proxy.net.deadlines import Deadlines
 from proxy.net.poller import Poller
+from proxy.observe.added_latency import AddedLatency
 from proxy.observe.last_throttles import LastThrottles, PastThrottle
 from proxy.observe.throttle_episode import ThrottledClients
 from proxy.relay.actions import CloseReason, Throttled
@@ -67,6 +69,7 @@ class Listener:
         self._book = book
         self._last_throttles = last_throttles
         self.throttled = throttled
+        self.latency = AddedLatency(virtual_cluster, config.name, {})
         self._clock = clock
         self._gate = gate
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, listener=config.name)
@@ -132,6 +135,7 @@ class Listener:
         relay, facts = relays.new(node_id, user)
         connection = Connection(relay, facts, self, self._clock, incoming.log)
         facts.note_identity = partial(self._note_identity, connection, incoming.log)
+        facts.note_denied = partial(self._note_denied, incoming)
         connection.client_connected(incoming.tls or incoming.socket)
         counters = relays.counters[node_id]
         counters.connections_opened += 1
@@ -196,6 +200,17 @@ class Listener:
         if not self.relays.demand_sasl and not self._reported_of_sasl:
             self._reported_of_sasl = True
             self._log.warning("sasl_not_required", mechanism=identity.mechanism, setting="sasl.required")
+
+    def _note_denied(self, incoming: IncomingConnection, api: str, user: str, client_id: bytes) -> None:
+        """A client has asked for quotas, or for a change of them, that its user has no right to."""
+        if self._gate.log.note_denied(self.key, incoming.address, api, user):
+            incoming.log.warning(
+                "quota_request_denied",
+                api=api,
+                user=printable(user),
+                client_id=printable(client_id.decode(errors="replace")),
+                settings=["quotas.admin_users", "quotas.admin_listeners", "quotas.describe_users"],
+            )
 
     def _let_go_of_port(self, port: int) -> None:
         """A port will stand for another node: close the connections that use it for the node that is gone."""

@@ -1,8 +1,9 @@
 """The quotas of one virtual cluster: taken from their source, put in force, and written back when altered."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import structlog
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _THREADS = 4
-_AUDITED_PER_STEP = 50
+_MOST_AUDITED = 100
+"""How many changes of one batch have a log line each; of the others the log has the number."""
 _UNKNOWN_EVERY_US = 60_000_000
 
 
@@ -60,6 +62,8 @@ class QuotaStore:
         """Separate from `_threads`, which may be blocked by a source."""
         self._taking_up = asyncio.Lock()
         self._stopping = False
+        self._altering: dict[tuple[Entity, QuotaKey], float | None] = {}
+        """What alterations under way have set: their log lines name the client."""
         self._known = False
         self.refuses_while_unknown = False
         """Whether connections are refused while the quotas are not known: `quotas.when_unknown`."""
@@ -131,24 +135,43 @@ class QuotaStore:
         """
         async with self._taking_up:
             self._tell_problems(self.source.problems)
-            quotas = self.source.quotas
-            if quotas is self.quotas:
-                return
-            loop = asyncio.get_running_loop()
-            news = await loop.run_in_executor(self._preparing, self._news, quotas)
-            self._tables, self._entities_of, self.quotas = news.tables, news.entities_of, quotas
-            if news.changes:
-                self.since_ms = self._clock.epoch_ms()
-                self.when_changed(news.tables)
-                now_ms, changed = self._clock.now_ms(), news.changes.keys()
-                for _ in self._quota_manager.replacing(news.tables.enforced, now_ms, news.tables.shadow, changed):
-                    await asyncio.sleep(0)
-                self._log.info("quotas_changed", entities=len(quotas), changed=len(changed))
+            if self.source.quotas is not self.quotas:
+                await self._put_in_force(self.source.quotas)
+            self._known = self.known
 
-    def _news(self, now: Quotas) -> "_News":
+    async def _put_in_force(self, quotas: Quotas) -> None:
+        loop, are_first = asyncio.get_running_loop(), not self._known
+        news = await loop.run_in_executor(self._preparing, self._news, quotas, dict(self._altering))
+        self._tables, self._entities_of, self.quotas = news.tables, news.entities_of, quotas
+        if not news.changes:
+            return
+        self.since_ms = self._clock.epoch_ms()
+        self.when_changed(news.tables)
+        now_ms, changed = self._clock.now_ms(), news.changes.keys()
+        for _ in self._quota_manager.replacing(news.tables.enforced, now_ms, news.tables.shadow, changed):
+            await asyncio.sleep(0)
+        self._log.info("quotas_changed", entities=len(quotas), changed=len(changed))
+        if not are_first:
+            self._audit_changes(news)
+
+    def _news(self, now: Quotas, altering: Mapping[tuple[Entity, QuotaKey], float | None]) -> "_News":
         """The changes since quotas were last taken up, with the tables they lead to."""
         changes = changes_between(self.quotas, now)
-        return _News(changes, self._tables.changed(changes), _by_user(self._entities_of, changes))
+        others = (
+            change
+            for change in _single_changes(self.quotas, changes)
+            if altering.get((change.entity, change.key), _OTHER) != change.new
+        )
+        audited = list(islice(others, _MOST_AUDITED))
+        unlisted = sum(1 for _ in others)
+        return _News(changes, self._tables.changed(changes), _by_user(self._entities_of, changes), audited, unlisted)
+
+    def _audit_changes(self, news: "_News") -> None:
+        """Log the changes that did not come through Kafka's API: these are logged with the client."""
+        for change in news.audited:
+            self._log.info("quota_changed", **change.log_keys(), layer=printable(change.layer))
+        if news.unlisted:
+            self._log.info("quota_changes_unlisted", changes=news.unlisted)
 
     def entities_of(self, user: str) -> tuple[Entity, ...]:
         """The entities with quotas that name this user."""
@@ -177,22 +200,77 @@ class QuotaStore:
     async def _alter(
         self, alteration_request: QuotaAlteration, log: "FilteringBoundLogger"
     ) -> Sequence[Exception | None]:
-        before = self.source.quotas
-        results = await self._in_thread(self.source.alter, alteration_request.alterations)
-        await self.take_up()
-        for number, (alteration, result) in enumerate(zip(alteration_request.alterations, results, strict=True), 1):
-            if not number % _AUDITED_PER_STEP:
-                await asyncio.sleep(0)
-            _audit(alteration, result, before.get(alteration.entity, {}), alteration_request.client_id, log)
+        before, alterations = self.source.quotas, alteration_request.alterations
+        altering = {(each.entity, key): limit for each in alterations for key, limit in each.limits.items()}
+        self._altering |= altering
+        try:
+            results = await self._in_thread(self.source.alter, alterations)
+            await self.take_up()
+        finally:
+            for changed in altering:
+                self._altering.pop(changed, None)
+        log = log.bind(client_id=printable(alteration_request.client_id), source=self.source.name)
+        for alteration, key, result in islice(_altered(alterations, results), _MOST_AUDITED):
+            old = before.get(alteration.entity, {}).get(key)
+            change = _Change(alteration.entity, key, None if old is None else old.value, alteration.limits[key])
+            if result is None:
+                log.info("quota_altered", **change.log_keys())
+            else:
+                log.warning("quota_alteration_refused", problem=printable(str(result)), **change.log_keys())
+        if (unlisted := len(altering) - _MOST_AUDITED) > 0:
+            log.info("quota_changes_unlisted", changes=unlisted)
         return results
 
 
+class _Change(NamedTuple):
+    """A change of one quota of one entity; None: there was or is none. `layer` is where it stands, or stood."""
+
+    entity: Entity
+    key: QuotaKey
+    old: float | None
+    new: float | None
+    layer: str = ""
+
+    def log_keys(self) -> dict[str, str | float | None]:
+        """The keys of every log line about a change."""
+        return {"entity": printable(str(self.entity)), "quota": self.key.text, "old": self.old, "new": self.new}
+
+
+_OTHER = object()
+"""In place of a limit: no alteration that is under way sets this quota."""
+
+
+def _single_changes(before: Quotas, changes: Changes) -> Iterator[_Change]:
+    """The quotas that have another value than before, or are new or gone."""
+    for entity, limits in changes.items():
+        old, new = before.get(entity, {}), limits or {}
+        for key in dict.fromkeys((*old, *new)):
+            was, now = old.get(key), new.get(key)
+            old_value, new_value = (None if limit is None else limit.value for limit in (was, now))
+            if old_value != new_value:
+                yield _Change(entity, key, old_value, new_value, (now or was or Limit(0, "")).layer)
+
+
+def _altered(
+    alterations: Sequence[Alteration], results: Sequence[Exception | None]
+) -> Iterator[tuple[Alteration, QuotaKey, Exception | None]]:
+    """Each quota of each alteration, with the result of the alteration."""
+    for alteration, result in zip(alterations, results, strict=True):
+        for key in alteration.limits:
+            yield alteration, key, result
+
+
 class _News(NamedTuple):
-    """The changes of the quotas, and the tables and the entities of each user after them."""
+    """The changes of the quotas, and the tables and the entities of each user after them.
+
+    `audited` are the first changes that did not come through Kafka's API, `unlisted` is the number of the others.
+    """
 
     changes: Changes
     tables: Tables
     entities_of: SharedMap[str, tuple[Entity, ...]]
+    audited: Sequence[_Change]
+    unlisted: int
 
 
 def _by_user(before: SharedMap[str, tuple[Entity, ...]], changes: Changes) -> SharedMap[str, tuple[Entity, ...]]:
@@ -205,23 +283,6 @@ def _by_user(before: SharedMap[str, tuple[Entity, ...]], changes: Changes) -> Sh
             else:
                 entities.pop(entity, None)
     return before.changed({user: tuple(entities) or None for user, entities in found.items()})
-
-
-def _audit(
-    alteration: Alteration,
-    result: Exception | None,
-    before: Mapping[QuotaKey, Limit],
-    client_id: str,
-    log: "FilteringBoundLogger",
-) -> None:
-    """Log one line for each quota: the client, the old and the new value."""
-    log = log.bind(entity=printable(str(alteration.entity)), client_id=printable(client_id))
-    for key, new in alteration.limits.items():
-        reported = {"quota": key.text, "old": before[key].value if key in before else None, "new": new}
-        if result is None:
-            log.info("quota_altered", **reported)
-        else:
-            log.warning("quota_alteration_refused", problem=printable(str(result)), **reported)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from common.file_signature import signature
 from common.places import with_places
 from common.private_directory import DirectoryUnusable
-from common.problems import Problem
+from common.problems import Problem, bounded
 from protocol.api_table import APIS
 from proxy.clock import Clock, SystemClock
 from proxy.config.load import load_config
@@ -44,6 +44,7 @@ from proxy.net.poller import Poller
 from proxy.observe import logs
 from proxy.observe.api import AdminApi
 from proxy.observe.explained import Origin
+from proxy.observe.full_tables import FullTables
 from proxy.observe.health import ClusterHealth, Muted, Readiness
 from proxy.observe.http_listener import HttpListener
 from proxy.observe.last_throttles import LastThrottles
@@ -153,6 +154,7 @@ class VirtualCluster:
         )
         self.last_throttles = LastThrottles(self.quota_manager, clock)
         self.throttled = ThrottledClients()
+        self._full_tables = FullTables(config.name)
         self.upstream = Upstream(
             config.name,
             config.upstream,
@@ -275,6 +277,12 @@ class VirtualCluster:
             quota_manager.shadow_overflowed,
         )
 
+    def report_full_tables(self, now_us: int) -> None:
+        """Log which tables of sensors had no room for newcomers."""
+        totals = self.sensor_totals()
+        overflows = {"clients": totals.overflows, "shadow": totals.shadow_overflows}
+        self._full_tables.look(overflows | {"addresses": self.gate.overflows_of(self.name)}, now_us)
+
     def shadow_totals(self) -> Iterator[ShadowTotals]:
         """What the shadow quotas would have throttled."""
         for (_, node_id, quota_type), (throttles, throttled_ms) in self.quota_manager.shadow_throttles().items():
@@ -319,7 +327,7 @@ class Service:
         self.config = config
         self.clock = clock
         self._metrics = Metrics(CollectorRegistry(), config.metrics.top_entities)
-        poller = Poller()
+        self._poller = poller = Poller()
         quotas = ConnectionQuotas(ConnectionLimits(), clock.now_ms())
         self.gate = ConnectionGate(Admission(quotas, config.limits.max_held_connections), clock)
         trace = config.usage.trace
@@ -364,10 +372,12 @@ class Service:
         self._history = self._history_of(config.history, config.usage)
         self._api_listener = HttpListener(self._api.application(), "admin", *http)
         self._apply_limits()
+        self._poller.sample(config.metrics.latency_sample, clock.now_us)
         self._metrics.add_relays(self._relay_totals)
         self._metrics.ready.set_function(lambda: not self.not_ready())
         self._note_reload(is_applied=True)
         self._metrics.add_muted(self._muted)
+        self._metrics.add_latency(lambda: (listener.latency for listener in self._listeners()))
         for cluster in self.clusters:
             self._metrics.add_health(cluster.health)
             self._metrics.add_sensors(cluster.sensor_totals)
@@ -547,7 +557,7 @@ class Service:
         for listener in self._listeners():
             listener.stop_accepting()
         self.gate.empty()
-        self.gate.log.tell_ended()
+        self.gate.log.sum_up()
         log.info("stopping", connections=sum(len(listener.connections) for listener in self._listeners()))
         await self._drain(self.config.limits.drain_s)
         for connection in [one for listener in self._listeners() for one in listener.lingering]:
@@ -634,6 +644,8 @@ class Service:
             now_ms = self.clock.now_ms()
             self._readiness.look()
             self._report_unknown_quotas()
+            for cluster in self.clusters:
+                cluster.report_full_tables(self.clock.now_us())
             step_ms, last_ms = min(now_ms - last_ms, _LONGEST_STEP_MS), now_ms
             for cluster in self.clusters:
                 for _ in range(_EXPIRIES_PER_SWEEP):
@@ -644,7 +656,7 @@ class Service:
                 connection.look_after(now_ms, step_ms, time_outs)
                 if not number % _LOOKS_AT_ONCE:
                     await asyncio.sleep(0)
-            self.gate.log.tell_ended()
+            self.gate.log.sum_up()
 
     def _report_unknown_quotas(self) -> None:
         for cluster in self.clusters:
@@ -690,7 +702,7 @@ class Service:
 
     def _warn(self) -> None:
         """Log warnings about settings that are allowed but probably not intended."""
-        for warning in warnings_of(self.config, ephemeral_ports()):
+        for warning in bounded(warnings_of(self.config, ephemeral_ports()), "warnings"):
             log.warning("config_warning", problem=str(warning))
         self._warn_of_descriptors(self._max_sockets, self.config.limits.max_connections)
 
@@ -722,6 +734,7 @@ class Service:
         self._note_settings()
         logs.set_level(self.config.log.level)
         self._metrics.top_entities = self.config.metrics.top_entities
+        self._poller.sample(self.config.metrics.latency_sample, self.clock.now_us)
         self._apply_limits()
 
     def _apply_limits(self) -> None:

@@ -173,10 +173,11 @@ class ListenerPorts:
         now_us = self._directory.now_us()
         if self._looks.is_due(now_us):
             self._directory.look()
-        if self._reports.is_due(now_us):
+        if responses := self._reports.times(now_us):
             spares = "all spare ports stand for other nodes" if self._spares else "no spare port is left for it"
             problem = f"it is not in node_ids, and {spares}: clients are not told of it"
-            self._log.warning("node_left_out", node_id=node_id, problem=problem, settings=["node_ids", "spare_ports"])
+            settings = ["node_ids", "spare_ports"]
+            self._log.warning("node_left_out", node_id=node_id, problem=problem, settings=settings, responses=responses)
 
     def node_of(self, port: int) -> int | None:
         """The node that a local port stands for; None for a spare port that no node has taken."""

@@ -5,7 +5,7 @@ Addresses are those of 127.0.0.0/8, which all are this machine.
 
 import json
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -25,12 +25,16 @@ class AtTheGate:
         self.sockets = []
 
     def connect(self, address, count=1, port=None):
-        """So many connections, one after another; each stands as far as the kernel goes."""
+        """So many connections, one after another; each stands as far as the kernel goes.
+
+        The proxy may have reset a connection before `connect` returns here: it counts nevertheless.
+        """
         for _ in range(count):
             sock = self._stack.enter_context(socket.socket())
             sock.settimeout(TIMEOUT_S)
             sock.bind((address, 0))
-            sock.connect((HOST, port or self.proxy.port))
+            with suppress(ConnectionResetError):
+                sock.connect((HOST, port or self.proxy.port))
             self.sockets.append(sock)
         return self.sockets[-count:]
 
@@ -117,6 +121,7 @@ def test_refused_connections_are_not_counted_and_more_than_may_be_held_are_reset
     assert closed.keys() == {"ip_rate_exceeded", "too_many_held"}
     assert closed["ip_rate_exceeded"] >= 4
     assert (gate.admitted(), gate.proxy.metric("instance_connections")) == (0, 0)
+    gate.wait_for(lambda: gate.proxy.events("connection_refused"), "the log line, which is read by another thread")
     line, *_ = gate.proxy.events("connection_refused")
     assert (line["client"].split(":")[0], line["counts_as"], line["level"]) == (BANNED, BANNED, "warning")
 

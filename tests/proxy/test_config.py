@@ -560,12 +560,38 @@ def test_all_problems_are_reported_in_one_run_even_where_one_could_hide_another(
         ("a: !!bool x\n", "a.yaml: line 1, column 4: expected a value of type bool, got 'x'"),
         ("[" * 60 + "]" * 60, "a.yaml: line 1, column 51: expected at most 50 levels, got more"),
         ("[" * 5000, "a.yaml: expected at most 50 levels, got more"),
+        ("log:\n\tlevel: info\n", "a.yaml: line 2, column 1: a tab; YAML wants spaces"),
+        ("log:\n  level: info\n \tformat: json\n", "a.yaml: line 3, column 2: a tab; YAML wants spaces"),
+        ("- a: 1\n-\tb: 2\n", "a.yaml: line 2, column 2: a tab; YAML wants spaces"),
+        ("\tlog: {}\n", "a.yaml: line 1, column 1: a tab; YAML wants spaces"),
+        ("log:\n  level: info\n\t\tx\n", "a.yaml: line 3, column 1: a tab; YAML wants spaces"),
     ],
 )
 def test_invalid_yaml_is_reported_with_its_file_and_line(text, problem):
     with pytest.raises(Problems) as caught:
         config_in(text)
     assert str(caught.value) == problem
+
+
+def test_one_port_that_two_of_very_many_listeners_claim_is_found():
+    listeners = [
+        {
+            "name": f"l{i}",
+            "advertised_host": "h",
+            "bind": f"127.0.{i // 250}.{i % 250 + 1}",
+            "port": 20_000,
+            "node_ids": ["0-9"],
+        }
+        for i in range(1_500)
+    ]
+    listeners.append({**listeners[0], "name": "twin", "port": 20_010})
+    raw = changed(("virtual_clusters", 0, "listeners"), listeners)
+    with pytest.raises(ConfigErrors) as caught:
+        config_of(raw)
+    path = "virtual_clusters[0].listeners"
+    assert [str(problem) for problem in caught.value.problems] == [
+        f"{path}[1500].port: {TAKEN}, got 20010, taken by {path}[0].node_ids[0]"
+    ]
 
 
 def test_aliases_that_stand_for_millions_of_values_are_refused():

@@ -8,10 +8,11 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from protocol.api_key import CREATE_TOPICS, FIND_COORDINATOR
+from protocol.api_key import CREATE_TOPICS, FIND_COORDINATOR, HEARTBEAT
 from protocol.messages.api_versions import carried
 from protocol.primitives import uvarint
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from proxy.observe.added_latency import AddedLatency
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.throttle_episode import ThrottledClients
 from proxy.relay.actions import OWN_REQUEST_ID, CloseReason, RelayLimits, Throttled
@@ -45,6 +46,7 @@ class Shell:
         self.written, self.altered = asyncio.Event(), 0
         quota_manager = quota_manager_with(**quota)
         self.last_throttles, self.throttled = LastThrottles(quota_manager, self.clock), ThrottledClients()
+        self.latency = AddedLatency("main", "plain", {})
         facts = ConnectionFacts(ListenerFacts("main", FixedNodes(), quota_manager, carried), 1, "ANONYMOUS")
         self.connection = Connection(
             Relay(quota_manager, RelayCounters(), limits or RelayLimits(), facts.bind),
@@ -574,3 +576,46 @@ async def test_a_client_over_its_quota_is_throttled_until_its_throttle_time_is_o
     assert shell.connection.is_throttled(now_ms)
     assert not shell.connection.is_throttled(now_ms + 3_600_000)
     assert not Shell().connection.is_throttled(now_ms)
+
+
+def latencies(shell):
+    """How many requests and responses of each API were measured, and the sum of their times in ms."""
+    return {
+        (side, api_key): (sum(histogram.counts), histogram.sum_us / 1000)
+        for (side, api_key), histogram in shell.latency.histograms.items()
+    }
+
+
+async def test_the_latency_of_a_sample_is_measured_until_all_is_written():
+    shell = Shell(produce=100)
+    await shell.client_sends(heartbeat(1))
+    assert latencies(shell) == {}
+    shell.connection.bytes_came(Side.NODE, heartbeaten(1))
+    began_us = shell.clock.now_us()
+    shell.clock.advance(3)
+    written = shell.connection.sampled_bytes_came(Side.CLIENT, heartbeat(2) + heartbeat(3), began_us)
+    shell.clock.advance(4)
+    written()
+    assert latencies(shell) == {(Side.CLIENT, HEARTBEAT): (2, 14)}
+    written = shell.connection.sampled_bytes_came(Side.NODE, heartbeaten(2), shell.clock.now_us() - 2000)
+    written()
+    assert latencies(shell)[Side.NODE, HEARTBEAT] == (1, 2)
+
+
+async def test_what_a_mute_holds_back_is_not_in_the_measured_latency():
+    shell = Shell(produce=100)
+    await shell.client_sends(produce(1, size=1500))
+    began_us = shell.clock.now_us()
+    shell.connection.sampled_bytes_came(Side.CLIENT, heartbeat(2), began_us)()
+    assert shell.node.written == produce(1, size=1500)
+    assert latencies(shell) == {}
+
+
+async def test_the_log_line_at_the_end_has_only_the_part_of_a_mute_until_then():
+    with capture_logs() as logs:
+        shell = Shell(produce=100)
+        await shell.client_sends(produce(1, size=1500))
+        shell.clock.advance(2000)
+        shell.connection.give_up(CloseReason.SHUTDOWN)
+    [closed] = [line for line in logs if line["event"] == "connection_closed"]
+    assert closed["throttled_ms"] == 2000

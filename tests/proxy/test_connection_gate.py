@@ -55,10 +55,10 @@ async def test_a_full_listener_is_logged_when_the_first_connection_waits_and_whe
     setting = {"listener": "plain", "setting": "listeners[].connections.max_connections"}
     assert reported(logs) == [{**setting, "limit": 1, "others": "wait"}]
     clock.advance(6_999)
-    gate.log.tell_ended()
+    gate.log.sum_up()
     assert len(reported(logs)) == 1
     clock.advance(1)
-    gate.log.tell_ended()
+    gate.log.sum_up()
     assert reported(logs)[1:] == [{**setting, "duration_ms": 6_000, "waited": 3}]
 
 
@@ -81,7 +81,7 @@ async def test_a_full_process_logs_how_many_connections_it_has_closed(at_the_gat
     for _ in range(500):
         gate.log.note_full(10_000)
     clock.advance(10_000)
-    gate.log.tell_ended()
+    gate.log.sum_up()
     setting = {"setting": "limits.max_connections"}
     assert reported(logs) == [
         {**setting, "limit": 10_000, "others": "are closed at once"},

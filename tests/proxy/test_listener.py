@@ -232,7 +232,7 @@ async def test_hostile_and_broken_clients_are_summed_up_for_each_address(house, 
             while sum(house.closed.values()) < 20:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         house.clock.advance(61_000)
-        house.gate.log.tell_ended()
+        house.gate.log.sum_up()
     assert [line["reason"] for line in lines(logs, "connection_closed")] == [reason] * 2 * (reason is not None)
     summed = {line["counts_as"]: line["connections"] for line in lines(logs, "connections_closed")}
     assert summed == ({} if reason is None else {STORM: 10, GOOD: 10})
@@ -244,8 +244,8 @@ async def test_hostile_and_broken_clients_are_summed_up_for_each_address(house, 
     [(CloseReason.NODE_UNREACHABLE, 1), (CloseReason.INTERNAL_ERROR, 5)],
     ids=lambda value: value,
 )
-async def test_an_unreachable_node_is_logged_once_for_each_address_and_a_bug_each_time(house, reason, reported):
-    house.come(*[GOOD] * 5)
+async def test_an_unreachable_node_is_logged_once_for_all_addresses_and_a_bug_each_time(house, reason, reported):
+    house.come(*[GOOD] * 3, *[STORM] * 2)
     house.accept_all()
     with capture_logs() as logs:
         for connection in list(house.listener.connections):
@@ -274,3 +274,18 @@ async def test_a_balancers_own_connections_spend_no_rate_and_its_looks_none_eith
     async with asyncio.timeout(TIMEOUT_S):
         while not house.gate.admission.held:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
+
+
+async def test_requests_without_the_right_to_them_are_logged_once_and_summed_up(house):
+    house.come(GOOD)
+    house.accept_all()
+    [incoming] = house.listener._incoming_of.values()
+    with capture_logs() as logs:
+        for _ in range(61):
+            house.listener._note_denied(incoming, "AlterClientQuotas", "bob", b"tool\x1b")
+            house.clock.advance(1_000)
+        house.gate.log.sum_up()
+    [line] = lines(logs, "quota_request_denied")
+    assert (line["api"], line["user"], line["client_id"]) == ("AlterClientQuotas", "bob", "tool\\x1b")
+    [summed] = lines(logs, "quota_requests_denied")
+    assert summed["requests"] == ["61 AlterClientQuotas of bob"]

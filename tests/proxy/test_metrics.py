@@ -2,9 +2,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from protocol.api_key import FETCH, PRODUCE
 from proxy.gate.gate_metrics import AddressUse, ClusterGate, InstanceGate, ListenerGate
+from proxy.observe.added_latency import AddedLatency
 from proxy.observe.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals, UsageTotals
 from proxy.relay.actions import CloseReason
+from proxy.side import Side
 from proxy.usage.shipper import Shipped
 from proxy.usage.spool import SpoolTotals
 
@@ -29,6 +32,14 @@ USAGE = (
     "clients",
     "clients_capacity",
     "client_overflows",
+    "shipped_lines",
+    "shipped_bytes",
+    "shipped_files",
+    "files_lost_unshipped",
+    "lines_unshippable",
+    "shipping_failures",
+    "unshipped_files",
+    "unshipped_bytes",
 )
 
 
@@ -60,6 +71,25 @@ def test_what_was_shipped_is_shown_where_anything_is(metrics):
         "unshipped_bytes",
     )
     assert [value(f"kafka_throttle_usage_{name}") for name in names] == [7, 700, 2, 3, 4, 5, 6, 600]
+
+
+def test_the_added_latency_is_a_histogram_for_each_api_and_direction(metrics):
+    latency = AddedLatency("main", "plain", {})
+    for took_us in (80, 100, 101, 900_000):
+        latency.note(Side.CLIENT, {PRODUCE: 2}, took_us)
+    latency.note(Side.NODE, {FETCH: 1}, 1_500)
+    metrics.add_latency(lambda: [latency])
+    labels = {"virtual_cluster": "main", "listener": "plain", "direction": "request", "api": "Produce"}
+    value = metrics.registry.get_sample_value
+    buckets = [
+        value("kafka_throttle_added_latency_seconds_bucket", {**labels, "le": bound})
+        for bound in ("0.0001", "0.0002", "0.5", "+Inf")
+    ]
+    assert buckets == [4, 6, 6, 8]
+    assert value("kafka_throttle_added_latency_seconds_count", labels) == 8
+    assert value("kafka_throttle_added_latency_seconds_sum", labels) == pytest.approx(1.800562)
+    of_fetch = {**labels, "direction": "response", "api": "Fetch"}
+    assert value("kafka_throttle_added_latency_seconds_count", of_fetch) == 1
 
 
 def totals(**counts):
@@ -247,6 +277,7 @@ def test_every_metric_has_our_prefix_and_every_family_is_there_from_the_start(me
     ours = {name for name in names if name.startswith("kafka_throttle_")}
     assert all(name.startswith(("process_", "python_gc_")) for name in names - ours)
     assert {
+        "kafka_throttle_added_latency_seconds",
         "kafka_throttle_authentications",
         "kafka_throttle_build",
         *(f"kafka_throttle_{name}" for name in OF_THE_GATE),

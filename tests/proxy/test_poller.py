@@ -164,3 +164,17 @@ async def test_only_so_many_wait_for_the_end(sockets, monkeypatch):
     first, second = (int(what.split()[1]) for what in sockets.happened if what.startswith("turn"))
     assert sockets.happened[:3] == [f"turn {first}", f"turn {second}", f"end {second}"]
     assert sockets.happened[-1] == f"end {first}"
+
+
+async def test_one_sweep_in_so_many_has_the_time_at_which_it_began(sockets):
+    times = []
+    sockets.poller.sample(3, lambda: 7)
+    for _ in range(7):
+        ours, theirs = sockets.pair()
+        theirs.send(b"x")
+        sockets.poller.add(
+            ours.fileno(), READABLE, lambda _, ours=ours: times.append((sockets.poller.sampled_us, ours.recv(1)))
+        )
+        sockets.poller._serve()
+        assert sockets.poller.sampled_us == 0
+    assert [since_us for since_us, _ in times] == [0, 0, 7, 0, 0, 7, 0]

@@ -556,3 +556,15 @@ def test_a_long_request_that_ends_badly_closes_its_connection():
     entries = [((("user", f"u{i}"),), [put(P, 5)]) for i in range(2 * ITEMS_PER_STEP)]
     outcome, steps = steps_of(alter_request(entries, corr=71)[:-4])
     assert (outcome.close.reason, steps > 1) == (CloseReason.REQUEST_MALFORMED, True)
+
+
+def test_a_request_without_the_right_to_it_is_noted(version):
+    met = []
+    one = facts(may_alter=False, may_describe=False, user="bob")
+    one.note_denied = lambda *what: met.append(what)
+    alter_frame = alter_request([(ALICE, [(P, 1.0, False)])], version=version, client_id=b"tool")
+    describe_frame = describe_request([("user", EXACT, "alice")], version=version)
+    for frame, client_id in ((alter_frame, b"tool"), (describe_frame, b"x")):
+        ask = DecisionRequest(1, DecisionKind.QUOTA_API, Side.CLIENT, frame[5], version, frame, client_id)
+        decide(ask, one, 0)
+    assert met == [("AlterClientQuotas", "bob", b"tool"), ("DescribeClientQuotas", "bob", b"x")]

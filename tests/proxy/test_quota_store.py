@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from proxy.decisions.steps import QuotaAlteration
 from proxy.relay.actions import Decision
@@ -16,6 +17,7 @@ from quotas.sensors.windowed_rate import Sensors
 from quotas.sources import file
 from quotas.sources.file import FileSource
 from tests.fakes.clock import FakeClock
+from tests.timeouts import TIMEOUT_S
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 EVERYBODY = Entity(client_id=DEFAULT)
@@ -146,3 +148,55 @@ async def test_others_have_their_turn_while_a_change_of_all_is_put_in_force(stat
         looking.cancel()
         assert len(limits_seen) >= 10
         assert all(reading.limit == 20.0 for _, reading in bound.quota_manager.readings(0))
+
+
+def audited(logs):
+    return [line for line in logs if line["event"] in ("quota_changed", "quota_altered", "quota_changes_unlisted")]
+
+
+async def test_each_change_of_the_source_has_a_log_line_but_the_first_quotas_have_none(state):
+    with capture_logs() as logs:
+        async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}, Entity("v"): {PRODUCE: 1.0}}) as bound:
+            assert audited(logs) == []
+            changed = {EVERYBODY: {PRODUCE: 10.0}, Entity("u"): {PRODUCE: 3.0}}
+            await asyncio.to_thread(bound.source.replace, changed)
+            await bound.book.take_up()
+            lines = [(line["entity"], line["quota"], line["old"], line["new"], line["layer"]) for line in audited(logs)]
+            assert sorted(lines) == [
+                ("user=u", "producer_byte_rate", None, 3.0, "proxy.yaml"),
+                ("user=v", "producer_byte_rate", 1.0, None, "proxy.yaml"),
+            ]
+            other = FileSource(changed, "proxy.yaml", state)
+            await asyncio.to_thread(other.alter, [Alteration(Entity("u"), {PRODUCE: 4.0})])
+            async with asyncio.timeout(TIMEOUT_S):
+                while len(audited(logs)) < 3:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+    last = audited(logs)[-1]
+    assert (last["old"], last["new"], last["layer"], last["source"]) == (3.0, 4.0, "state.json", "file")
+
+
+async def test_a_change_through_the_api_has_one_log_line_with_the_client(state):
+    with capture_logs() as logs:
+        async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}) as bound:
+            await bound.alter(EVERYBODY, 7.0)
+            await asyncio.sleep(0.1)
+    [line] = audited(logs)
+    keys = {key: line[key] for key in ("event", "client_id", "entity", "old", "new", "source")}
+    assert keys == {
+        "event": "quota_altered",
+        "client_id": "admin",
+        "entity": "client-id=<default>",
+        "old": 10.0,
+        "new": 7.0,
+        "source": "file",
+    }
+
+
+async def test_of_very_many_changes_the_first_hundred_are_listed(state):
+    with capture_logs() as logs:
+        async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}) as bound:
+            await asyncio.to_thread(bound.source.replace, {Entity(f"u{i}"): {PRODUCE: 1.0} for i in range(10_000)})
+            await bound.book.take_up()
+    lines = audited(logs)
+    assert [line["event"] for line in lines] == ["quota_changed"] * 100 + ["quota_changes_unlisted"]
+    assert lines[-1]["changes"] == 9_901

@@ -48,3 +48,29 @@ def test_an_address_with_a_new_mistake_each_time_is_logged_a_few_times():
     [episode] = faults.over(100_000)
     assert len(episode.reasons) == 17
     assert episode.reasons["others"] == 484
+
+
+def test_refusals_that_go_on_are_summed_up_once_a_minute():
+    faults = Refusals(60_000, tells_each=True)
+    for second in range(150):
+        faults.note("main", "10.0.0.1", "tls_expected", 1000 * second)
+        assert not list(faults.over(1000 * second))
+        for episode in faults.going_on(1000 * second):
+            assert second in (60, 120)
+            assert (episode.reasons.total(), episode.last_ms - episode.began_ms) == (
+                (61, 60_000) if second == 60 else (60, 60_000)
+            )
+    [episode] = faults.over(209_000)
+    assert episode.reasons == {"tls_expected": 29}
+
+
+def test_one_refusal_is_not_summed_up_while_its_episode_goes_on():
+    faults = Refusals(60_000, tells_each=True)
+    assert faults.note("main", "10.0.0.1", "tls_expected", 0)
+    assert faults.note("main", "10.0.0.1", "tls_failed", 59_000)
+    assert list(faults.going_on(118_000)) == []
+    assert not faults.note("main", "10.0.0.1", "tls_failed", 118_000)
+    [episode] = faults.going_on(118_001)
+    assert episode.reasons == {"tls_expected": 1, "tls_failed": 2}
+    assert list(faults.over(178_000)) == []
+    assert faults.note("main", "10.0.0.1", "tls_failed", 178_001)

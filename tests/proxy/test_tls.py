@@ -363,15 +363,15 @@ async def test_a_client_that_often_speaks_no_tls_is_logged_when_it_begins_and_wh
                 client.writer.write(heartbeat(1))
                 await until(lambda count=count: proxy.closed("tls_expected") == count)
                 client.close()
-                clock.advance(20_000)
-            proxy.gate.log.tell_ended()
+                clock.advance(19_000)
+            proxy.gate.log.sum_up()
             assert "connections_closed" not in [line["event"] for line in logs]
-            clock.advance(40_000)
-            proxy.gate.log.tell_ended()
+            clock.advance(41_000)
+            proxy.gate.log.sum_up()
     closings = [line["log_level"] for line in logs if line["event"] == "connection_closed"]
     assert closings == ["warning", "debug", "debug"]
     [over] = [line for line in logs if line["event"] == "connections_closed"]
-    assert (over["counts_as"], over["connections"], over["duration_ms"]) == ("127.0.0.1", 3, 40_000)
+    assert (over["counts_as"], over["connections"], over["duration_ms"]) == ("127.0.0.1", 3, 38_000)
     assert over["faults"] == ["3 tls_expected: got bytes as of a client that speaks Kafka without TLS"]
 
 
@@ -537,7 +537,7 @@ async def test_a_client_without_a_server_name_bootstraps_and_is_logged_once_for_
                 client.close()
             assert set(proxy.listener.relays.counters) == {BOOTSTRAP_NODE_ID}
             clock.advance(61_000)
-            proxy.gate.log.tell_ended()
+            proxy.gate.log.sum_up()
     [line] = [line for line in logs if line["event"] == "server_name_missing"]
     assert (line["log_level"], line["served_as"]) == ("warning", "bootstrap")
     [line] = [line for line in logs if line["event"] == "server_names_missing"]

@@ -594,3 +594,19 @@ def test_a_train_at_the_edge_of_its_quota_is_looked_at_once_per_request(make_rel
     scanned.clear()
     script.client(b"".join(produce(number, size=100, acks=0) for number in range(1000)), NOW_MS + 1)
     assert sum(scanned) <= 2000
+
+
+def test_a_quota_that_does_not_prolong_the_mute_is_reported_once_in_it(make_relay):
+    """The relay reports Throttled for each quota, also if another one mutes the client for longer."""
+    script = Script(make_relay, quota_manager_with(produce=100)).connected()
+    script.client(produce(1, size=1500))
+    throttle = script.relay._throttle
+    turn = throttle._turn
+    for quota_type in (QuotaType.REQUEST, QuotaType.REQUEST, QuotaType.PRODUCE, None, None):
+        actions = turn.begin(NOW_US + 1_000)
+        throttle.throttle(10, quota_type, b"etl")
+        turn.do_after()
+        script.do(actions)
+    reported = [(each.quota_type, each.throttle_time_ms) for each in script.throttles]
+    assert reported == [(QuotaType.PRODUCE, 5000), (QuotaType.REQUEST, 10), (None, 10)]
+    assert script.wake_at == NOW_MS + 5000

@@ -345,7 +345,7 @@ class Acceptor:
             listener.headers.stop()
             listener.handshakes.stop()
         self.gate.empty()
-        self.gate.log.tell_ended()
+        self.gate.log.sum_up()
         require(not self.on_the_way, f"{len(self.on_the_way)} are on their way though all is closed")
 
 

@@ -14,6 +14,8 @@ class Mute:
         self.responses_until_ms = 0
         """Until then responses report it, also those to requests that were taken before."""
         self.reported: list[Throttled] = []
+        self._quotas: set[QuotaType | None] = set()
+        """Those that were reported in this mute: each is at least once."""
         self._counts = counts
 
     def left_ms(self, request: Taken, now_ms: int) -> int:
@@ -38,8 +40,13 @@ class Mute:
     def _begin(self, now_ms: int, throttle_ms: int, quota_type: QuotaType | None, client_id: bytes) -> int:
         until_ms = now_ms + throttle_ms
         prolonged_ms = until_ms - max(self.until_ms, now_ms)
-        if prolonged_ms > 0 or not self.on:
+        if not self.on:
+            self._quotas.clear()
+        is_longer = prolonged_ms > 0 or not self.on
+        if is_longer or quota_type not in self._quotas:
+            self._quotas.add(quota_type)
+            self.reported.append(Throttled(quota_type, throttle_ms, client_id))
+        if is_longer:
             self.until_ms = until_ms
             self.on = True
-            self.reported.append(Throttled(quota_type, throttle_ms, client_id))
         return prolonged_ms

@@ -1,0 +1,123 @@
+"""What each event of the log means. `docs/signals.md` is made of this and of the calls in the source."""
+
+from collections.abc import Mapping
+from typing import Final
+
+LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "The process": {
+        "starting": "The process begins. `make` says whether compiled or pure Python runs.",
+        "listening": "A listener accepts connections at these ports.",
+        "ready": "`/readyz` says that the proxy is ready. Comes with each change.",
+        "not_ready": "`/readyz` says that the proxy is not ready, for these reasons. Comes with each change.",
+        "stopping": "The process ends: it accepts no more connections, and `connections` are open.",
+        "stopping_at_once": "A second signal to stop has come: nothing is waited for any more.",
+        "stopped": "The process has ended.",
+        "few_descriptors": "The process may open too few files for `limits.max_connections`: see LimitNOFILE.",
+        "accept_failed": "The system could not accept a connection at a port. The proxy tries again after a pause.",
+        "http_connections_refused": "The HTTP listener is full. `connections` were closed since the last such line; "
+        "one line a minute at most.",
+        "http_requests_malformed": "Bytes that are not HTTP came at an HTTP listener, on `connections` since the last "
+        "such line; one line a minute at most.",
+        "background_task_failed": "A bug of the proxy: a task has ended. Please report the traceback.",
+        "internal_error": "A bug of the proxy. One connection is closed, and others go on. Please report the "
+        "traceback.",
+        "unraisable_error": "A bug of the proxy or of a library, at a place where Python cannot raise it.",
+    },
+    "Configuration and certificates": {
+        "config_reloaded": "The changed file is in force.",
+        "config_rejected": "The changed file has these problems. The old settings stay in force.",
+        "config_warning": "A setting is allowed, but may have been meant differently.",
+        "certificate_renewed": "Changed files of a certificate are in use.",
+        "certificate_rejected": "Changed files of a certificate have these problems. The old ones stay in use.",
+        "certificate_expires_soon": "A certificate expires within 30 days. Once a day.",
+        "certificate_expired": "A certificate has expired. Once a day.",
+    },
+    "The cluster": {
+        "cluster_reached": "The cluster has named its nodes: for the first time, after a failure, or others than "
+        "before.",
+        "cluster_unreachable": "No bootstrap server has named the nodes. Comes once for each other reason.",
+        "node_left_out": "No port is left for a node, so it is left out of responses: of `responses` since the last "
+        "such line; one line a minute at most.",
+        "node_address_refused": "The cluster names a port for a node that cannot be one. Once for each node.",
+        "default_partitions_unknown": "No node says how many partitions a topic gets that is created without a "
+        "number; the proxy takes 1.",
+        "host_not_resolved": "The host name of a quota has no address. Once until it has one.",
+    },
+    "Quotas": {
+        "quotas_known": "The quotas are known, after `quotas_unknown`.",
+        "quotas_unknown": "The source of the quotas was never read: nobody is throttled, or connections are refused. "
+        "Once a minute.",
+        "quotas_changed": "Quotas have come in force: `changed` entities have others than before.",
+        "quota_changed": "One quota has changed, in the source or in the file that `layer` names: by an edit, a "
+        "reload, `kafka-throttle quotas`, or in the cluster. Null means no quota.",
+        "quota_altered": "One quota was changed through Kafka's API, by this client.",
+        "quota_alteration_refused": "A change through Kafka's API could not be written.",
+        "quota_changes_unlisted": "So many further quotas changed at the same time: the first 100 have a line each.",
+        "quota_request_denied": "A client has asked for quotas or a change of quotas that its user has no right to. "
+        "Further ones are counted.",
+        "quota_requests_denied": "The sum of such requests since the last line: a minute after it, or when there are "
+        "no more.",
+        "quota_problem": "The source has a problem at `place`. The last good quotas stay in force.",
+        "quota_problem_ended": "This problem is over.",
+        "quotas_not_taken_up": "A bug of the proxy: changed quotas are not in force. Please report the traceback.",
+        "sensors_full": "A table of sensors is full, so newcomers share one: `newcomers` since the last such line; "
+        "one line a minute at most.",
+    },
+    "Throttles": {
+        "throttle_started": "A quota throttles a connection for the first time, or again after 11 s without a "
+        "throttle.",
+        "throttle_ended": "No throttle for 11 s, or the connection has ended: the sum of these throttles.",
+    },
+    "Connections of clients": {
+        "connection_closed": "A connection has ended, for this reason. At level debug if the same fault was logged "
+        "within the last minute, and for connections that only test the port.",
+        "connections_closed": "The sum of connections that ended by such faults since the last line: a minute after "
+        "it, or when there are no more. `faults` has each with its number.",
+        "connection_refused": "A connection was refused: the first of its address. Further ones are counted.",
+        "connections_refused": "The sum of the refused connections of an address since the last line: a minute after "
+        "it, or 10 s after the last one. One more key for each reason has the number.",
+        "connection_limit_reached": "A limit of connections is reached: further ones wait, or are closed.",
+        "connection_limit_over": "The limit was not reached for 10 s: how many connections waited or were refused.",
+        "server_name_missing": "A TLS client asks for no server name, and is served as one that bootstraps. Further "
+        "ones of its address are counted.",
+        "server_names_missing": "The sum of such connections since the last line.",
+        "user_not_visible": "The proxy cannot see the user of a login, so several clients share the quotas of this "
+        "name. Once for each name.",
+        "sasl_not_required": "A client has logged in though `sasl.required` is not set. Once for each listener.",
+    },
+    "The history": {
+        "history_writing_failed": "Seconds of the past cannot be written. They are dropped, and traffic goes on.",
+        "history_writing_resumed": "Seconds of the past are written again.",
+    },
+    "Usage records": {
+        "usage_writing_failed": "Records cannot be written. They wait, and writing is tried every second.",
+        "usage_writing_resumed": "Records can be written again.",
+        "usage_records_dropped": "The queue is full, so records are dropped. Once until it has room again.",
+        "usage_records_kept_again": "The queue has room again: how many records were dropped since the start.",
+        "usage_records_lost": "The process ends, and these records cannot be written.",
+        "usage_files_deleted": "Files were deleted because they are too old or too many.",
+        "usage_files_not_deleted": "Files that are too old or too many cannot be deleted.",
+        "usage_file_salvaged": "A file of an earlier process was completed.",
+        "usage_file_not_salvaged": "A file of an earlier process cannot be completed.",
+        "usage_shipping_failed": "Lines cannot be sent to the topic. It is tried again.",
+        "usage_shipping_resumed": "Lines are sent to the topic again.",
+        "usage_shipping_waits": "Another process ships from this spool, or its files cannot be used.",
+        "usage_shipping_not_started": "The process that ships cannot be started.",
+        "usage_shipping_ended": "The process that ships has ended. It is started again.",
+        "usage_position_unreadable": "The file that says what was shipped is damaged: all files are sent again.",
+        "usage_file_not_shipped": "A file in the spool does not come from a proxy. Once for each.",
+        "usage_files_lost_unshipped": "Files were deleted before they were shipped.",
+        "usage_line_too_long": "A line is longer than any of kafka-throttle, and is not sent.",
+    },
+}
+"""The meaning of each event, by what it is about."""
+
+SECTIONS: Final[Mapping[str, str]] = {
+    "The cluster": "Lines also have `virtual_cluster`, and those about a listener `listener`.",
+    "Quotas": "Lines also have `virtual_cluster` and `source`. Those about a request also have `listener`, "
+    "`connection_id`, `client` (address and port), `node_id`, `user` and `client_id`.",
+    "Throttles": "Lines also have `virtual_cluster`, `listener`, `connection_id` and `client` (address and port).",
+    "Connections of clients": "Lines about one connection also have `virtual_cluster`, `listener`, `connection_id`, "
+    "`client` (address and port), `node_id`, and behind a load balancer `proxied_by`.",
+}
+"""The keys that are bound to the logger, and not given with each event."""
