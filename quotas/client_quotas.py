@@ -404,6 +404,10 @@ class ClientQuotaManager:
         shared = key if entity is None else _shared_key(key, entity)
         return shared if shared in self._handles else None
 
+    def measured(self) -> Iterator[SensorTags]:
+        """The tags of all sensors that no clients share because a table was full, some more than once."""
+        return (key.tags for key in list(self._handles) if key.shared_by is None)
+
     def readings(self, now_ms: int) -> Iterator[tuple[SensorKey, SensorReading]]:
         """The measurements of all windowed rates. Sensors may be opened and closed between two items."""
         for key in list(self._handles):
@@ -413,7 +417,7 @@ class ClientQuotaManager:
 
     def bucket_readings(self, now_ms: int) -> Iterator[tuple[SensorKey, BucketReading]]:
         """The measurements of all token buckets. Buckets may be opened and closed between two items."""
-        for key in list(self._handles):
+        for key in [key for key in self._handles if key.quota_type is QuotaType.CONTROLLER_MUTATION]:
             rows, handle = self._rows_of(key), self._handles.get(key)
             if isinstance(rows, TokenBuckets) and handle is not None:
                 yield key, rows.reading(handle, now_ms)

@@ -97,6 +97,9 @@ def _serves(program: Path, tmp_path: Path) -> None:
     try:
         assert _body(f"http://127.0.0.1:{ports[2]}/livez")
         assert b"kafka_throttle_build_info" in _body(f"http://127.0.0.1:{ports[2]}/metrics")
+        page = _body(f"http://127.0.0.1:{ports[4]}/").decode()
+        assert all(_body(f"http://127.0.0.1:{ports[4]}{path}") for path in re.findall(r'"(/static/[^"]+)"', page))
+        assert "/static/uPlot.iife.min.js" in page
     finally:
         service.terminate()
         assert service.wait(TIMEOUT_S) == 0

@@ -138,13 +138,18 @@ class AdminApi:
         return _response(await finish_in_turns(throttled_form(clusters, sort, most, self._clock)))
 
     async def _explain(self, request: web.Request) -> web.Response:
-        parameters = _parameters(request, {"virtual_cluster", "user", "client_id", "ip", "at"})
+        return _response(
+            await self.explained(_parameters(request, {"virtual_cluster", "user", "client_id", "ip", "at"}))
+        )
+
+    async def explained(self, parameters: Mapping[str, str]) -> Form:
+        """The quotas of a client, now or `at` a second of the past. Raises BadParameter or HTTPNotFound."""
         cluster = self._cluster(parameters)
         client = _client(parameters)
         if (at := parameters.get("at")) is not None:
             name = cluster.name
-            return _response(await self._of_the_past(lambda past, now_s: past.explained(name, client, at, now_s)))
-        return _response(explained_by(cluster, _as_measured(client, cluster.quota_manager), self._clock))
+            return await self._of_the_past(lambda past, now_s: past.explained(name, client, at, now_s))
+        return explained_by(cluster, _as_measured(client, cluster.quota_manager), self._clock)
 
     async def _of_the_past(self, answer: Callable[[Past, float], Form]) -> Form:
         """An answer for a second of the past, worked out in a thread."""

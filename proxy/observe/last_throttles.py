@@ -96,6 +96,10 @@ class LastThrottles:
         )
         return past
 
+    def __iter__(self) -> Iterator[PastThrottle]:
+        """All throttles that are remembered. Others may be noted between two items."""
+        return iter(list(self._latest.values()))
+
     def of_sensor(self, quota_type: QuotaType, tags: SensorTags, most: int) -> list[PastThrottle]:
         """The throttles of all clients that are measured with `tags`, the latest first."""
         return list(islice(self._where(quota_type, tags), most))

@@ -18,6 +18,8 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "one line a minute at most.",
         "http_requests_malformed": "Bytes that are not HTTP came at an HTTP listener, on `connections` since the last "
         "such line; one line a minute at most.",
+        "status_page_failed": "A bug of the proxy: open status pages were not kept up to date, and connect again. "
+        "Please report the traceback.",
         "background_task_failed": "A bug of the proxy: a task has ended. Please report the traceback.",
         "internal_error": "A bug of the proxy. One connection is closed, and others go on. Please report the "
         "traceback.",

@@ -277,6 +277,16 @@ class Metrics:
         """The dictionary in which a listener counts its closed connections by reason. It is read at each scrape."""
         return self._counted.closed.setdefault((virtual_cluster, listener), {})
 
+    @property
+    def closed(self) -> Mapping[tuple[str, str], Mapping[CloseReason, int]]:
+        """How many connections of each virtual cluster and listener ended, by reason."""
+        return self._counted.closed
+
+    def loop_lag_s(self) -> float:
+        """The longest delay of the event loop in the last 15 seconds."""
+        [metric] = self.event_loop_lag.collect()
+        return metric.samples[0].value
+
     def add_relays(self, source: Callable[[], Iterable[RelayTotals]]) -> None:
         """Export what `source` returns at each scrape. Rows with equal labels are added up."""
         self._counted.relays.append(source)

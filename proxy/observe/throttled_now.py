@@ -66,13 +66,9 @@ class ThrottledClient:
         return None if sensor is None else self.cluster.quota_manager.reading(sensor, now_ms)
 
     def used_share(self, now_ms: int) -> float:
-        """What is used of the quota, as a share of its limit; for a token bucket, how much of the bucket is missing."""
+        """What is used of the quota, as a share of its limit."""
         reading = self.reading(now_ms)
-        if reading is None or not 0 < reading.limit < UNLIMITED:
-            return 0.0
-        if isinstance(reading, BucketReading):
-            return (reading.burst - reading.tokens) / reading.burst
-        return reading.rate / reading.limit
+        return 0.0 if reading is None else used_share(reading)
 
     def line(self, now_ms: int) -> ThrottledLine:
         """What is reported of the client."""
@@ -90,6 +86,15 @@ class ThrottledClient:
         """As JSON. The limit is the one that the rule has now, or that a removed rule had when the throttle began."""
         cluster = self.cluster
         return self.line(now_ms).form(cluster.name, cluster.origin.source, cluster.quotas)
+
+
+def used_share(reading: SensorReading | BucketReading) -> float:
+    """What is used of a quota, as a share of its limit; for a token bucket, how much of the bucket is missing."""
+    if not 0 < reading.limit < UNLIMITED:
+        return 0.0
+    if isinstance(reading, BucketReading):
+        return (reading.burst - reading.tokens) / reading.burst
+    return reading.rate / reading.limit
 
 
 Rank = Callable[[ThrottledClient, int], float]

@@ -1,6 +1,6 @@
 """One listener of a virtual cluster on the event loop: its ports and its connections."""
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from functools import partial
 from socket import socket
 from typing import TYPE_CHECKING
@@ -103,6 +103,10 @@ class Listener:
     def muted(self, now_ms: int) -> int:
         """How many connections are muted by a throttle."""
         return sum(connection.is_throttled(now_ms) for connection in self._incoming_of)
+
+    def peers(self) -> Iterator[tuple[str, str]]:
+        """The user and the address of each open connection. Connections may open and close between two items."""
+        return ((one.facts.user, incoming.address) for one, incoming in list(self._incoming_of.items()))
 
     def serve(self, sockets: dict[int, socket]) -> None:
         """Start to accept connections on these bound sockets, given by port."""

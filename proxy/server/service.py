@@ -50,6 +50,8 @@ from proxy.observe.http_listener import HttpListener
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
 from proxy.observe.metrics_site import MetricsSite
+from proxy.observe.page.process import NodeState, Process
+from proxy.observe.page.site import StatusPage
 from proxy.observe.past.history import History
 from proxy.observe.past.ring import Ring
 from proxy.observe.throttle_episode import ThrottledClients
@@ -253,6 +255,17 @@ class VirtualCluster:
         """All open connections."""
         return (connection for listener in self.listeners for connection in list(listener.connections))
 
+    def nodes(self) -> Iterator[NodeState]:
+        """The nodes that the cluster has or had."""
+        directory = self.upstream.directory
+        for node_id in list(directory.node_ids):
+            host, port = directory.address(node_id) or ("", 0)
+            yield NodeState(node_id, f"{host}:{port}", directory.gone_for_s(node_id))
+
+    def peers(self) -> Iterator[tuple[str, str]]:
+        """The user and the address of each open connection."""
+        return (peer for listener in self.listeners for peer in listener.peers())
+
     def cap_totals(self) -> Iterator[CapTotals]:
         """The totals of each byte cap. The listener is "" for the caps of the whole virtual cluster."""
         for listener, caps in (
@@ -370,7 +383,10 @@ class Service:
         self._metrics_site = MetricsSite(self._metrics, self._readiness.look, *http)
         self._api = AdminApi(self.clusters, clock)
         self._history = self._history_of(config.history, config.usage)
-        self._api_listener = HttpListener(self._api.application(), "admin", *http)
+        self._page = StatusPage(self._shown(), self._api.explained, *http)
+        admin = self._api.application()
+        admin.add_routes(self._page.routes())
+        self._api_listener = HttpListener(admin, "admin", *http)
         self._apply_limits()
         self._poller.sample(config.metrics.latency_sample, clock.now_us)
         self._metrics.add_relays(self._relay_totals)
@@ -386,6 +402,22 @@ class Service:
             self._metrics.add_entities(partial(cluster.entity_uses, clock))
         self._metrics.add_gate(
             self._instance_totals, self.gate.listener_totals, self.gate.cluster_totals, self.gate.address_uses
+        )
+
+    def _shown(self) -> Process:
+        """What the status page shows."""
+        return Process(
+            self.config.usage.instance or own_name(),
+            self.clusters,
+            self.clock,
+            self.not_ready,
+            self._relay_totals,
+            self._muted,
+            self._instance_totals,
+            self.gate.listener_totals,
+            self.gate.address_uses,
+            self._metrics.closed,
+            self._metrics.loop_lag_s,
         )
 
     def _recorder_of(self, usage: UsageConfig) -> Recorder | None:
@@ -510,6 +542,7 @@ class Service:
         for cluster in self.clusters:
             self._spawn(cluster.upstream.discovery.keep_learning())
         self._spawn(self._sweep())
+        self._spawn(self._page.history.keep())
         self._spawn(self._watch_config())
         self._spawn(self._certificates.watch())
 
@@ -574,6 +607,7 @@ class Service:
             await self._shipping.stop()
         if self._history is not None:
             await self._history.stop(_LAST_WRITES_AT_ONCE_S)
+        self._page.live.end()
         await self._api_listener.stop()
         await self._metrics_site.stop()
         log.info("stopped")

@@ -14,8 +14,8 @@ from pipeline.report.price_sheet import price_sheet
 from pipeline.spark.session import spark_session
 from pipeline.table.schemas import schema_of
 from quotas.records.usage_record import UsageRecord
+from tests.browser import chromium
 from tests.pipeline import story
-from tests.pipeline.browser import chromium
 from tests.pipeline.spools import MONDAY_MS
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -2,7 +2,7 @@ import pytest
 
 from pipeline.report.page import page_of
 from pipeline.report.views import tables_of
-from tests.pipeline.browser import chromium
+from tests.browser import chromium
 from tests.pipeline.spools import MONDAY_MS
 from tests.pipeline.test_report_page import findings
 

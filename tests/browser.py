@@ -67,7 +67,7 @@ class Page:
             await self._next()
 
     async def value(self, expression: str) -> Any:
-        reported = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        reported = await self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         return reported["result"].get("value")
 
     async def picture(self, height: int | None = None, top: int = 0) -> bytes:

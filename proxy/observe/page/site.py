@@ -1,0 +1,152 @@
+"""The status page over HTTP, on the admin listener."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
+from http import HTTPStatus
+from typing import Any, Final
+
+from aiohttp import hdrs, web
+
+from proxy.net.turns import finish_in_turns
+from proxy.observe.api import BadParameter
+from proxy.observe.explained import Form
+from proxy.observe.most_used import MostUsed
+from proxy.observe.page.history import History
+from proxy.observe.page.live import Live, Sections
+from proxy.observe.page.process import Process
+from proxy.observe.page.rendering import Rendering, explain_path, samples_as_json, static_files
+from proxy.observe.page.search import search
+from proxy.observe.page.sections import MAX_ROWS, Page
+from quotas.entities import is_ip
+
+_STREAM_PART_OF_IDLE = 0.8
+"""A stream ends before the listener would close its connection as idle. The browser then opens another one."""
+
+_RETRY_MS = 1_000
+_MAX_SEARCH_CHARACTERS = 256
+
+_HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    hdrs.CACHE_CONTROL: "no-store",
+}
+
+Handler = Callable[["StatusPage", web.Request], Awaitable[web.StreamResponse]]
+
+
+def _with_error_page(handler: Handler) -> Handler:
+    """Show what is wrong with a request as a page."""
+
+    @wraps(handler)
+    async def handled(self: "StatusPage", request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(self, request)
+        except BadParameter as error:
+            return self.page("error", {"problem": str(error)}, HTTPStatus.BAD_REQUEST)
+        except web.HTTPNotFound as error:
+            return self.page("error", {"problem": error.text}, HTTPStatus.NOT_FOUND)
+
+    return handled
+
+
+class StatusPage:
+    """The status page of one process. `explained` explains the quotas of a client, with the parameters of the API.
+
+    The admin listener takes `max_connections` at a time and closes those that are silent for `idle_s`. Half of the
+    connections may be open pages, so that others can always ask.
+    """
+
+    def __init__(
+        self,
+        process: Process,
+        explained: Callable[[Mapping[str, str]], Awaitable[Form]],
+        max_connections: int,
+        idle_s: float,
+    ) -> None:
+        self.history = History(process)
+        self._process = process
+        self._explained = explained
+        self._clusters = {cluster.name: cluster for cluster in process.clusters}
+        self._files = static_files()
+        self._rendering = Rendering(process.name, self._files)
+        used = MostUsed(process.clusters, process.addresses, process.clock, MAX_ROWS)
+        page = Page(process, self.history, used)
+        self._sections = Sections(page, self._rendering)
+        self.live = Live(page, self._sections, max(max_connections // 2, 1))
+        self._stream_s = _STREAM_PART_OF_IDLE * idle_s
+
+    def routes(self) -> list[web.RouteDef]:
+        """The pages and what they load, for the admin listener."""
+        handlers = {
+            "/": self._index,
+            "/live": self._live,
+            "/history": self._history,
+            "/search": self._search,
+            "/explain": self._explain,
+            "/static/{name}": self._static,
+        }
+        return [web.get(path, handler, allow_head=False) for path, handler in handlers.items()]
+
+    def page(self, template: str, facts: Mapping[str, Any], status: int = 200) -> web.Response:
+        """A whole page as the response."""
+        given = {"text": "", "several": len(self._clusters) > 1, **facts}
+        text = self._rendering.html(template, given)
+        return web.Response(text=text, status=status, content_type="text/html", headers=_HEADERS)
+
+    @_with_error_page
+    async def _index(self, request: web.Request) -> web.Response:
+        made = await self._sections.present()
+        return self.page("page", {"sections": {name: section.html for name, section in made.items()}})
+
+    async def _history(self, request: web.Request) -> web.Response:
+        text = samples_as_json(self.history.latest())
+        return web.Response(text=text, content_type="application/json", headers=_HEADERS)
+
+    async def _live(self, request: web.Request) -> web.StreamResponse:
+        """The sections as server-sent events, as they change."""
+        if self.live.is_full:
+            raise web.HTTPServiceUnavailable(text="too many status pages are open")
+        response = web.StreamResponse(headers={**_HEADERS, hdrs.CONTENT_TYPE: "text/event-stream"})
+        stream = self.live.open()
+        try:
+            async with asyncio.timeout(self._stream_s):
+                await response.prepare(request)
+                await response.write(f"retry: {_RETRY_MS}\n\n".encode())
+                async for events in stream.events():
+                    await response.write(events)
+        except (TimeoutError, ConnectionError):
+            pass  # the time of the stream is over, or the browser has closed it
+        finally:
+            self.live.close(stream)
+        return response
+
+    @_with_error_page
+    async def _search(self, request: web.Request) -> web.StreamResponse:
+        text = request.query.get("q", "").strip()[:_MAX_SEARCH_CHARACTERS]
+        if not text:
+            return _see("/")
+        found = await finish_in_turns(search(self._process, text))
+        if found.only is not None:
+            return _see(explain_path(*found.only))
+        return self.page(
+            "search", {"text": text, "found": found, "clusters": list(self._clusters), "is_address": is_ip(text)}
+        )
+
+    @_with_error_page
+    async def _explain(self, request: web.Request) -> web.StreamResponse:
+        """Which quotas apply to a client, and why. Empty parameters count as not given: forms send them."""
+        form = await self._explained({name: value for name, value in request.query.items() if value})
+        return self.page("explain", {"form": form, "at_ms": self._process.clock.epoch_ms()})
+
+    async def _static(self, request: web.Request) -> web.Response:
+        file = self._files.get(request.match_info["name"])
+        if file is None:
+            raise web.HTTPNotFound(text="no such file")
+        headers = {**_HEADERS, hdrs.CACHE_CONTROL: "private, max-age=31536000, immutable"}
+        return web.Response(body=file.content, content_type=file.content_type, charset="utf-8", headers=headers)
+
+
+def _see(path: str) -> web.Response:
+    return web.Response(status=HTTPStatus.SEE_OTHER, headers={**_HEADERS, hdrs.LOCATION: path})
