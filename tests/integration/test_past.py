@@ -4,14 +4,14 @@ import json
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 
 from click.testing import CliRunner
 
 from proxy.cli.main import main
 from proxy.observe.past.moments import second_text
 from tests.integration.proxy_process import ProxyProcess
-from tests.integration.test_explain import kafka_throttle, throttled, write_all
+from tests.integration.test_explain import kafka_throttle, write_all
 from tests.integration.topics import make_topic
 from tests.timeouts import TIMEOUT_S
 
@@ -29,11 +29,13 @@ def at(proxy, second):
     return form, of_quota
 
 
-def throttled_second(proxy):
-    """A second in which the client is throttled all the time, which is over."""
-    proxy.wait_for(lambda: any(client["left_ms"] > 2_500 for client in throttled(proxy)), TIMEOUT_S, "a long throttle")
-    second = int(time.time()) + 1
-    time.sleep(second + 1.3 - time.time())
+def throttled_second(proxy, topic):
+    """Have the client be throttled for some seconds. Returns one in which it was muted nearly all the time."""
+    before = len(proxy.events("throttle_started"))
+    assert write_all(proxy.bootstrap, topic, CLIENT) > 1_000
+    [*_, started] = proxy.events("throttle_started")[before:]
+    second = int(datetime.fromisoformat(started["timestamp"]).timestamp()) + 1
+    time.sleep(max(second + 1.3 - time.time(), 0))
     return second
 
 
@@ -43,15 +45,11 @@ def test_a_throttle_is_explained_by_the_quota_of_its_second_also_after_a_change_
     quota = {"client_id": CLIENT, "producer_byte_rate": RATE}
     trace = {"directory": "usage", "trace": {"entities": [{"client_id": CLIENT}]}}
     settings = {"source": {"state_file": "state.json"}, "history": {"directory": "past"}, "usage": trace}
-    with ProxyProcess(newest_kafka, [quota], **settings) as proxy, ThreadPoolExecutor(1) as pool:
-        written = pool.submit(write_all, proxy.bootstrap, topic, CLIENT)
-        before = throttled_second(proxy)
-        written.result()
+    with ProxyProcess(newest_kafka, [quota], **settings) as proxy:
+        before = throttled_second(proxy, topic)
         kafka_throttle("quotas", "set", "-c", proxy.config_path, "--client-id", CLIENT, f"producer_byte_rate={LOWER}")
         changed = int(time.time())
-        written = pool.submit(write_all, proxy.bootstrap, topic, CLIENT)
-        after = throttled_second(proxy)
-        written.result()
+        after = throttled_second(proxy, topic)
         assert_explained(proxy, before, after, changed)
 
         proxy.wait_for(lambda: time.time() > after + 12, TIMEOUT_S, "quiet seconds to be written")
@@ -77,11 +75,6 @@ def assert_explained(proxy, before, after, changed):
     [change] = of_quota["changes"]
     assert (change["old"], change["new"], change["layer"]) == (RATE, LOWER, "state.json")
     assert abs(int(change["at"][17:19]) - changed % 60) in (0, 1, 59)
-    first = next(second for second in range(after, after - 60, -1) if any_operation(at(proxy, second)[1]))
-    form, of_quota = at(proxy, first)
+    form, of_quota = at(proxy, after - 1)
     assert form["precision"] == of_quota["precision"] == "exact"
     assert any(operation["throttle_time_ms"] for operation in of_quota["operations"])
-
-
-def any_operation(of_quota):
-    return any(operation["throttle_time_ms"] for operation in of_quota["operations"])
