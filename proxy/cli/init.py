@@ -277,6 +277,12 @@ admin:
   bind: 127.0.0.1
   port: {draft.metrics_port + 1}
 
+# Who was throttled in each second of the last 24 hours, by which quotas:
+#   kafka-throttle explain -c {draft.out} --client-id etl --at 03:12:07
+# The proxy must be able to make this directory, and to write to it.
+history:
+  directory: {_quoted(str(Path(draft.state_file).with_name("history")))}
+
 # Behind a load balancer: for how many seconds the proxy still accepts connections after SIGTERM, while /readyz says
 # that it is not ready. It should be longer than the load balancer needs to notice.
 drain:

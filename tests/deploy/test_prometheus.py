@@ -279,14 +279,14 @@ def produce_as_many(proxy, count):
             client.produce(100)
 
 
-@fires("UsageWritesFail", "UsageRecordsLost")
+@fires("UsageWritesFail", "UsageRecordsLost", "HistoryNotWritten")
 def test_a_disk_that_takes_no_more(start, tmp_path, prometheus):
     usage = {"directory": str(tmp_path / "usage"), "window_s": 1, "file_s": 1, "queue_records": 1000}
-    proxy = start(usage=usage)
+    proxy = start(usage=usage, history={"directory": str(tmp_path / "history")})
     time.sleep(2)
     resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (0, 0))
     produce_as_many(proxy, 2_500)
-    prometheus.wait_for_alerts(proxy.instance, "UsageWritesFail", "UsageRecordsLost")
+    prometheus.wait_for_alerts(proxy.instance, "UsageWritesFail", "UsageRecordsLost", "HistoryNotWritten")
 
 
 @fires("UsageShippingStuck", "UsageFilesLost")

@@ -93,6 +93,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $cluster = mergeOverwrite $cluster (deepCopy .Values.virtualCluster) -}}
 {{- $made := dict "virtual_clusters" (list $cluster) -}}
 {{- $_ := set $made "metrics" (dict "bind" "0.0.0.0" "port" 9404) -}}
+{{- $_ := set $made "history" (dict "directory" "/var/lib/kafka-throttle/history") -}}
 {{- $_ := set $made "limits" (dict "drain_s" (int .Values.drain.drainSeconds)) -}}
 {{- $_ := set $made "drain" (dict "lame_duck_s" (int .Values.drain.lameDuckSeconds)) -}}
 {{- mergeOverwrite $made (deepCopy .Values.config) | toJson -}}
