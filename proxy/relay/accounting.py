@@ -55,7 +55,7 @@ class Accounting:
         counters = self.counters
         counters.requests_by_api[request.plan.api_key] += count
         counters.request_bytes += frames_bytes
-        if (use := self.meter(request)) is not None:
+        if self._usage_of is not None and (use := request.use or self.meter(request)) is not None:
             now_us = self._turn.now_us
             if now_us >= use.until_us:
                 use.turn(now_us)
