@@ -841,13 +841,17 @@ class Model:
         self._requests[: head.frame_bytes] = decided.frame
 
     def _require_looked(self, of: Of, handle: int | None, head: wire.Head, now_ms: int) -> None:
-        """The first request that a quota limits goes on only if it was looked at what is owed."""
-        while self._journal and not (self._journal[0].of in LOOKS and self._journal[0].throttle_ms):
-            if not self._account_for_next(
-                now_ms
-            ):  # before the look may be the charge of a response that needs a decision
+        """The first request that a quota limits goes on only if it was looked at what is owed.
+
+        Before the look may be the charge of a response that needs a decision. Charges behind it may be for responses to
+        this request and to later ones.
+        """
+        if handle is None:
+            return
+        while (of, handle) not in self._looked and self._journal:
+            if (self._journal[0].of in LOOKS and self._journal[0].throttle_ms) or not self._account_for_next(now_ms):
                 break
-        require(handle is None or (of, handle) in self._looked, f"a first {head} goes on whatever is owed")
+        require((of, handle) in self._looked, f"a first {head} goes on whatever is owed")
 
     def _check_looked(self, head: wire.Head, now_ms: int) -> int | None:
         """What the quotas of bytes and of request time ask of an entity's first request; which sensor limits its
