@@ -33,14 +33,14 @@ def loaded_proxy(kafka: KafkaCluster, folder: Path) -> Iterator[ProxyProcess]:
     """A proxy in front of a cluster of one node, under load until the end of the block."""
     certificate = Authority(folder).issue(HOST, valid=timedelta(days=100))
     tls = {"certificate_file": str(certificate.certificate_file), "key_file": str(certificate.key_file)}
-    [secured] = free_port_run(1)
+    secured, of_node = free_port_run(2)
     topic = {"bootstrap_servers": [kafka.bootstrap_servers], "topic": "usage"}
     with (
         ProxyProcess(
             kafka,
             QUOTAS,
             listener={"caps": {"ingress_bytes_per_s": 50_000_000}, "connections": {"max_connections": 1000}},
-            more_listeners=[{"name": "tls", "bind": HOST, "port": secured, "spare_ports": [], "tls": tls}],
+            more_listeners=[{"name": "tls", "bind": HOST, "port": secured, "spare_ports": [of_node], "tls": tls}],
             usage={"directory": str(folder / "usage"), "window_s": 1, "file_s": 2, "kafka": topic},
             throttle={"max_throttle_ms": 2000},
             limits={"drain_s": 0},

@@ -290,7 +290,9 @@ def test_a_disk_that_takes_no_more(start, tmp_path, prometheus):
 
 
 @fires("UsageShippingStuck", "UsageFilesLost")
-def test_a_topic_that_cannot_be_reached(start, tmp_path, prometheus):
+def test_a_topic_that_cannot_be_reached_for_a_while(kafka, start, tmp_path, prometheus):
+    """The way to it is a proxy that starts late."""
+    way = ProxyProcess(kafka, limits={"drain_s": 0})
     usage = {
         "directory": str(tmp_path / "usage"),
         "window_s": 1,
@@ -298,13 +300,15 @@ def test_a_topic_that_cannot_be_reached(start, tmp_path, prometheus):
         "file_mib": 1,
         "total_mib": 1,
         "keep_at_least_s": 0,
-        "kafka": {"bootstrap_servers": [NOWHERE], "topic": "usage"},
+        "kafka": {"bootstrap_servers": [way.bootstrap], "topic": "usage"},
     }
     proxy = start(usage=usage)
     produce_as_many(proxy, 10)
     prometheus.wait_for_alerts(proxy.instance, "UsageShippingStuck")
-    produce_as_many(proxy, 10_000)
-    prometheus.wait_for_alerts(proxy.instance, "UsageFilesLost")
+    while not proxy.metric("usage_files_deleted_total"):
+        produce_as_many(proxy, 1_000)
+    with way:
+        prometheus.wait_for_alerts(proxy.instance, "UsageFilesLost")
 
 
 def test_the_cause_of_every_alert_is_produced():
