@@ -84,7 +84,7 @@ FLEET = [
                 "percentunit",
                 (
                     "topk(10, sum by (user, client_id, quota_type) "
-                    "(rate(kafka_throttle_entity_throttle_seconds_total{<cluster>}[<step>])))",
+                    "(rate(kafka_throttle_entity_throttle_seconds_total{<cluster>}[<step>])) > 0)",
                     "{{user}} {{client_id}} {{quota_type}}",
                 ),
                 about="Throttle time of all connections of an entity together, as a share of the time.",

@@ -17,6 +17,7 @@ class PanelQuery(NamedTuple):
     """A query of a panel; `legend` has labels in double braces."""
 
     dashboard: str
+    number: int
     panel: str
     unit: str
     is_number: bool
@@ -31,4 +32,6 @@ def panel_queries(dashboard: str) -> Iterator[PanelQuery]:
             expression = _VARIABLE.sub(lambda match: _VALUES.get(match[1], ".*"), target["expr"])
             unit = panel["fieldConfig"]["defaults"]["unit"]
             is_number = panel["type"] == "stat"
-            yield PanelQuery(dashboard, panel["title"], unit, is_number, expression, target["legendFormat"])
+            yield PanelQuery(
+                dashboard, panel["id"], panel["title"], unit, is_number, expression, target["legendFormat"]
+            )

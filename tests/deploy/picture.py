@@ -9,7 +9,7 @@ import argparse
 import re
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,17 @@ from tests.deploy.load import loaded_proxy
 from tests.deploy.panels import DASHBOARDS, PanelQuery, panel_queries
 from tests.deploy.prometheus import PrometheusProcess
 
-_COLUMNS = 4
-_PANEL_INCHES = (4.0, 2.3)
-_MOST_SERIES = 8
+_WIDTH_INCHES = 16.0
+_NUMBERS, _NUMBER_INCHES = 6, 0.8
+"""How many panels of one number stand in a row, and its height."""
+_CHARTS, _CHART_INCHES = 4, 2.1
+_MOST_SERIES = 6
 _LABEL = re.compile(r"{{(\w+)}}")
 _FACTORS = {"percentunit": (100, "%"), "Bps": (1e-3, "kB/s"), "bytes": (1e-6, "MB"), "percent": (1, "%"), "s": (1, "s")}
 _UNITS = {"ops": "/s", "reqps": "/s", "cps": "/s"}
+
+_Panel = list[tuple[PanelQuery, list[Any]]]
+"""The queries of a panel, each with its series."""
 
 
 def main() -> None:
@@ -41,59 +46,70 @@ def main() -> None:
         with PrometheusProcess(folder) as prometheus, loaded_proxy(kafka, folder) as proxy:
             prometheus.scrape(proxy)
             time.sleep(options.seconds)
-            drawn([*_panels(prometheus, options.seconds)]).savefig(options.out)
+            drawn(_panels(prometheus, options.seconds)).savefig(options.out)
 
 
-def _panels(prometheus: PrometheusProcess, seconds: float) -> list[tuple[list[PanelQuery], list[list[Any]]]]:
+def _panels(prometheus: PrometheusProcess, seconds: float) -> list[_Panel]:
     """Each panel's queries with their series, in order."""
-    panels: dict[tuple[str, str], tuple[list[PanelQuery], list[list[Any]]]] = {}
+    panels: dict[tuple[str, int], _Panel] = {}
     for query in (query for dashboard in DASHBOARDS for query in panel_queries(dashboard)):
-        queries, results = panels.setdefault((query.dashboard, query.panel), ([], []))
-        queries.append(query)
-        at_once = query.is_number
-        results.append(
-            prometheus.query(query.expression) if at_once else prometheus.query_range(query.expression, seconds)
-        )
+        at_once = prometheus.query(query.expression) if query.is_number else None
+        series = prometheus.query_range(query.expression, seconds) if at_once is None else at_once
+        panels.setdefault((query.dashboard, query.number), []).append((query, series))
     return list(panels.values())
 
 
-def drawn(panels: Sequence[tuple[list[PanelQuery], list[list[Any]]]]) -> Figure:
-    """The figure of all panels."""
+def drawn(panels: Sequence[_Panel]) -> Figure:
+    """The figure: first the panels that are one number, then the others."""
     mpl.rcParams.update({"font.size": 7, "axes.titlesize": 8, "axes.spines.top": False, "axes.spines.right": False})
-    rows = -(-len(panels) // _COLUMNS)
-    figure = Figure(figsize=(_COLUMNS * _PANEL_INCHES[0], rows * _PANEL_INCHES[1]), dpi=100, layout="constrained")
-    axes = figure.subplots(rows, _COLUMNS).flat
-    for place, (queries, results) in zip(axes, panels, strict=False):
-        place.set_title(f"{queries[0].dashboard}: {queries[0].panel}", loc="left")
-        (_draw_number if queries[0].is_number else _draw_lines)(place, queries, results)
-    for place in list(axes)[len(panels) :]:
-        place.set_axis_off()
+    numbers = [panel for panel in panels if panel[0][0].is_number]
+    charts = [panel for panel in panels if not panel[0][0].is_number]
+    heights = [-(-len(numbers) // _NUMBERS) * _NUMBER_INCHES, -(-len(charts) // _CHARTS) * _CHART_INCHES]
+    figure = Figure(figsize=(_WIDTH_INCHES, sum(heights)), dpi=100, layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=heights)
+    for part, chosen, columns, draw in (
+        (above, numbers, _NUMBERS, _draw_number),
+        (below, charts, _CHARTS, _draw_lines),
+    ):
+        places = list(part.subplots(-(-len(chosen) // columns), columns).flat)
+        for place, panel in zip(places, chosen, strict=False):
+            place.set_title(f"{panel[0][0].dashboard}: {panel[0][0].panel}", loc="left")
+            draw(place, panel)
+        for place in places[len(chosen) :]:
+            place.set_axis_off()
     return figure
 
 
-def _draw_number(place: Axes, queries: list[PanelQuery], results: list[list[Any]]) -> None:
-    factor, unit = _scale(queries[0].unit)
-    value = f"{float(results[0][0]['value'][1]) * factor:.3g} {unit}" if results[0] else "no data"
+def _draw_number(place: Axes, panel: _Panel) -> None:
+    [(query, series)] = panel
+    factor, unit = _scale(query.unit)
+    value = f"{float(series[0]['value'][1]) * factor:.3g} {unit}" if series else "no data"
     place.set_axis_off()
-    place.text(0.5, 0.5, value, fontsize=22, ha="center", va="center")
+    place.text(0, 0.5, value, fontsize=18, va="center")
 
 
-def _draw_lines(place: Axes, queries: list[PanelQuery], results: list[list[Any]]) -> None:
-    factor, unit = _scale(queries[0].unit)
+def _draw_lines(place: Axes, panel: _Panel) -> None:
+    factor, unit = _scale(panel[0][0].unit)
     place.set_ylabel(unit)
-    drawn = 0
-    for query, series in zip(queries, results, strict=True):
-        for one in series[:_MOST_SERIES]:
-            times = [float(at) for at, _ in one["values"]]
-            values = [float(value) * factor for _, value in one["values"]]
-            name = _LABEL.sub(lambda match, one=one: one["metric"].get(match[1], ""), query.legend)
-            place.plot([at - times[-1] for at in times], values, label=name.strip() or "all", linewidth=1)
-            drawn += 1
-    if drawn:
-        place.legend(fontsize=5, frameon=False, loc="upper left")
-        place.set_ylim(bottom=min(0, place.get_ylim()[0]))
+    lines = [
+        ([(float(at), float(value) * factor) for at, value in one["values"]], _name(query, one["metric"]))
+        for query, series in panel
+        for one in series
+    ]
+    for points, name in sorted(lines, key=lambda line: -max(value for _, value in line[0]))[:_MOST_SERIES]:
+        end_s = points[-1][0]
+        place.plot([at - end_s for at, _ in points], [value for _, value in points], label=name, linewidth=1)
+    if lines:
+        place.set_ylim(min(0, place.get_ylim()[0]), place.get_ylim()[1] * 1.5 or 1)
+        place.legend(fontsize=6, frameon=False, loc="upper left", ncols=2)
     else:
         place.text(0.5, 0.5, "no series", transform=place.transAxes, ha="center", color="grey")
+
+
+def _name(query: PanelQuery, labels: Mapping[str, str]) -> str:
+    """The legend of a series."""
+    text = _LABEL.sub(lambda match: labels.get(match[1], ""), query.legend)
+    return " ".join(text.replace("ANONYMOUS", "").split()) or "all"
 
 
 def _scale(unit: str) -> tuple[float, str]:
