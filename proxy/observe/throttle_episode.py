@@ -12,6 +12,9 @@ from quotas.client_quotas import SensorKey
 _OVER_AFTER_MS = 11_000
 """An episode is over when a whole quota window has passed since its last mute ended."""
 
+_MOST_ENDED = 100_000
+"""So many episodes that have ended are kept, in case that nobody takes them any more."""
+
 _Counted = TypeVar("_Counted")
 
 
@@ -120,7 +123,7 @@ class ThrottledClients:
 
     def remove(self, episode: ThrottleEpisode, now_ms: int) -> None:
         """An episode is over, or its connection has closed."""
-        if self.keeps_ended and any(came := episode.take(now_ms)):
+        if self.keeps_ended and len(self._ended) < _MOST_ENDED and any(came := episode.take(now_ms)):
             self._ended.append((episode, came))
         first, key = episode.first, client_and_quota(episode)
         _count_down(self._of_sensor, first.sensor)

@@ -1,5 +1,6 @@
 """The lines of the history: what is written is read, and what is damaged is noticed."""
 
+import json
 from types import MappingProxyType
 
 import pytest
@@ -16,6 +17,7 @@ from proxy.observe.past.records import (
     Seconds,
     ThrottledIn,
     Version,
+    _plain,
     line_of,
     read_head,
 )
@@ -112,6 +114,31 @@ def test_any_flipped_bit_and_any_missing_end_is_noticed(record, data):
             if each != line:
                 with pytest.raises(Damaged):
                     read_head(each)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(seconds | quotas, st.data())
+def test_content_that_was_not_written_by_us_is_damage_whatever_it_is(record, data):
+    """With a right checksum: another version may have written it."""
+    head = read_head(line_of(record))
+    form = json.loads(_plain(head.content))
+    places = [form]
+    while (place := data.draw(st.sampled_from(places))) and isinstance(place, dict | list):
+        key = data.draw(st.sampled_from(list(place) if isinstance(place, dict) else range(len(place))))
+        if not place[key] or data.draw(st.booleans()):
+            place[key] = data.draw(values)
+            break
+        places = [place[key]]
+    try:
+        head._replace(content=json.dumps(form).encode()).record()
+    except Damaged:
+        pass
 
 
 @given(st.binary())

@@ -272,16 +272,36 @@ def test_two_processes_share_a_directory_and_both_are_asked(directory, past):
     _, of_quota = explained(past, BEGIN)
     assert {client["client_id"] for client in of_quota["throttled"]} == {"of-old", "of-new"}
 
-    os.utime(next(path for path in directory.iterdir() if "-old-" in path.name), (BEGIN + 400, BEGIN + 400))
     lines = [line(os.urandom(300).hex()) for _ in range(100)]
     for second in range(BEGIN + 1, BEGIN + 400):
         new.put_seconds(throttled(second, *lines))
-        for path in directory.iterdir():
-            if "-new-" in path.name:
-                os.utime(path, (second, second))
-    assert any("-old-" in name for name in segments(directory)), "the other process may still write to it"
+        written_until(directory, second)
+        assert sum(path.stat().st_size for path in directory.iterdir()) < 8 * MIB
+    assert any("-old-" in name for name in segments(directory)), "the other process still writes to it"
     old.put_seconds(throttled(BEGIN + 401, line("of-old")))
     assert explained(past, BEGIN + 401)[1]["throttled"][0]["client_id"] == "of-old"
+    old.close_segment()
+    for second in range(BEGIN + 402, BEGIN + 470):
+        new.put_seconds(throttled(second, *lines))
+    assert not any("-old-" in name for name in segments(directory)), "it is gone, and its segment was the oldest"
+
+
+def test_a_process_that_is_started_again_and_again_leaves_the_past_and_a_bounded_number_of_files(
+    directory, past, monkeypatch
+):
+    ring = ring_in(directory)
+    ring.put_quotas(in_force(BEGIN, alice=1000))
+    ring.put_seconds(throttled(BEGIN))
+    ring.close_segment()
+    for number in range(1, 30):
+        one = ring_in(directory, f"short{number}")
+        one.put_seconds(throttled(BEGIN + number))
+        one.close_segment()
+    assert len(segments(directory)) == 30
+    assert explained(past, BEGIN)[1]["rule"]["limit"] == 1000
+    monkeypatch.setattr("proxy.observe.past.segments.MAX_SEGMENTS", 10)
+    ring.put_seconds(throttled(BEGIN + 31))
+    assert len(segments(directory)) == 10
 
 
 def test_damaged_records_are_skipped_and_counted(directory, past):

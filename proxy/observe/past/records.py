@@ -24,7 +24,7 @@ from proxy.observe.last_throttles import PastThrottle
 from proxy.observe.throttled_line import Bucket, ThrottledLine
 from quotas.changes import Limit
 from quotas.entities import Entity, QuotaKey, QuotaType, SensorTags
-from quotas.sources.entry_forms import InvalidEntry, entity_form, entity_of, entry_form, entry_of
+from quotas.sources.entry_forms import entity_form, entity_of, entry_form, entry_of
 
 _COMPRESSED_FROM = 512
 _LONGEST_CONTENT_BYTES = 64 << 20
@@ -157,7 +157,15 @@ class Head(NamedTuple):
             if self.kind == "s":
                 return Seconds(self.first, self.last, {name: _throttled_in(form[name]) for name in form})
             return _quotas_of(self.first, form, wanted)
-        except (LookupError, TypeError, AttributeError, ValueError, RecursionError, InvalidEntry, zlib.error) as error:
+        except (
+            LookupError,
+            TypeError,
+            AttributeError,
+            ValueError,
+            ArithmeticError,
+            RecursionError,
+            zlib.error,
+        ) as error:
             raise Damaged(repr(error)) from error
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from common.bounded import Bounded
 from common.private_directory import check_directory
 from proxy.observe.past.records import Kinds, QuotasOf, Seconds, Version, line_of
-from proxy.observe.past.segments import SEGMENTS, Segment, make_room, segments_in
+from proxy.observe.past.segments import SEGMENTS, Segment, make_room
 from quotas.changes import Quotas, changes_between
 from quotas.entities import Entity
 
@@ -82,6 +82,7 @@ class Ring:
         self._keep_s = keep_s
         self._segment_bytes = max_bytes // SEGMENTS
         self._number = 0
+        self._others_bytes = 0
         self._segment: Segment | None = None
         self._known: dict[str, _Known] = {}
         self._quiet: Seconds | None = None
@@ -89,8 +90,8 @@ class Ring:
 
     @property
     def size_bytes(self) -> int:
-        """How large all segments in the directory are together."""
-        return sum(found.size_bytes for found in segments_in(self.directory))
+        """How large all segments were together when this process began the last one, and what it has written since."""
+        return self._others_bytes + (0 if self._segment is None else self._segment.size_bytes)
 
     def put_quotas(self, in_force: InForce) -> None:
         """Quotas have come into force. The first ones of a virtual cluster are written with the next segment."""
@@ -161,7 +162,7 @@ class Ring:
         """Begin a segment with all quotas, or without them if they need more than half of it."""
         self.close_segment()
         check_directory(self.directory)
-        make_room(self.directory, self._writer, self._max_bytes, self._keep_s, first_s)
+        self._others_bytes = make_room(self.directory, self._writer, self._max_bytes, self._keep_s, first_s)
         lines = [self._lines(known) for known in self._known.values()]
         if sum(map(len, lines)) > self._segment_bytes // 2:
             lines = [line_of(known.forget()) for known in self._known.values()]

@@ -3,13 +3,14 @@
     past-1-<first second>-<writer>-<number>.log
 
 1 is the version of the records; the number counts the segments of the writer. A process never changes a segment of
-another one. Only the oldest segments are deleted, of all processes, but none that another one may still write to.
+another one. Only the oldest segments are deleted, of all processes, but none that a process still has open.
 """
 
 import contextlib
+import fcntl
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,8 +24,8 @@ SEGMENTS = 8
 
 _VERSION = 1
 _NAME = re.compile(rf"past-{_VERSION}-(?P<first>[0-9]{{1,15}})-(?P<writer>[A-Za-z0-9.]+)-[0-9]+\.log")
-_LIVE_S = 60
-"""A segment that was written to in the last minute may be the one of a process that still runs."""
+MAX_SEGMENTS = 1_000
+"""The most segments, however small: a process that is started again and again begins one each time."""
 _LONGEST_LINE_BYTES = 32 << 20
 
 
@@ -37,9 +38,14 @@ class Found(NamedTuple):
     written_s: float
     size_bytes: int
 
-    def is_live(self, now_s: float) -> bool:
-        """Whether its writer may still write to it."""
-        return now_s - self.written_s < _LIVE_S
+    def is_live(self) -> bool:
+        """Whether its writer still has it open."""
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
 
 def segments_in(directory: Path) -> list[Found]:
@@ -90,7 +96,10 @@ class Reading:
 
 
 class Segment:
-    """A segment that is being written. After a failed write it ends with what was written before, and is closed."""
+    """A segment that is being written, and locked as long as it is open.
+
+    After a failed write it ends with what was written before, and is closed.
+    """
 
     def __init__(self, directory: Path, writer: str, number: int, first_s: int, begin: bytes) -> None:
         """Write the first lines. Raises OSError; then nothing of the file is left."""
@@ -99,6 +108,8 @@ class Segment:
         self._path = directory / f"past-{_VERSION}-{first_s}-{writer}-{number}.log"
         self._fd: int | None = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
+            with contextlib.suppress(OSError):  # some file systems have no locks
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             own_as(self._fd, directory)
             self.append(begin)
         except OSError:
@@ -128,20 +139,22 @@ class Segment:
             self._fd = None
 
 
-def make_room(directory: Path, own: str, max_bytes: int, keep_s: int, now_s: float) -> Iterable[str]:
+def make_room(directory: Path, own: str, max_bytes: int, keep_s: int, now_s: float) -> int:
     """Delete the oldest segments until one more of full size has room, and those that are older than `keep_s`.
 
-    Segments that other processes may still write to count as full. Returns the names. Raises OSError.
+    Segments that other processes have open count as full. Returns the size of those that are left. Raises OSError.
     """
     full_bytes = max_bytes // SEGMENTS
     found = segments_in(directory)
-    live = [each for each in found if each.writer != own and each.is_live(now_s)]
-    total = sum(max(each.size_bytes, full_bytes) if each in live else each.size_bytes for each in found)
-    deleted = []
+    live = {each.path for each in found if each.writer != own and each.is_live()}
+    total = sum(max(each.size_bytes, full_bytes) if each.path in live else each.size_bytes for each in found)
+    left, left_bytes = len(found), sum(each.size_bytes for each in found)
     for each in found:
-        if each in live or (total + full_bytes <= max_bytes and now_s - each.written_s <= keep_s):
+        has_room = total + full_bytes <= max_bytes and left < MAX_SEGMENTS
+        if each.path in live or (has_room and now_s - each.written_s <= keep_s):
             continue
         each.path.unlink(missing_ok=True)
-        deleted.append(each.path.name)
+        left -= 1
         total -= each.size_bytes
-    return deleted
+        left_bytes -= each.size_bytes
+    return left_bytes
