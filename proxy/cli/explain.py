@@ -17,14 +17,13 @@ from proxy.cli.config_file import (
     refuse,
     virtual_cluster_option,
 )
+from proxy.cli.history import from_history
 from proxy.cli.quota_text import amount, entity_text, past_lines, throttled_by_node
 from proxy.cli.quotas import opened_source, print_problems, warn_of_problems
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config, VirtualClusterConfig
 from proxy.decisions.client_ids import measured_client_id
 from proxy.observe.explained import Cap, Form, Observed, Origin, explained_form
-from proxy.observe.past.moments import BadMoment, NotHeld
-from proxy.usage.past_trace import past_of
 from quotas.changes import tables_of
 from quotas.entities import is_ip
 from quotas.explain import Client
@@ -64,7 +63,7 @@ def explain(
     except NoProxy as error:
         origin = "the source alone, without what is measured" if at is None else "the files of the history"
         click.echo(f"no proxy answers at {error}: this is from {origin}", err=True)
-        form = _from_source(cluster, path, client) if at is None else _from_history(config, cluster, client, at)
+        form = _from_source(cluster, path, client) if at is None else _from_history(config, cluster.name, client, at)
     except ProxyRefuses as error:
         refuse(str(error), REFUSED)
     except ConfigErrors as error:
@@ -100,17 +99,8 @@ def _from_source(cluster: VirtualClusterConfig, path: Path, client: Client) -> F
     return explained_form(origin, client, reported, (), None, _caps(cluster))
 
 
-def _from_history(config: Config, cluster: VirtualClusterConfig, client: Client, at: str) -> Form:
-    """The explanation of a second of the past from the files. Ends the process if there is none."""
-    past = past_of(config.history, config.usage)
-    if past is None:
-        refuse("--at: nothing is held of the past, as history.directory is not set", REFUSED)
-    try:
-        return past.explained(cluster.name, client, at, time.time())
-    except BadMoment as error:
-        refuse(f"--{error}")
-    except NotHeld as error:
-        refuse(f"--{error}", REFUSED)
+def _from_history(config: Config, cluster: str, client: Client, at: str) -> Form:
+    return from_history(config, lambda past: past.explained(cluster, client, at, time.time()))
 
 
 def _caps(cluster: VirtualClusterConfig) -> Iterator[Cap]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from time import sleep
+from time import sleep, time
 from typing import NamedTuple
 
 import click
@@ -12,10 +12,11 @@ import click
 from common.printable import printable
 from proxy.cli.admin_client import NoProxy, ProxyRefuses, ask
 from proxy.cli.config_file import REFUSED, cluster_of, config_option, load, refuse, virtual_cluster_option
+from proxy.cli.history import from_history
 from proxy.cli.number_range import NumberRange
 from proxy.cli.quota_text import entity_text
 from proxy.config.problems import ConfigErrors
-from proxy.config.settings import AdminConfig
+from proxy.config.settings import AdminConfig, Config
 from proxy.observe.explained import Form
 from proxy.observe.throttled_now import MAX_THROTTLED, RANKS
 
@@ -73,8 +74,11 @@ def top(
     clients of all virtual clusters are shown.
     """
     config = load(path)
-    parameters = {"limit": str(limit)} | ({"sort": sort} if at is None else {"at": at})
-    once = once or at is not None
+    if at is not None:
+        form = _of_the_past(config, path, virtual_cluster, limit, at)
+        click.echo(json.dumps(form) if as_json else "\n".join(_lines(form, len(config.virtual_clusters) > 1)))
+        return
+    parameters = {"sort": sort, "limit": str(limit)}
     several_clusters = len(config.virtual_clusters) > 1
     if virtual_cluster is not None:
         parameters["virtual_cluster"] = cluster_of(config, virtual_cluster).name
@@ -100,6 +104,24 @@ def _asked(admin: AdminConfig, path: Path, parameters: dict[str, str]) -> Form:
         return ask(admin, path, "throttled", parameters)
     except NoProxy as error:
         refuse(f"no proxy answers at {error} (the address is admin.bind and admin.port of {path})", REFUSED)
+    except ProxyRefuses as error:
+        refuse(str(error), REFUSED)
+    except ConfigErrors as error:
+        refuse(str(error))
+
+
+def _of_the_past(config: Config, path: Path, virtual_cluster: str | None, limit: int, at: str) -> Form:
+    """Who was throttled in a second, from the running proxy, or from the files. Ends the process if it is not known."""
+    clusters = [each.name for each in config.virtual_clusters]
+    parameters = {"limit": str(limit), "at": at}
+    if virtual_cluster is not None:
+        clusters = [cluster_of(config, virtual_cluster).name]
+        parameters["virtual_cluster"] = virtual_cluster
+    try:
+        return ask(config.admin, path, "throttled", parameters)
+    except NoProxy as error:
+        click.echo(f"no proxy answers at {error}: this is from the files of the history", err=True)
+        return from_history(config, lambda past: past.throttled(clusters, at, limit, time()))
     except ProxyRefuses as error:
         refuse(str(error), REFUSED)
     except ConfigErrors as error:

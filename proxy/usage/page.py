@@ -147,7 +147,8 @@ _TRACE = """
 that measure under these names, or for a quota that is set on exactly this entity (`default_user: true`: all sensors
 of that default). Operations beyond `events_per_second` are dropped, counted and reported; from then on a replay of
 these sensors is not exact. Without traced entities there is no cost. `quotas.records.trace.Replay` does the operations
-again, and reproduces every throttle time to the millisecond.
+again, and reproduces every throttle time to the millisecond. With a [history](operations.md#what-happened-at-0312),
+`kafka-throttle explain --at` shows the operations of a second.
 
 """
 

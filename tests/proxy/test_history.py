@@ -180,6 +180,11 @@ async def test_the_second_of_a_throttle_is_explained_while_the_proxy_runs_and_af
     done = await asyncio.to_thread(kafka_throttle, *ask)
     assert done.stderr.endswith("this is from the files of the history\n")
     assert "client_id='victim' from 127.0.0.1: muted for" in done.stdout
+    done = await asyncio.to_thread(kafka_throttle, "top", "-c", proxy.path, "--at", second_text(second))
+    assert done.stderr.endswith("this is from the files of the history\n")
+    assert "victim" in done.stdout
+    done = await asyncio.to_thread(kafka_throttle, "top", "-c", proxy.path, "--at", "soon")
+    assert (done.exit_code, done.stderr.splitlines()[-1][:29]) == (2, "--at: expected a time like 03")
 
 
 async def throttled_second(proxy, client_id):

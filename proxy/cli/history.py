@@ -1,0 +1,23 @@
+"""Answers for the past from the files of the history, for commands that no proxy answers."""
+
+from collections.abc import Callable
+
+from proxy.cli.config_file import REFUSED, refuse
+from proxy.config.settings import Config
+from proxy.observe.explained import Form
+from proxy.observe.past.look_up import Past
+from proxy.observe.past.moments import BadMoment, NotHeld
+from proxy.usage.past_trace import past_of
+
+
+def from_history(config: Config, answer: Callable[[Past], Form]) -> Form:
+    """The answer. Ends the process if there is none."""
+    past = past_of(config.history, config.usage)
+    if past is None:
+        refuse("--at: nothing is held of the past, as history.directory is not set", REFUSED)
+    try:
+        return answer(past)
+    except BadMoment as error:
+        refuse(f"--{error}")
+    except NotHeld as error:
+        refuse(f"--{error}", REFUSED)
