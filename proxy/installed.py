@@ -20,6 +20,10 @@ _ROOT = Path(__file__).parents[1]
 _PACKAGES = ("protocol", "quotas", "proxy")
 _SUFFIX = EXTENSION_SUFFIXES[0]
 
+PURE = "KAFKA_THROTTLE_PURE"
+_FOR_TRACE = "trace"
+"""The value of PURE that a process has set for itself."""
+
 LIST_OF_HASHES = "sources.sha256"
 """A file in each directory of compiled modules; see `compiled_modules`."""
 
@@ -41,7 +45,7 @@ def make_in_use() -> str:
 def take_make() -> None:
     """Import the modules of the make that the environment asks for. Call it before any of them is imported."""
     files: dict[str, Path] = {}
-    if os.environ.get("KAFKA_THROTTLE_PURE") == "1":
+    if os.environ.get(PURE) in ("1", _FOR_TRACE):
         compiled = [file for package in _PACKAGES for file in (_ROOT / package).rglob(f"*{_SUFFIX}")]
         files = {_module(file, _ROOT): file.with_name(file.name.removesuffix(_SUFFIX) + ".py") for file in compiled}
     elif named := os.environ.get("KAFKA_THROTTLE_COMPILED"):
@@ -55,8 +59,21 @@ def take_make() -> None:
 
 def run_again_pure() -> NoReturn:
     """Begin this process anew, with the same arguments and the pure make."""
-    os.environ["KAFKA_THROTTLE_PURE"] = "1"
+    os.environ[PURE] = _FOR_TRACE
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def command_of_successor() -> list[str]:
+    """The command line of this process. A script is run as it is now: it may name another interpreter than before."""
+    script = Path(sys.orig_argv[1]) if len(sys.orig_argv) > 1 else None
+    if script is not None and script.is_file() and os.access(script, os.X_OK):
+        return sys.orig_argv[1:]
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def environment_of_successor() -> dict[str, str]:
+    """The environment of this process without what `run_again_pure` has set: the next one may trace nothing."""
+    return {name: value for name, value in os.environ.items() if (name, value) != (PURE, _FOR_TRACE)}
 
 
 def _module(file: Path, root: Path) -> str:

@@ -408,6 +408,57 @@ class ClientQuotaManager:
         """The tags of all sensors that no clients share because a table was full, some more than once."""
         return (key.tags for key in list(self._handles) if key.shared_by is None)
 
+    @property
+    def open_sensors(self) -> list[tuple[SensorKey, int]]:
+        """The keys and handles of all sensors."""
+        return list(self._handles.items())
+
+    @property
+    def layout(self) -> tuple[int, int, int, int]:
+        """What rows must have in common to be copied: number and length of windows, of rates and of token buckets."""
+        return self.sensors.samples, self.sensors.window_ms, self.buckets.samples, self.buckets.window_ms
+
+    def copied(self, key: SensorKey, handle: int) -> bytes:
+        """A copy of the row of a sensor, for `adopt`. Raises StaleSensor if it is closed."""
+        return self._rows_of(key).copied(handle)
+
+    def mark(self, key: SensorKey, handle: int) -> tuple[float, int, int]:
+        """Everything that a sensor has recorded, and numbers that change with each use. Raises StaleSensor."""
+        return self._rows_of(key).mark(handle)
+
+    def adopt(self, key: SensorKey, copied: bytes, now_ms: int) -> bool:
+        """Continue a sensor from a copy by a manager with the same `layout`. Its limit is that of the tables here.
+
+        False if it is not measured here, or there is no row for it. Raises ValueError if the copy has another size.
+        """
+        handle = self._adopted(key, now_ms)
+        if handle is None:
+            return False
+        rows = self._rows_of(key)
+        limit = rows.limit(handle)
+        rows.overwrite(handle, copied)
+        self._set_limit(key, handle, limit, now_ms)
+        return True
+
+    def record(self, key: SensorKey, value: float, now_ms: int) -> bool:
+        """Record what another process has charged a sensor with. False if it is not measured here."""
+        handle = self._adopted(key, now_ms)
+        if handle is not None:
+            self._rows_of(key).record(handle, value, now_ms)
+        return handle is not None
+
+    def _adopted(self, key: SensorKey, now_ms: int) -> int | None:
+        """The sensor of this key, which is opened if needed. None if it is not measured, or there is no row for it."""
+        handle, limit = self._handles.get(key), self._limit(key)
+        table = self.shadow if key.shadow else self.table
+        if handle is not None or limit is None or not table.is_on(key.quota_type):
+            return handle
+        rows = self._rows_of(key)
+        if rows.used == rows.capacity or (key.shared_by is None and not _has_room(rows)):
+            return None
+        entity = table.by_tags(key.quota_type, key.tags)[1] if key.shared_by is None else key.shared_by
+        return self._open(key, entity, limit, now_ms)
+
     def readings(self, now_ms: int) -> Iterator[tuple[SensorKey, SensorReading]]:
         """The measurements of all windowed rates. Sensors may be opened and closed between two items."""
         for key in list(self._handles):

@@ -39,6 +39,18 @@ class AddressKey(NamedTuple):
     address: str
 
 
+class RateKey(NamedTuple):
+    """One rate of connections: of an address in a virtual cluster, of a listener, or (without any) of the instance.
+
+    An `address` of "" is the row that new addresses share; None: the rate is not one of addresses.
+    """
+
+    virtual_cluster: str = ""
+    listener: str = ""
+    address: str | None = None
+    shadow: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """The limits of an instance or of one listener: connections/s, and the number of connections at a time."""
@@ -119,6 +131,14 @@ class _Rate:
 
     def reading(self, now_ms: int) -> SensorReading:
         return self._sensors.reading(self._row, now_ms)
+
+    def copied(self) -> bytes:
+        return self._sensors.copied(self._row)
+
+    def overwrite(self, copied: bytes, now_ms: int) -> None:
+        limit = self._sensors.limit(self._row)
+        self._sensors.overwrite(self._row, copied)
+        self.set_limit(limit, now_ms)
 
 
 @dataclass(slots=True)
@@ -300,6 +320,36 @@ class ConnectionQuotas:
 
     def _is_protected(self, listener: _Listener) -> bool:
         return listener.protected and len(self._listeners) > 1
+
+    # ------------------------------------------------------------------ copies
+
+    def copies(self) -> Iterator[tuple[RateKey, bytes]]:
+        """A copy of the row of each rate."""
+        yield RateKey(), self._rate.copied()
+        for key, listener in list(self._listeners.items()):
+            yield RateKey(*key), listener.rate.copied()
+        for name in list(self._clusters):
+            for shadow in (False, True):
+                for address, copied in self.rates(name, shadow).copies():
+                    yield RateKey(name, "", address, shadow), copied
+
+    def adopt(self, key: RateKey, copied: bytes, now_ms: int) -> bool:
+        """Continue a rate from a copy that `copies` made, of quotas with the same windows. The limit stays.
+
+        False if there is no such listener or virtual cluster, or no row for the address. Raises ValueError if the copy
+        has another size.
+        """
+        if key.address is not None:
+            return key.virtual_cluster in self._clusters and self.rates(key.virtual_cluster, key.shadow).adopt(
+                key.address, copied, now_ms
+            )
+        if key == RateKey():
+            self._rate.overwrite(copied, now_ms)
+            return True
+        listener = self._listeners.get(ListenerKey(key.virtual_cluster, key.listener))
+        if listener is not None:
+            listener.rate.overwrite(copied, now_ms)
+        return listener is not None
 
     # -------------------------------------------------------------------- read
 

@@ -159,12 +159,12 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
     def tags_and_limit(self, quota_type: QuotaType, user: str, client_id: str) -> EffectiveQuota:
         """The tags, limit and entity for a client. The first of Kafka's eight levels that has a quota decides."""
         tags = self._tags(quota_type, user, client_id)
-        limit, entity = self._by_tags(quota_type, tags)
+        limit, entity = self.by_tags(quota_type, tags)
         return EffectiveQuota(tags, limit, entity)
 
     def limit_of(self, quota_type: QuotaType, tags: SensorTags) -> float:
         """The limit for use that is measured under `tags`, in units/s; UNLIMITED if there is none."""
-        return self._by_tags(quota_type, tags)[0]
+        return self.by_tags(quota_type, tags)[0]
 
     def ip_limit(self, address: str) -> tuple[float, Entity | None]:
         """The limit in connections/s for `address` (in its plain spelling), and the entity that it is set on."""
@@ -189,7 +189,8 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
             return of_client_id
         return of_user if by_client_id is None else pair
 
-    def _by_tags(self, quota_type: QuotaType, tags: SensorTags) -> tuple[float, Entity | None]:
+    def by_tags(self, quota_type: QuotaType, tags: SensorTags) -> tuple[float, Entity | None]:
+        """The limit for use that is measured under `tags`, and the entity that it is set on."""
         limits = self._limits[quota_type]
         for names in able_to_bind(tags):
             if names in limits:

@@ -676,6 +676,22 @@ class DrainConfig(Settings):
     so load balancers send no more clients before the ports are closed."""
 
 
+class RestartConfig(Settings):
+    """How another process takes the place of this one without a refused connection: docs/operations.md."""
+
+    successor_timeout_s: Annotated[int, Whole(1, 3_600)] = 60
+    """After SIGUSR2: how long the process that takes over may take until it accepts connections, in seconds. After that
+    it is ended, and this one goes on."""
+
+    reuse_port: bool = False
+    """`true`: other processes that have this setting, too, may listen at the same ports, also those of `metrics` and
+    `admin` (SO_REUSEPORT): so the next process can start before this one stops."""
+
+    sensors_file: FilePath = None
+    """A file in which a process that stops keeps what its sensors have measured, for the next one on the same machine.
+    Without it, or after a crash, each client begins with a full burst again. Not needed for SIGUSR2."""
+
+
 class TraceConfig(Settings):
     """Every operation on the sensors of some entities, for a replay that is exact; for a while, as it is much."""
 
@@ -819,6 +835,7 @@ class Config(Settings):
             "admin.bind",
             "admin.port",
             "admin.token_file",
+            "restart.reuse_port",
         }
         | {
             f"virtual_clusters[].quotas.{name}"
@@ -845,6 +862,9 @@ class Config(Settings):
 
     drain: DrainConfig = DrainConfig()
     """The end of the process."""
+
+    restart: RestartConfig = RestartConfig()
+    """How another process takes its place."""
 
     connections: ConnectionLimitsConfig = ConnectionLimitsConfig()
     """How fast connections may come to this process, and how many."""

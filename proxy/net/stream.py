@@ -31,6 +31,8 @@ _PIECES_AT_ONCE: Final = 64
 _IOV_MAX: Final = 1024
 _SIOCOUTQ: Final = 0x5411
 """From <linux/sockios.h>: how many bytes the peer has not acknowledged."""
+_SIOCINQ: Final = 0x541B
+"""How many bytes of the peer are unread."""
 
 _NOTHING: Final[deque[bytes | memoryview]] = deque(maxlen=0)
 """The empty buffer that all streams share until they have to wait, as most never do: an empty deque takes 600 bytes."""
@@ -125,6 +127,11 @@ class Stream:
             return self.written_late_bytes
         in_kernel = int.from_bytes(ioctl(self._fd, _SIOCOUTQ, bytes(4)), sys.byteorder)
         return self.written_late_bytes - in_kernel
+
+    @property
+    def unread(self) -> bool:
+        """Whether bytes of the peer are here that were not read; asks the kernel."""
+        return not self._closed and any(ioctl(self._fd, _SIOCINQ, bytes(4)))
 
     # ----------------------------------------------------------------- reading
 

@@ -29,6 +29,11 @@ class TlsStream(Stream):
         """A number that changes whenever the peer's system takes bytes that had to wait, encrypted or not."""
         return super().taken_bytes - self._tls.unsent_bytes
 
+    @property
+    def unread(self) -> bool:
+        """Whether bytes of the peer are here that were not read, encrypted or not."""
+        return super().unread or (self._tls.pending and not self._closed)
+
     def resume_reading(self) -> None:
         """Read again, pending bytes first."""
         super().resume_reading()

@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import logging
+import socket
+from collections.abc import Callable
 
 import structlog
 from aiohttp import web
@@ -30,8 +32,17 @@ class HttpListener:
         self._section = section
         self._most = most
         self._idle_s = idle_s
+        self._socket: socket.socket | None = None
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
+
+    def open(self, bind: str, port: int, open_socket: Callable[[str, int], socket.socket]) -> socket.socket:
+        """Open the listening socket that `start` uses, and return it. Raises ConfigErrors if it cannot be bound."""
+        try:
+            self._socket = open_socket(bind, port)
+        except OSError as error:
+            raise ConfigErrors([self._bind_problem(error, bind, port)]) from error
+        return self._socket
 
     async def start(self, bind: str, port: int) -> int:
         """Listen, and return the port; for port 0 the system chooses one. Raises ConfigErrors if it cannot be bound."""
@@ -45,8 +56,11 @@ class HttpListener:
         await runner.setup()
         assert runner.server is not None
         guests = Guests(self._section, runner.server, self._most, self._idle_s)
+        loop, sock = asyncio.get_running_loop(), self._socket
         try:
-            server = await asyncio.get_running_loop().create_server(guests, bind, port)
+            server = await (
+                loop.create_server(guests, bind, port) if sock is None else loop.create_server(guests, sock=sock)
+            )
         except OSError as error:
             await runner.cleanup()
             raise ConfigErrors([self._bind_problem(error, bind, port)]) from error

@@ -12,6 +12,17 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "stopping": "The process ends: it accepts no more connections, and `connections` are open.",
         "stopping_at_once": "A second signal to stop has come: nothing is waited for any more.",
         "stopped": "The process has ended.",
+        "handover_started": "SIGUSR2 has come: the process starts the one that takes over `sockets` listening sockets.",
+        "handover_finished": "The process `successor_pid` accepts the connections. It got `rows` rows of sensors, and "
+        "for `suspended_ms` no process accepted connections: they waited.",
+        "handover_failed": "The process that was to take over did not start. This one goes on.",
+        "successor_lost": "The process that has taken over has ended, while this one still had connections.",
+        "predecessor_lost": "The process that was to hand over has ended. This one goes on without its measurements.",
+        "sensors_taken_over": "What the process before has measured goes on in `rows` rows. Nothing here measures what "
+        "`left_out` rows measured, or there is no room for them.",
+        "sensors_not_taken_over": "What the process before has measured is not used: the sensors begin empty, those of "
+        "one virtual cluster if it is named.",
+        "sensors_not_kept": "`restart.sensors_file` could not be written: the sensors of the next process begin empty.",
         "few_descriptors": "The process may open too few files for `limits.max_connections`: see LimitNOFILE.",
         "accept_failed": "The system could not accept a connection at a port. The proxy tries again after a pause.",
         "http_connections_refused": "The HTTP listener is full. `connections` were closed since the last such line; "

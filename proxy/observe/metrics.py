@@ -199,6 +199,16 @@ class Metrics:
             "When the configuration that is in force was read.",
             registry=registry,
         )
+        self.handover_failures = Counter(
+            "kafka_throttle_handover_failures",
+            "How often a process that was to take over failed to start, so that this one went on.",
+            registry=registry,
+        )
+        self.sensors_taken_over = Gauge(
+            "kafka_throttle_sensors_taken_over",
+            "Rows of sensors that this process has continued from the process before it.",
+            registry=registry,
+        )
         self.ready = Gauge("kafka_throttle_ready", "1 if /readyz says that the proxy is ready.", registry=registry)
         self.upstream_connect_failures = Counter(
             "kafka_throttle_upstream_connect_failures",

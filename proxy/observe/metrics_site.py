@@ -29,6 +29,7 @@ class MetricsSite:
         self._metrics = metrics
         self._not_ready = not_ready
         self._listener = HttpListener(self.application(), "metrics", most, idle_s)
+        self.open = self._listener.open
         self._lag: asyncio.Task[None] | None = None
 
     async def start(self, bind: str, port: int) -> int:

@@ -203,7 +203,7 @@ class Acceptor:
             incoming.place = None
 
     def stop(self) -> None:
-        """Close the listening sockets and the connections that are not open yet."""
+        """Close the listening sockets, unless they are closed, and the connections that are not open yet."""
         self.sockets.stop()
         self._origin_stage.stop()
         self._secure_stage.stop()

@@ -121,6 +121,7 @@ class Connection:
         self._timer: asyncio.TimerHandle | None = None
         self._timeouts = ConnectionTimeouts()
         self._busy = False
+        self._leaves = False
         self._ended = False
         self._lingers = False
         self._steps: deque[Step] = deque()
@@ -142,6 +143,8 @@ class Connection:
                 self._carry_out(actions, now_us)
         except Exception:
             self._fail()
+        if self._leaves:
+            self.leave()
 
     def sampled_bytes_came(self, side: Side, data: bytes, since_us: int) -> Callable[[], object]:
         """As `bytes_came`. Returns a call that notes the latency of the requests or responses that have passed."""
@@ -192,6 +195,15 @@ class Connection:
         """Close the connection for a reason that did not come from either peer."""
         if not self.closing:
             self._do(partial(self.relay.on_lost, reason, detail))
+
+    def leave(self) -> None:
+        """Close the connection as soon as nothing is under way: now, or when the next response has gone out.
+
+        A client that is muted has no request under way, unless it has sent one that is not read yet.
+        """
+        self._leaves = True
+        if not self.closing and self.relay.idle and (self._client is None or not self._client.unread):
+            self.give_up(CloseReason.SHUTDOWN)
 
     def read_bytes(self) -> int:
         """The most that the next read from the client may take: little while only a request head is wanted."""

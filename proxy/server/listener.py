@@ -112,6 +112,10 @@ class Listener:
         """Start to accept connections on these bound sockets, given by port."""
         self.acceptor.sockets.serve(sockets)
 
+    def stop_listening(self) -> None:
+        """Close the listening sockets. Connections that are not open yet go on, and open ones, too."""
+        self.acceptor.sockets.stop()
+
     def stop_accepting(self) -> None:
         """Close the listening sockets and the connections that are not open yet. Open connections go on."""
         self.acceptor.stop()

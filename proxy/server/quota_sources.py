@@ -79,6 +79,12 @@ def renew(source: Source, config: VirtualClusterConfig) -> None:
         source.replace_servers(_host_ports(config.upstream.bootstrap_servers), _timeout_s(config.upstream))
 
 
+def leave_to_another(source: Source) -> None:
+    """Have another process store the last good quotas from now on."""
+    if isinstance(source, LastGood):
+        source.leave_to_another()
+
+
 def unset(source: Source, entity: Entity, keys: Collection[QuotaKey]) -> None:
     """Remove quotas. In a file source, remove their alterations, so that the operator's file is in force again.
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import socket
 import sys
@@ -19,6 +20,7 @@ from common.file_signature import signature
 from common.places import with_places
 from common.private_directory import DirectoryUnusable
 from common.problems import Problem, bounded
+from common.service_manager import monotonic_usec
 from protocol.api_table import APIS
 from proxy.clock import Clock, SystemClock
 from proxy.config.load import load_config
@@ -28,7 +30,6 @@ from proxy.config.settings import (
     Config,
     HistoryConfig,
     LimitsConfig,
-    ListenerConfig,
     UsageConfig,
     UsageTopicConfig,
     VirtualClusterConfig,
@@ -56,7 +57,6 @@ from proxy.observe.past.history import History
 from proxy.observe.past.ring import Ring
 from proxy.observe.throttle_episode import ThrottledClients
 from proxy.observe.token_file import read_token
-from proxy.relay.actions import CloseReason
 from proxy.relay.connection_timeouts import TimeOuts
 from proxy.relay.costs import BUSY_SHARES, SHIPPED
 from proxy.relay.use import Meter
@@ -64,9 +64,12 @@ from proxy.server.caps import Caps
 from proxy.server.certificate_watcher import CertificateWatcher
 from proxy.server.connection import Connection
 from proxy.server.descriptors import clients_within_descriptors
+from proxy.server.drain import drain
 from proxy.server.listener import Listener
-from proxy.server.quota_sources import renew, source_of
+from proxy.server.passed_sockets import PassedSockets
+from proxy.server.quota_sources import leave_to_another, renew, source_of
 from proxy.server.quota_store import QuotaStore
+from proxy.server.restart import Restart, ports_of
 from proxy.server.sockets import PortsTaken, bind_all
 from proxy.server.tls_material import Section, TlsMaterial, TlsPlace, tls_sections
 from proxy.upstream.connector import Upstream
@@ -85,6 +88,7 @@ from quotas.limits import UNLIMITED
 from quotas.quota_table import QuotaTable
 from quotas.records.traced_sensors import TracedBuckets, TracedSensors
 from quotas.request_costs import RequestCosts
+from quotas.row_copies import Sensing
 from quotas.sensors.token_buckets import TokenBuckets
 from quotas.sensors.windowed_rate import Sensors
 
@@ -100,6 +104,7 @@ _LONGEST_STEP_MS = 2_000
 _LOOKS_AT_ONCE = 500
 _EXPIRIES_PER_SWEEP = 5
 _WATCH_S = 0.25
+_LOOK_S = 0.02
 _REREAD_S = 2.0
 _LAST_WRITES_S = 30.0
 """How long the process waits at its end until the last usage records are on disk."""
@@ -373,6 +378,12 @@ class Service:
         self._room = 0
         """How many more sockets `may_open` allows before it counts the open ones again."""
         self._bound = False
+        self._restart = Restart(
+            Sensing({cluster.name: cluster.quota_manager for cluster in self.clusters}, quotas), clock, self._metrics
+        )
+        self._sockets: list[socket.socket] = []
+        """All listening sockets, those of the HTTP listeners included."""
+        self._handover: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
         self._end_asked = asyncio.Event()
         """Set by a second signal to stop: the process ends without waiting for anything of its clients."""
@@ -389,6 +400,10 @@ class Service:
         self._api_listener = HttpListener(admin, "admin", *http)
         self._apply_limits()
         self._poller.sample(config.metrics.latency_sample, clock.now_us)
+        self._add_metrics()
+
+    def _add_metrics(self) -> None:
+        """Have the metrics read what is counted elsewhere."""
         self._metrics.add_relays(self._relay_totals)
         self._metrics.ready.set_function(lambda: not self.not_ready())
         self._note_reload(is_applied=True)
@@ -399,7 +414,7 @@ class Service:
             self._metrics.add_sensors(cluster.sensor_totals)
             self._metrics.add_shadows(cluster.shadow_totals)
             self._metrics.add_caps(cluster.cap_totals)
-            self._metrics.add_entities(partial(cluster.entity_uses, clock))
+            self._metrics.add_entities(partial(cluster.entity_uses, self.clock))
         self._metrics.add_gate(
             self._instance_totals, self.gate.listener_totals, self.gate.cluster_totals, self.gate.address_uses
         )
@@ -515,19 +530,25 @@ class Service:
     # -------------------------------------------------------------- start, stop
 
     async def start(self) -> None:
-        """Bind all ports, then accept connections. Raises ConfigErrors that name each port that cannot be bound."""
+        """Bind all ports, then accept connections. Raises ConfigErrors that name each port that cannot be bound.
+
+        A process that takes over from another one gets its ports, and accepts when the other one has stopped to.
+        """
         self._api.token = read_token(self.config.admin, self._config_path)
         self._certificates.take_up(await asyncio.to_thread(tls_sections, self.config))
-        bound = self._bind_all()
+        bound = self._bind_all(self._restart.passed_sockets(self.config))
         self._start_recording()
-        await self._metrics_site.start(self.config.metrics.bind, self.config.metrics.port)
-        await self._api_listener.start(self.config.admin.bind, self.config.admin.port)
+        if not self._restart.takes_over:
+            await self._start_http()
         log.info("starting", version=installed_version(), make=make_in_use())
         await asyncio.gather(*(cluster.book.start() for cluster in self.clusters))
         self._report_unknown_quotas()
         if self._history is not None:
             self._history.start()
             self._spawn(self._history.run())
+        for cluster in self.clusters:
+            self._spawn(cluster.upstream.discovery.keep_learning())
+        await self._restart.take_over(self.config.restart.sensors_file, self._until_ready)
         _leave_to_itself_what_stays()
         for listener, sockets in bound:
             listener.serve(sockets)
@@ -538,21 +559,33 @@ class Service:
                 ports=sorted(sockets),
             )
         self._bound = True
+        if self._restart.takes_over:
+            await self._start_http()
+            self._spawn(self._restart.follow())
+        self._restart.notify("READY=1", f"MAINPID={os.getpid()}")
         self._warn()
-        for cluster in self.clusters:
-            self._spawn(cluster.upstream.discovery.keep_learning())
         self._spawn(self._sweep())
         self._spawn(self._page.history.keep())
         self._spawn(self._watch_config())
         self._spawn(self._certificates.watch())
 
-    def _bind_all(self) -> list[tuple[Listener, dict[int, socket.socket]]]:
+    async def _start_http(self) -> None:
+        await self._metrics_site.start(self.config.metrics.bind, self.config.metrics.port)
+        await self._api_listener.start(self.config.admin.bind, self.config.admin.port)
+
+    async def _until_ready(self) -> None:
+        """Wait until clients could be served if the ports were open."""
+        while any(reason for cluster in self.clusters for reason in cluster.health().not_ready()):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
+
+    def _bind_all(self, passed: PassedSockets) -> list[tuple[Listener, dict[int, socket.socket]]]:
+        """Open all listening sockets, or take those that were passed. Those of the HTTP listeners do not listen yet."""
         bound: list[tuple[Listener, dict[int, socket.socket]]] = []
         problems: list[Problem] = []
         for i, (cluster, config) in enumerate(zip(self.clusters, self.config.virtual_clusters, strict=True)):
             for k, (listener, settings) in enumerate(zip(cluster.listeners, config.listeners, strict=True)):
                 try:
-                    bound.append((listener, bind_all(settings.bind, _ports(settings))))
+                    bound.append((listener, bind_all(settings.bind, ports_of(settings), passed.take)))
                 except PortsTaken as error:
                     problems.append(Problem(f"virtual_clusters[{i}].listeners[{k}].port", str(error)))
         if problems:
@@ -560,39 +593,84 @@ class Service:
                 for sock in sockets.values():
                     sock.close()
             raise ConfigErrors(problems)
+        take = partial(passed.take, ipv6_only=True)
+        http = (
+            self._metrics_site.open(self.config.metrics.bind, self.config.metrics.port, take),
+            self._api_listener.open(self.config.admin.bind, self.config.admin.port, take),
+        )
+        self._sockets = [*(sock for _, sockets in bound for sock in sockets.values()), *http]
+        passed.close_rest()
         return bound
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT. SIGHUP reloads the configuration."""
+        """Serve until SIGTERM or SIGINT. SIGHUP reloads the configuration. SIGUSR2 has another process take over."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ask_to_stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload_asked.set)
+        loop.add_signal_handler(signal.SIGUSR2, self._ask_for_successor)
         await self.start()
         await self._stop_asked.wait()
         await self.stop()
 
     def _ask_to_stop(self) -> None:
-        """A signal to stop has come. The proxy is not ready from now on; the second one ends it at once."""
+        """A signal to stop has come. The proxy is not ready from now on; the second one ends it at once.
+
+        A process that another one has taken over from stops already, so the first one ends it at once.
+        """
         if self._stop_asked.is_set():
             log.warning("stopping_at_once")
             self._end_asked.set()
         self._stop_asked.set()
         self._readiness.look()
 
+    # ---------------------------------------------------------------- handover
+
+    def _ask_for_successor(self) -> None:
+        """SIGUSR2 has come: have another process take over, unless this one starts or stops, or that is under way."""
+        if self._bound and not self._stop_asked.is_set() and (self._handover is None or self._handover.done()):
+            self._handover = self._spawn(self._hand_over())
+
+    async def _hand_over(self) -> None:
+        """Have another process take over; then this one stops."""
+        timeout_s, is_ready = self.config.restart.successor_timeout_s, not self.not_ready()
+        if await self._restart.hand_over(self._sockets, timeout_s, self._suspend, self._resume, is_ready):
+            for cluster in self.clusters:
+                leave_to_another(cluster.source)
+            self._stop_asked.set()
+
+    def _suspend(self) -> None:
+        for listener in self._listeners():
+            listener.acceptor.sockets.suspend()
+
+    def _resume(self) -> None:
+        for listener in self._listeners():
+            listener.acceptor.sockets.resume()
+
+    # -------------------------------------------------------------------- stop
+
     async def stop(self) -> None:
         """Stop accepting after `drain.lame_duck_s`, wait for the responses in flight, and close everything within
-        `limits.drain_s`. With a second signal to stop neither time is waited.
+        `limits.drain_s`. With a second signal to stop neither time is waited, and without the first one for a process
+        that another one has taken over from.
         """
         self._stop_asked.set()
         self._readiness.look()
-        await self._until_end_asked(self.config.drain.lame_duck_s)
-        for listener in self._listeners():
-            listener.stop_accepting()
-        self.gate.empty()
+        self._restart.notify("STOPPING=1")
+        charging: asyncio.Task[None] | None = None
+        if self._restart.is_succeeded:
+            charging = self._spawn(self._restart.keep_charging())
+        else:
+            if self._handover is not None:
+                self._handover.cancel()
+            await self._until_end_asked(self.config.drain.lame_duck_s)
+        await self._stop_listening()
         self.gate.log.sum_up()
         log.info("stopping", connections=sum(len(listener.connections) for listener in self._listeners()))
         await self._drain(self.config.limits.drain_s)
+        if charging is not None:
+            charging.cancel()
+        await self._restart.leave_sensors(self.config.restart.sensors_file)
         for connection in [one for listener in self._listeners() for one in listener.lingering]:
             connection.abort()
         for task in self._tasks:
@@ -612,27 +690,37 @@ class Service:
         await self._metrics_site.stop()
         log.info("stopped")
 
+    async def _stop_listening(self) -> None:
+        """Accept no more connections. Where others listen at the same ports, those that are on their way in go on."""
+        stays_open = self._restart.is_succeeded or self._restart.is_activated
+        if not stays_open and not self.config.restart.reuse_port:
+            self._stop_accepting()
+            return
+        for listener in self._listeners():
+            if not stays_open:
+                listener.acceptor.sockets.accept_rest()
+            listener.stop_listening()
+        if self._restart.is_succeeded:
+            await asyncio.gather(self._api_listener.stop(), self._metrics_site.stop())
+
+    def _stop_accepting(self) -> None:
+        """Accept no more connections, and close those that are on their way in."""
+        for listener in self._listeners():
+            listener.stop_accepting()
+        self.gate.empty()
+
     async def _drain(self, drain_s: float) -> None:
-        """Close idle connections, the oldest first, spread evenly over the time, so that reconnects are spread too."""
-        waiting = sorted(self._connections(), key=lambda connection: connection.opened_ms)
+        """Close all connections within this time, and wait for their last bytes."""
         loop = asyncio.get_running_loop()
-        begin, count = loop.time(), len(waiting)
-
-        def may_wait() -> bool:
-            return loop.time() < begin + drain_s and not self._end_asked.is_set()
-
-        while waiting and may_wait():
-            due = 1 + int((loop.time() - begin) / drain_s * count)
-            for connection in waiting[: max(due - (count - len(waiting)), 0)]:
-                if connection.relay.idle:
-                    connection.give_up(CloseReason.SHUTDOWN)
-            waiting = [connection for connection in waiting if not connection.closing]
-            await asyncio.sleep(0.02)
-        for connection in waiting:
-            connection.give_up(CloseReason.SHUTDOWN)
-        while self._unsent_bytes() and may_wait():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        begin = loop.time()
+        await drain(self._connections, self._under_way, drain_s, self._end_asked)
+        self._stop_accepting()
+        while self._unsent_bytes() and loop.time() < begin + drain_s and not self._end_asked.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
         await asyncio.sleep(0.05)
+
+    def _under_way(self) -> int:
+        return sum(listener.acceptor.under_way for listener in self._listeners())
 
     async def _until_end_asked(self, seconds: float) -> None:
         """Wait, at most until a second signal to stop comes."""
@@ -715,6 +803,13 @@ class Service:
 
         Returns False if the file could not be read; then a later try may succeed.
         """
+        self._restart.notify("RELOADING=1", monotonic_usec())
+        try:
+            return await self._reload()
+        finally:
+            self._restart.notify("READY=1")
+
+    async def _reload(self) -> bool:
         try:
             path = self._config_path
             config, token, sections = await asyncio.to_thread(with_places, path, partial(_load_with_files, path))
@@ -773,7 +868,9 @@ class Service:
 
     def _apply_limits(self) -> None:
         wanted = self.config.limits.max_connections
-        ports = sum(len(_ports(listener)) for cluster in self.config.virtual_clusters for listener in cluster.listeners)
+        ports = sum(
+            len(ports_of(listener)) for cluster in self.config.virtual_clusters for listener in cluster.listeners
+        )
         others = ports + _HTTP_LISTENERS * (self.config.limits.max_http_connections + 1)
         self._max_sockets = clients_within_descriptors(wanted, others)
         self._room = 0
@@ -781,10 +878,11 @@ class Service:
         for listener in self._listeners():
             listener.set_limits(self.config.limits)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(_tell_failure)
         self._tasks.append(task)
+        return task
 
 
 def _time_outs(limits: LimitsConfig) -> TimeOuts:
@@ -814,10 +912,6 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
 def _load_with_files(path: Path) -> tuple[Config, str | None, dict[TlsPlace, Section]]:
     config = load_config(path)
     return config, read_token(config.admin, path), tls_sections(config)
-
-
-def _ports(config: ListenerConfig) -> list[int]:
-    return [config.port, *config.ports().values(), *config.spares()]
 
 
 def run(config_path: Path, config: Config) -> int:

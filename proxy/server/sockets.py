@@ -28,16 +28,19 @@ class PortsTaken(OSError):
     """Ports that could not be bound; the message names each with its reason."""
 
 
-def bind_all(bind: str, ports: Sequence[int]) -> dict[int, socket.socket]:
+def bind_all(
+    bind: str, ports: Sequence[int], open_one: Callable[[str, int], socket.socket] | None = None
+) -> dict[int, socket.socket]:
     """Listening sockets on all `ports` of the address `bind`, by port; none stays open if one fails.
 
-    Raises PortsTaken with every port that failed.
+    `open_one` opens one of them; `listening` without it. Raises PortsTaken with every port that failed.
     """
+    open_one = open_one or listening
     bound: dict[int, socket.socket] = {}
     failures: list[str] = []
     for port in ports:
         try:
-            bound[port] = _listening(bind, port)
+            bound[port] = open_one(bind, port)
         except OSError as error:
             reason = "already in use" if error.errno == errno.EADDRINUSE else error.strerror
             failures.append(f"{HostPort(bind, port)}: {reason}")
@@ -60,19 +63,29 @@ def accept(listening: socket.socket) -> tuple[socket.SocketType, tuple[Any, ...]
     return sock, peer
 
 
-def _listening(bind: str, port: int) -> socket.socket:
+def listening(bind: str, port: int, *, reuse_port: bool = False, ipv6_only: bool = False) -> socket.socket:
+    """A socket that listens at this address and port. With `reuse_port` sockets of other processes may, too."""
     family = socket.AF_INET6 if ip_address(bind).version == 6 else socket.AF_INET
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Sockets that are accepted inherit these two.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setblocking(False)
+        if reuse_port:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if ipv6_only and family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        prepare(sock)
         sock.bind((bind, port))
         sock.listen(BACKLOG)
         stack.pop_all()
     return sock
+
+
+def prepare(sock: socket.socket) -> None:
+    """Set the options of a listening socket, also of one that another process has opened."""
+    # Sockets that are accepted inherit these two.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setblocking(False)
 
 
 class ListeningSockets:
@@ -93,16 +106,17 @@ class ListeningSockets:
         self._room = room
         self._accepted = accepted
         self._log = log
-        self._sockets: list[socket.socket] = []
+        self._sockets: list[tuple[int, socket.socket]] = []
         self._resting: set[socket.socket] = set()
         self._paused = False
+        self._suspended = False
         self._left_alone: list[tuple[int, socket.socket]] = []
         """Sockets, with their ports, at which connections arrived during the pause."""
 
     def serve(self, sockets: dict[int, socket.socket]) -> None:
         """Start to accept connections on these bound sockets, given by port."""
         for port, sock in sockets.items():
-            self._sockets.append(sock)
+            self._sockets.append((port, sock))
             self._watch(port, sock)
 
     def pause(self) -> None:
@@ -112,14 +126,35 @@ class ListeningSockets:
     def accept_more(self) -> None:
         """End the pause."""
         self._paused = False
-        for port, sock in self._left_alone:
-            self._watch(port, sock)
-        self._left_alone.clear()
+        self._watch_again()
+
+    def suspend(self) -> None:
+        """Accept nothing until `resume` is called, whatever pauses end before."""
+        self._suspended = True
+
+    def resume(self) -> None:
+        """Accept connections again, unless there is a pause."""
+        self._suspended = False
+        self._watch_again()
+
+    def _watch_again(self) -> None:
+        if not self._paused and not self._suspended:
+            for port, sock in self._left_alone:
+                self._watch(port, sock)
+            self._left_alone.clear()
+
+    def accept_rest(self) -> None:
+        """Accept what nobody has accepted yet, as it is lost when the sockets are closed; unless there is a pause."""
+        self._room()
+        for port, sock in self._sockets:
+            with contextlib.suppress(OSError):
+                while not self._paused and self._accept_one(port, sock):
+                    pass
 
     def stop(self) -> None:
         """Close all sockets."""
         idle = self._resting.union(sock for _, sock in self._left_alone)
-        for sock in self._sockets:
+        for _, sock in self._sockets:
             if sock not in idle:
                 self._poller.remove(sock.fileno())
             sock.close()
@@ -133,22 +168,31 @@ class ListeningSockets:
     def accept_all(self, port: int, sock: socket.socket, _events: int = READABLE) -> None:
         """Accept the connections that have arrived, up to a limit: a storm must not block the event loop."""
         for _ in range(min(_ACCEPTS_AT_ONCE, self._room())):
-            if self._paused:
+            if self._paused or self._suspended:
                 self._poller.remove(sock.fileno())
                 self._left_alone.append((port, sock))
                 return
             try:
-                client, peer = accept(sock)
-            except (BlockingIOError, ConnectionAbortedError):
-                return
+                if not self._accept_one(port, sock):
+                    return
             except OSError as error:
                 self._rest(port, sock, error)
                 return
-            try:
-                self._accepted(port, client, peer)
-            except Exception:
-                self._log.exception("internal_error")
-                client.close()
+
+    def _accept_one(self, port: int, sock: socket.socket) -> bool:
+        """Accept a connection, if it has not ended meanwhile; False if none waits. Raises OSError."""
+        try:
+            client, peer = accept(sock)
+        except BlockingIOError:
+            return False
+        except ConnectionAbortedError:
+            return True
+        try:
+            self._accepted(port, client, peer)
+        except Exception:
+            self._log.exception("internal_error")
+            client.close()
+        return True
 
     def _rest(self, port: int, sock: socket.socket, error: OSError) -> None:
         """Stop accepting at a port for a while: descriptors or memory have run out, and a retry at once would spin."""

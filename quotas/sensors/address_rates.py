@@ -79,6 +79,29 @@ class AddressRates:
                 sensors.close(row)
                 del self._rows[address]
 
+    def copies(self) -> Iterator[tuple[str, bytes]]:
+        """A copy of each row with its address, the longest unused first; "" for the row that new addresses share."""
+        for address, row in list(self._rows.items()):
+            if address in self._rows:
+                yield address, self._sensors.copied(row)
+        if self._shared is not None:
+            yield "", self._of_newcomers.copied(self._shared)
+
+    def adopt(self, address: str, copied: bytes, now_ms: int) -> bool:
+        """Give an address, or with "" those that share a row, a copy that `copies` made of a table with these windows.
+
+        False if there is no row for it. Raises ValueError if the copy has another size. Its limit is set when it is
+        measured.
+        """
+        if not address:
+            self._of_newcomers.overwrite(self._shared_row(0.0, now_ms), copied)
+            return True
+        row = self._row_of(address, 0.0, False, now_ms)
+        if row is None:
+            return False
+        self._sensors.overwrite(row, copied)
+        return True
+
     @property
     def used(self) -> int:
         """How many addresses have a row."""

@@ -80,14 +80,19 @@ class Rows:
         return self._floats[self._row(handle) + LIMIT]
 
     def copied(self, handle: int) -> bytes:
-        """A copy of the row's words, for `overwrite`."""
+        """A copy of the row's words, for `overwrite`, also in a table of another process with the same windows."""
         row = self._row(handle)
         return self._ints[row : row + self._words_of_row].tobytes()
 
     def overwrite(self, handle: int, copied: bytes) -> None:
-        """Restore the row from a copy that `copied` made."""
+        """Give the row the content of a copy that `copied` made, of this row or another one. The handle stays valid.
+
+        Raises ValueError if the copy has another size.
+        """
         row = self._row(handle)
+        generation = self._ints[row + GENERATION]
         self._ints[row : row + self._words_of_row] = memoryview(copied).cast("q")
+        self._ints[row + GENERATION] = generation
 
     def _open_row(self, limit: float) -> int:
         """The handle of a new row, which is zero except for its limit. Raises SensorsFull if no row is free."""

@@ -151,6 +151,10 @@ class TokenBuckets(Rows):
         self._refill(row, now_ms)
         self._put(row, value, now_ms)
 
+    def record(self, handle: int, value: float, now_ms: int) -> None:
+        """Take `value` out of the bucket without checking what is left; the next use finds an overdraft."""
+        self.give_back(handle, -value, now_ms)
+
     def _refill(self, row: int, now_ms: int) -> None:
         self._floats[row + _TOKENS] = self._tokens(row, now_ms)
         self._ints[row + _REFILLED] = now_ms
@@ -193,6 +197,15 @@ class TokenBuckets(Rows):
         """The throttle time of a refusal at `now_ms`, 0 if there would be none. Changes nothing."""
         tokens = self.tokens(handle, now_ms)
         return min(overdraft_ms(tokens, self.limit(handle)), self.max_throttle_ms) if tokens < 0 else 0
+
+    def total(self, handle: int) -> float:
+        """Everything charged less what was given back."""
+        return self._floats[self._row(handle) + _TOTAL]
+
+    def mark(self, handle: int) -> tuple[float, int, int]:
+        """The total, the number of charges and refusals, the time of the last use: one is another after each use."""
+        row, ints = self._row(handle), self._ints
+        return self._floats[row + _TOTAL], ints[row + _CHARGES] + ints[row + _REFUSALS], ints[row + _REFILLED]
 
     def idle_since_ms(self, handle: int) -> int:
         """Time of the last charge or give-back, or of the opening. As in a broker, a refusal does not count."""

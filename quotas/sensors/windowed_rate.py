@@ -274,6 +274,10 @@ class Sensors(Rows):
         if self._floats[row + _PAID_AT] > now_ms:
             self._floats[row + _PAID_AT] -= value / self._floats[row + LIMIT] * 1000
 
+    def record(self, handle: int, value: float, now_ms: int) -> None:
+        """Record `value` without checking the limit; the next charge finds what it exceeds."""
+        self.give_back(handle, -value, now_ms)
+
     def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
         """Use `limit` from the next charge on. Recorded use is kept; a debt of T ms becomes T * old / new ms."""
         row = self._row(handle)
@@ -400,7 +404,7 @@ class Sensors(Rows):
         return SensorReading(
             rate=self._rate(row, now_ms),
             limit=floats[row + LIMIT],
-            total=floats[row + _EARLIER] + (floats[row + current + _SUM] if current else 0.0),
+            total=self.total(handle),
             charges=ints[row + _CHARGES],
             throttles=ints[row + _THROTTLES],
             capped=ints[row + _CAPPED],
@@ -408,6 +412,16 @@ class Sensors(Rows):
             debt_ms=max(floats[row + _PAID_AT] - now_ms, 0.0),
             charged_ms=ints[row + current + _LAST] if current else None,
         )
+
+    def total(self, handle: int) -> float:
+        """Everything recorded less what was given back."""
+        row = self._row(handle)
+        current = self._ints[row + _CURRENT]
+        return self._floats[row + _EARLIER] + (self._floats[row + current + _SUM] if current else 0.0)
+
+    def mark(self, handle: int) -> tuple[float, int, int]:
+        """The total, the number of charges and the time of the last use: at least one is another after each use."""
+        return self.total(handle), self._ints[self._row(handle) + _CHARGES], self.idle_since_ms(handle)
 
     def idle_since_ms(self, handle: int) -> int:
         """Time of the last recording, or of the opening."""

@@ -88,6 +88,10 @@ class LastGood:
         if self._thread.is_alive():
             self._thread.join(_STOP_S)
 
+    def leave_to_another(self) -> None:
+        """Write the file no more: another process does from now on."""
+        self._may_write = False
+
     def alter(self, alterations: Sequence[Alteration]) -> Sequence[Exception | None]:
         """As the source does."""
         return self.source.alter(alterations)

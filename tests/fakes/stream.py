@@ -13,6 +13,7 @@ class FakeStream:
         self.unsent_bytes = 0
         self.taken_bytes = 0
         self.lost_bytes = 0
+        self.unread = False
 
     def write(self, pieces) -> None:
         self.written += b"".join(pieces)

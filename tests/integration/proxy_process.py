@@ -1,6 +1,7 @@
 """The proxy as a separate process, in front of a cluster; nothing of it outlives the test process."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 
 _START_S = 90.0
-_SECTIONS = ("limits", "drain", "log", "usage", "history")
+_SECTIONS = ("limits", "drain", "restart", "log", "usage", "history")
 _SERIES = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -36,9 +37,9 @@ class ProxyProcess:
     """A proxy in front of `cluster` with a listener for nodes 1 to 3; use it as a context manager.
 
     `quotas` are entries as the YAML has them; `settings` are whole sections ("limits", "drain", "log", "usage",
-    "history", "metrics") or settings of the only virtual cluster ("throttle", "upstream"; "source" for those of its
-    quotas) or of its listener ("listener"); "more_listeners" are whole. With `ready=False` it does not wait for the
-    cluster.
+    "restart", "history", "metrics") or settings of the only virtual cluster ("throttle", "upstream"; "source" for those
+    of its quotas) or of its listener ("listener"); "more_listeners" are whole. With `ready=False` it does not wait for
+    the cluster. `environment` has further variables for the process.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class ProxyProcess:
         quotas: Sequence[Mapping[str, Any]] = (),
         *,
         ready: bool = True,
+        environment: Mapping[str, str] | None = None,
         **settings: Any,
     ) -> None:
         servers = getattr(bootstrap_servers, "bootstrap_servers", bootstrap_servers)
         self.port, *_, self.metrics_port, self.admin_port = free_port_run(6)
         self.node_ports = {node_id: self.port + node_id for node_id in (1, 2, 3)}
         self._ready = ready
+        self._environment = environment or {}
         self._servers = servers.split(",")
         self._settings = settings
         self._lines: list[str] = []
@@ -96,11 +99,12 @@ class ProxyProcess:
     def start(self) -> None:
         """Start the process and wait until it is ready, or at least alive."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "proxy", "run", "-c", str(self.config_path)],
+            self.command(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd=ROOT,
+            env={**os.environ, **self._environment},
             preexec_fn=die_with_parent,
         )
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
@@ -108,6 +112,10 @@ class ProxyProcess:
         self.wait_for(
             lambda: self.status("readyz") == 200 if self._ready else self.status("livez") == 200, _START_S, "a start"
         )
+
+    def command(self) -> list[str]:
+        """What is run."""
+        return [sys.executable, "-m", "proxy", "run", "-c", str(self.config_path)]
 
     def stop(self) -> None:
         """SIGTERM. It has to end with status 0, and to have logged it."""

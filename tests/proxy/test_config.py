@@ -204,7 +204,7 @@ BAD_VALUES = [
     (
         ("a\nb",),
         1,
-        r"['a\nb']: unknown key, expected virtual_clusters, metrics, admin, limits, drain, connections, usage,"
+        r"['a\nb']: unknown key, expected virtual_clusters, metrics, admin, limits, drain, restart, connections, usage,"
         " history or log",
     ),
     (listener("bind"), "localhost", f"{LISTENER}.bind: expected an IP address, got 'localhost'"),

@@ -27,7 +27,7 @@ from quotas.quota_table import QuotaTable
 from tests.fakes.clock import FakeClock
 from tests.fakes.stream import FakeStream
 from tests.quota_frames import alter_request, altered
-from tests.relay.frames import frame, heartbeat, heartbeaten, produce, request
+from tests.relay.frames import frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import FixedNodes, quota_manager_with
 from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
 from tests.timeouts import TIMEOUT_S
@@ -251,6 +251,38 @@ async def test_a_muted_client_is_read_in_small_pieces_and_woken_by_the_timer():
     await until(lambda: shell.client.reading)
     assert shell.node.written.endswith(heartbeat(2))
     assert shell.client.reading
+
+
+async def test_a_connection_that_is_to_leave_goes_when_its_response_has_gone_out():
+    shell = Shell()
+    await shell.client_sends(heartbeat(1))
+    shell.connection.leave()
+    assert not shell.ended
+    shell.connection.bytes_came(Side.NODE, heartbeaten(1))
+    assert shell.ended == [CloseReason.SHUTDOWN]
+    assert shell.client.written == heartbeaten(1)
+
+
+async def test_a_connection_that_is_to_leave_stays_while_its_client_has_sent_something_that_is_not_read():
+    shell = Shell()
+    await shell.client_sends(heartbeat(1))
+    shell.connection.leave()
+    shell.client.unread = True
+    shell.connection.bytes_came(Side.NODE, heartbeaten(1))
+    await shell.client_sends(heartbeat(2))
+    shell.client.unread = False
+    shell.connection.leave()
+    assert not shell.ended
+    shell.connection.bytes_came(Side.NODE, heartbeaten(2))
+    assert shell.ended == [CloseReason.SHUTDOWN]
+
+
+async def test_a_muted_client_that_has_nothing_under_way_may_leave_at_once():
+    shell = Shell(produce=100)
+    await shell.client_sends(produce(1, size=1500))
+    shell.connection.bytes_came(Side.NODE, produced(1))
+    shell.connection.leave()
+    assert shell.ended == [CloseReason.SHUTDOWN]
 
 
 async def test_a_throttle_is_logged_once_with_the_client_and_the_reason():

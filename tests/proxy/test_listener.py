@@ -182,6 +182,53 @@ async def test_a_connection_that_waits_for_a_turn_is_closed_when_none_is_accepte
     assert (len(house.opened), house.listener.open_sockets) == (8, 8)
 
 
+async def test_where_others_listen_too_those_that_wait_for_a_turn_go_on(house):
+    house.come(*[STORM] * 20)
+    house.listener.serve({house.port: house.socket})
+    house.accept_all()
+    assert len(house.opened) == 8
+    house.listener.stop_listening()
+    await house.until_opened(20)
+    assert house.closed == {}
+
+
+async def test_while_suspended_connections_wait_and_another_pause_may_end(house):
+    sockets = house.listener.acceptor.sockets
+    house.listener.serve({house.port: house.socket})
+    sockets.suspend()
+    house.come(GOOD)
+    await asyncio.sleep(0.05)
+    sockets.pause()
+    sockets.accept_more()
+    await asyncio.sleep(0.05)
+    assert house.opened == []
+    sockets.resume()
+    await house.until_opened(1)
+
+
+async def test_the_end_of_a_suspension_does_not_end_another_pause(house):
+    sockets = house.listener.acceptor.sockets
+    house.listener.serve({house.port: house.socket})
+    sockets.pause()
+    sockets.suspend()
+    house.come(GOOD)
+    await asyncio.sleep(0.05)
+    sockets.resume()
+    await asyncio.sleep(0.05)
+    assert house.opened == []
+    sockets.accept_more()
+    await house.until_opened(1)
+
+
+async def test_all_that_wait_are_accepted_before_the_port_is_closed(house):
+    house.listener.serve({house.port: house.socket})
+    house.come(*[GOOD] * 100)
+    house.listener.acceptor.sockets.accept_rest()
+    house.listener.stop_listening()
+    await house.until_opened(100)
+    assert house.closed == {}
+
+
 async def test_no_more_are_accepted_while_too_many_wait_for_a_turn(house, monkeypatch):
     monkeypatch.setattr("proxy.gate.opening_turns._MOST_IN_TURN", 10)
     house.come(*[STORM] * 40)
