@@ -111,4 +111,6 @@ class _InFiles(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """See MetaPathFinder."""
         file = self._files.get(fullname)
+        if file is not None and not file.exists():
+            raise ModuleNotFoundError(f"{fullname} is not in this make", name=fullname)
         return None if file is None else spec_from_file_location(fullname, file)

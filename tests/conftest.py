@@ -5,6 +5,7 @@
 """
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,12 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Leave what `--shard` and `--exclusive` do not ask for and the make cannot run; the longest first, by groups."""
     compiled = make_in_use() == "compiled"
-    chosen = [item for item in items if not (compiled and item.get_closest_marker("pure"))]
+    swept = find_spec("proxy.net._sweep") is not None
+    chosen = [
+        item
+        for item in items
+        if not (compiled and item.get_closest_marker("pure")) and (swept or not item.get_closest_marker("swept"))
+    ]
     durations = shards.known_durations()
     if config.option.shard:
         units = shards.shards_of(shards.costs_of(chosen, durations))[config.option.shard - 1]

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 import traceback
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -178,6 +179,39 @@ def test_what_was_used_within_the_hour_stays_in_the_cache(tmp_path):
         (tmp_path / f"compiled-{number}").mkdir()
     _prune(tmp_path)
     assert len(list(tmp_path.iterdir())) == 9
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("sanitized", [False, True])
+def test_streams_of_the_pure_make_pass_with_the_sweep_in_c(tmp_path, sanitized):
+    """With AddressSanitizer and UndefinedBehaviorSanitizer too, which end the process at the first fault."""
+    module = tmp_path / "proxy" / "net" / f"_sweep{EXTENSION_SUFFIXES[0]}"
+    module.parent.mkdir(parents=True)
+    flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if sanitized else []
+    warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
+    options = [*flags, *warnings, "-Wno-cast-function-type", "-g", "-O1", "-fPIC", "-shared"]
+    include = f"-I{sysconfig.get_path('include')}"
+    subprocess.run(["cc", *options, include, ROOT / "proxy/net/_sweep.c", "-o", module], check=True)
+    digest = hashlib.sha256(module.read_bytes()).hexdigest()
+    (tmp_path / LIST_OF_HASHES).write_text(f"{digest}  {module.relative_to(tmp_path)}\n")
+    environment = os.environ | {COMPILED: str(tmp_path), "KAFKA_THROTTLE_PURE": ""}
+    if sanitized:
+        asked = ["cc", "-print-file-name=libasan.so"]
+        library = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+        environment |= {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
+    files = ["test_sweep.py", "test_stream.py", "test_stream_batches.py", "test_poller.py", "test_tls_stream.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *(f"tests/proxy/{name}" for name in files),
+    ]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-5000:]}{done.stderr[-5000:]}"
+    assert "deselected" not in done.stdout  # the sweep was there
 
 
 @pytest.mark.nightly

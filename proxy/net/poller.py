@@ -12,16 +12,16 @@ import select
 from collections import deque
 from collections.abc import Callable
 from socket import SocketType
-from typing import Final
+from typing import Final, Protocol
 
 READABLE: Final = select.EPOLLIN
 WRITABLE: Final = select.EPOLLOUT
 
-_SWEEP: Final = 256
+SWEEP: Final = 256
 """How many sockets are served before timers and other work of the loop have their turn."""
 
 
-_BATCH: Final = 32
+BATCH: Final = 32
 """After so many sockets of a sweep the pending writes go out, so that no response waits for the end of a long one."""
 
 _MOST_AT_END: Final = 64
@@ -29,9 +29,32 @@ _MOST_AT_END: Final = 64
 
 _NONE: Final = -1
 
+OnReady = Callable[[int], None]
+OnBytes = Callable[[bytes | int], None]
+
+
+class Writer(Protocol):
+    """A stream whose small pieces wait for the end of the batch, in the list of its ticket."""
+
+    def write_batch(self) -> None:
+        """Write what waits, if it was not written since."""
+
+    def keep_rest(self, sent: int) -> None:
+        """The poller has sent so many bytes of what waits, or failed with -errno. Makes no call of others."""
+
+    def rest_was_kept(self) -> None:
+        """After `keep_rest` of all: calls of others may be made."""
+
+
+Ticket = tuple[int, list[bytes | memoryview], Writer]
+"""A descriptor, the pieces that wait, which may be none by then, and whose they are."""
+
 
 class Poller:
     """Calls back with the epoll events of each descriptor, level-triggered."""
+
+    reads_ahead = False
+    """Whether streams get bytes with `on_bytes`, as far as they allow it with `set_ahead`."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -53,14 +76,20 @@ class Poller:
         self._sample_every = self._sample_in = every
         self._now_us = now_us
 
-    def add(self, fd: int, events: int, on_ready: Callable[[int], None]) -> None:
-        """Watch a descriptor; `on_ready(events)` must not raise."""
+    def add(self, fd: int, events: int, on_ready: OnReady, on_bytes: OnBytes | None = None) -> None:
+        """Watch a descriptor; `on_ready(events)` must not raise, nor `on_bytes(bytes or errno)`."""
+        self._register(fd, events)
+        self._handlers[fd] = on_ready
+
+    def _register(self, fd: int, events: int) -> None:
         if fd == self._handed_on:
             self._handed_on = _NONE
             self._epoll.modify(fd, events)
         else:
             self._epoll.register(fd, events)
-        self._handlers[fd] = on_ready
+
+    def set_ahead(self, fd: int, most_bytes: int) -> None:
+        """Up to so many bytes of `fd` may be read ahead from now on; 0: none. No effect without `reads_ahead`."""
 
     def change(self, fd: int, events: int) -> None:
         """Watch a descriptor for these events from now on."""
@@ -68,13 +97,13 @@ class Poller:
 
     def remove(self, fd: int) -> None:
         """Stop watching a descriptor."""
-        del self._handlers[fd]
+        self.forget(fd)
         self._epoll.unregister(fd)
 
     def hand_on(self, sock: SocketType, receive: Callable[[SocketType], object]) -> None:
         """Stop watching a socket and give it to `receive`, which closes it or adds it again: this is one call less."""
         fd = sock.fileno()
-        del self._handlers[fd]
+        self.forget(fd)
         self._handed_on = fd
         try:
             receive(sock)
@@ -96,6 +125,10 @@ class Poller:
         else:
             asyncio.get_running_loop().call_soon(call)
 
+    def write_later(self, ticket: Ticket) -> None:
+        """Write what waits with the ticket when the batch is over. A sweep must be under way."""
+        self._soon.append(ticket[2].write_batch)
+
     def at_end(self, call: Callable[[], object]) -> None:
         """Make a call when the sweep is over; at once if there is no sweep, or if many calls wait already.
 
@@ -116,33 +149,42 @@ class Poller:
             self.remove(fd)
 
     def _serve(self) -> None:
-        handler_of = self._handlers.get
         self.sweeps = True
         try:
-            ready = self._epoll.poll(0, _SWEEP)
-            if self._sample_in:
-                self._sample_in -= 1
-                if not self._sample_in:
-                    self._sample_in = self._sample_every
-                    self.sampled_us = self._now_us()
-            while ready:
-                for fd, events in ready[:_BATCH]:
-                    on_ready = handler_of(fd)
-                    if on_ready is not None:
-                        on_ready(events)
-                del ready[:_BATCH]
-                if ready:
-                    _do_all(self._soon)
+            self._serve_ready()
         finally:
             self.sweeps = False
             self.sampled_us = 0
-            if self._soon:
-                _do_all(self._soon)
+            self._end_batch()
             if self._at_end:
-                _do_all(self._at_end)
+                do_all(self._at_end)
+
+    def _serve_ready(self) -> None:
+        handler_of = self._handlers.get
+        ready = self._epoll.poll(0, SWEEP)
+        self._sample_some()
+        while ready:
+            for fd, events in ready[:BATCH]:
+                on_ready = handler_of(fd)
+                if on_ready is not None:
+                    on_ready(events)
+            del ready[:BATCH]
+            if ready:
+                self._end_batch()
+
+    def _sample_some(self) -> None:
+        if self._sample_in:
+            self._sample_in -= 1
+            if not self._sample_in:
+                self._sample_in = self._sample_every
+                self.sampled_us = self._now_us()
+
+    def _end_batch(self) -> None:
+        if self._soon:
+            do_all(self._soon)
 
 
-def _do_all(calls: deque[Callable[[], object]]) -> None:
+def do_all(calls: deque[Callable[[], object]]) -> None:
     """Make all calls. One that fails does not affect the others."""
     while calls:
         call = calls.popleft()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import sys
@@ -13,7 +14,7 @@ from itertools import islice
 from typing import Final, Protocol
 
 from proxy.net.poller import READABLE, WRITABLE, Poller
-from proxy.net.tls_socket import AnySocket
+from proxy.net.tls_socket import AnySocket, TlsSocket
 from proxy.side import Side
 from quotas.byte_caps import Turnstile
 
@@ -21,6 +22,13 @@ NO_CAPS: Final = Turnstile()
 
 READ_BYTES: Final = 256 * 1024
 """How many bytes one read takes at most."""
+
+_CLIENT_AHEAD_BYTES: Final = 512
+_NODE_AHEAD_BYTES: Final = 4 * 1024
+"""How many bytes the poller may read ahead, of a client no more than if it were muted. Byte caps count them as well."""
+
+_SMALL_READS: Final = 2
+"""After so many reads in a row that are smaller than that, the poller reads ahead."""
 
 _BATCHED_BYTES: Final = 8 * 1024
 """Larger pieces are written at once, while they are in the processor's caches: that saves more than fewer wake-ups."""
@@ -101,7 +109,16 @@ class Stream:
         self._reading = True
         self._ended = False
         self._to_send: list[bytes | memoryview] = []
-        """Pieces that go out when the poller's batch is over."""
+        """Pieces that go out when the poller's batch is over. It stays the same list, that of the ticket."""
+        self._ticket = (self._fd, self._to_send, self)
+        self._ahead: bytes | int | None = None
+        """What the poller has read ahead and the stream has not taken, because it stopped reading meanwhile; or an
+        errno."""
+        self._ahead_bytes = 0
+        """0: nothing is read ahead, as of TLS."""
+        if settings.poller.reads_ahead and not isinstance(sock, TlsSocket):
+            self._ahead_bytes = _CLIENT_AHEAD_BYTES if settings.side is Side.CLIENT else _NODE_AHEAD_BYTES
+        self._small_reads = _SMALL_READS
         self._unsent = _NOTHING
         self._unsent_bytes = 0
         self.written_late_bytes = 0
@@ -113,7 +130,8 @@ class Stream:
         self._closing = False
         self._closed = False
         self._watched: int | None = READABLE
-        self._poller.add(self._fd, READABLE, self._on_ready)
+        self._poller.add(self._fd, READABLE, self._on_ready, self._on_bytes)
+        self._allow_ahead()
 
     @property
     def unsent_bytes(self) -> int:
@@ -138,12 +156,16 @@ class Stream:
     def pause_reading(self) -> None:
         """Leave bytes that come in the kernel. Epoll is changed only when some do come, as most pauses are short."""
         self._reading = False
+        self._forbid_ahead()
 
     def resume_reading(self) -> None:
         """Read again, unless the peer has ended its side."""
         if not self._ended:
             self._reading = True
             self._watch()
+            if self._ahead is not None:
+                asyncio.get_running_loop().call_soon(self._read_ahead)
+            self._allow_ahead()
 
     def _on_ready(self, events: int) -> None:
         if events != READABLE:
@@ -181,16 +203,15 @@ class Stream:
     def _read(self, room: int) -> int:
         """Read once and report what came; return how many bytes were read."""
         try:
-            if self._side is Side.CLIENT:
-                room = min(room, self._owner.read_bytes())
-            count = self._recv_into(_read_buffer, room)
-            data = bytes(_read_buffer[:count])
+            data = self._receive(room) if self._ahead is None else self._take_ahead()
         except BlockingIOError:
             return 0
         except OSError as error:
             self._end(error)
             return 0
         if data:
+            if self._ahead_bytes:
+                self._note_size(len(data))
             if not self._closing:
                 since_us = self._poller.sampled_us
                 if since_us:
@@ -207,6 +228,12 @@ class Stream:
             self._watch()
         return len(data)
 
+    def _receive(self, room: int) -> bytes:
+        if self._side is Side.CLIENT:
+            room = min(room, self._owner.read_bytes())
+        count = self._recv_into(_read_buffer, room)
+        return bytes(_read_buffer[:count])
+
     def _stop_watching(self, events: int) -> None:
         """Stop watching for bytes while the stream does not read.
 
@@ -218,6 +245,54 @@ class Stream:
             self._end(ConnectionResetError(number, os.strerror(number)) if number else ConnectionResetError())
         else:
             self._watch()
+
+    # The poller reads ahead only while the stream reads, no byte cap delays it, and nothing read ahead is left.
+
+    def _allow_ahead(self) -> None:
+        if (
+            self._ahead_bytes
+            and self._small_reads >= _SMALL_READS
+            and self._ahead is None
+            and self._reading
+            and self._watched is not None
+            and not self._turnstile.caps
+            and not self._closed
+        ):
+            self._poller.set_ahead(self._fd, self._ahead_bytes)
+
+    def _forbid_ahead(self) -> None:
+        if self._ahead_bytes and self._watched is not None and not self._closed:
+            self._poller.set_ahead(self._fd, 0)
+
+    def _note_size(self, size: int) -> None:
+        if size >= self._ahead_bytes:
+            self._small_reads = 0
+        elif self._small_reads < _SMALL_READS:
+            self._small_reads += 1
+            self._allow_ahead()
+
+    def _on_bytes(self, data: bytes | int) -> None:
+        """Take what the poller has read ahead, or an errno."""
+        if self._closed:
+            return
+        self._ahead = data
+        if self._turnstile.caps:
+            self._forbid_ahead()
+        self._read_ahead()
+
+    def _read_ahead(self) -> None:
+        """Take what was read ahead, if the stream reads; caps count it as well."""
+        if self._ahead is not None and self._reading and not self._waits and not self._closed:
+            read = self._read(READ_BYTES)
+            if self._turnstile.caps:
+                self._turnstile.took(0, read, self._settings.now_ms())
+
+    def _take_ahead(self) -> bytes:
+        data, self._ahead = self._ahead, None
+        if isinstance(data, bytes):
+            return data
+        assert data is not None
+        raise OSError(data, os.strerror(data))
 
     # ----------------------------------------------------------------- writing
 
@@ -231,18 +306,43 @@ class Stream:
         elif self._to_send:
             self._to_send += pieces
             if sum(map(len, pieces)) > _BATCHED_BYTES:
-                self._write_batch()
+                self.write_batch()
         elif self._poller.sweeps and sum(map(len, pieces)) <= _BATCHED_BYTES:
-            self._to_send = list(pieces)
-            self._poller.soon(self._write_batch)
+            self._to_send += pieces
+            self._write_later()
         else:
             self._write(pieces)
 
-    def _write_batch(self) -> None:
+    def _write_later(self) -> None:
+        self._poller.write_later(self._ticket)
+
+    def write_batch(self) -> None:
         """Write what waits for the end of the batch, if it was not written since."""
         if self._to_send:
-            pieces, self._to_send = self._to_send, []
-            self._write(pieces)
+            self._write(self._take_waiting())
+
+    def _take_waiting(self) -> list[bytes | memoryview]:
+        pieces = self._to_send[:]
+        self._to_send.clear()
+        return pieces
+
+    def keep_rest(self, sent: int) -> None:
+        """See Writer."""
+        pieces = self._take_waiting()
+        if sent >= 0 or sent == -errno.EAGAIN:
+            self._buffer(pieces, max(sent, 0))
+        else:
+            self.lost_bytes += sum(map(len, pieces))
+            self._fault = OSError(-sent, os.strerror(-sent))
+
+    def rest_was_kept(self) -> None:
+        """See Writer."""
+        if self._closed:
+            return
+        if self._fault is not None:
+            self._give_up_writing(self._fault)
+        elif self._unsent:
+            self._wait_for_room()
 
     def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
         try:
@@ -263,6 +363,10 @@ class Stream:
         self._keep(pieces, sent)
 
     def _keep(self, pieces: Sequence[bytes | memoryview], sent: int) -> None:
+        self._buffer(pieces, sent)
+        self._wait_for_room()
+
+    def _buffer(self, pieces: Sequence[bytes | memoryview], sent: int) -> None:
         if self._unsent is _NOTHING:
             self._unsent = deque()
         for piece in pieces:
@@ -273,6 +377,8 @@ class Stream:
             sent = 0
             self._unsent.append(rest)
             self._unsent_bytes += len(rest)
+
+    def _wait_for_room(self) -> None:
         self._watch()
         if self._unsent_bytes > self._settings.high_water_bytes and not self._write_paused:
             self._write_paused = True
@@ -327,7 +433,7 @@ class Stream:
         if self._closing or self._closed:
             return
         if self._to_send:
-            self._write_batch()
+            self.write_batch()
         self._closing = True
         if not self._unsent:
             self._say_goodbye()
@@ -335,7 +441,7 @@ class Stream:
     def hang_up(self) -> None:
         """Close at once, if nothing is buffered: the peer has sent all its responses, and nothing more will come."""
         if self._to_send:
-            self._write_batch()
+            self.write_batch()
         if self._unsent or self._closing:
             self.close()
         else:
@@ -355,7 +461,7 @@ class Stream:
 
     def _end(self, error: Exception | None) -> None:
         if self._to_send and not self._closed:
-            self._write_batch()
+            self.write_batch()
         if self._closed:
             return
         self._closed = True
@@ -384,10 +490,12 @@ class Stream:
             self._watched = None
             return
         if self._watched is None:
-            self._poller.add(self._fd, wanted, self._on_ready)
+            self._poller.add(self._fd, wanted, self._on_ready, self._on_bytes)
+            self._watched = wanted
+            self._allow_ahead()
         else:
             self._poller.change(self._fd, wanted)
-        self._watched = wanted
+            self._watched = wanted
 
     def _wanted(self) -> int:
         return (READABLE if self._reading and not self._waits else 0) | (WRITABLE if self._unsent else 0)

@@ -74,6 +74,9 @@ class TlsStream(Stream):
         if self._tls.unsent_bytes:
             self._watch()
 
+    def _write_later(self) -> None:
+        self._poller.soon(self.write_batch)  # pieces must be encrypted
+
     def _flush(self) -> None:
         try:
             flushed = self._tls.flush()

@@ -42,6 +42,7 @@ from proxy.gate.connection_gate import ConnectionGate, limits_of
 from proxy.gate.gate_metrics import InstanceGate
 from proxy.installed import installed_version, make_in_use
 from proxy.net.poller import Poller
+from proxy.net.swept_poller import new_poller
 from proxy.observe import logs
 from proxy.observe.api import AdminApi
 from proxy.observe.explained import Origin
@@ -345,7 +346,7 @@ class Service:
         self.config = config
         self.clock = clock
         self._metrics = Metrics(CollectorRegistry(), config.metrics.top_entities)
-        self._poller = poller = Poller()
+        self._poller = poller = new_poller()
         quotas = ConnectionQuotas(ConnectionLimits(), clock.now_ms())
         self.gate = ConnectionGate(Admission(quotas, config.limits.max_held_connections), clock)
         trace = config.usage.trace

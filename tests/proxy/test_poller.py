@@ -7,15 +7,16 @@ import socket
 
 import pytest
 
-from proxy.net import poller as module
-from proxy.net.poller import READABLE, WRITABLE, Poller
+from proxy.net import poller, swept_poller
+from proxy.net.poller import READABLE, WRITABLE
+from proxy.net.swept_poller import new_poller
 
 
 class Sockets:
     """Pairs, of which ours are watched by the poller and read when it calls back."""
 
     def __init__(self, stack):
-        self.poller = Poller()
+        self.poller = new_poller()
         self.stack = stack
         self.happened = []
 
@@ -44,7 +45,8 @@ async def sockets():
 
 @pytest.mark.pure
 async def test_what_is_to_be_done_soon_is_done_when_a_batch_is_over_and_the_rest_at_the_end(sockets, monkeypatch):
-    monkeypatch.setattr(module, "_BATCH", 2)
+    for module in (poller, swept_poller):
+        monkeypatch.setattr(module, "BATCH", 2)
     sockets.ready(3)
     sockets.poller._serve()
     turns = [int(what.split()[1]) for what in sockets.happened if what.startswith("turn")]
@@ -158,7 +160,7 @@ async def test_the_number_is_free_though_the_callback_has_failed(sockets):
 
 @pytest.mark.pure
 async def test_only_so_many_wait_for_the_end(sockets, monkeypatch):
-    monkeypatch.setattr(module, "_MOST_AT_END", 1)
+    monkeypatch.setattr(poller, "_MOST_AT_END", 1)
     sockets.ready(2)
     sockets.poller._serve()
     first, second = (int(what.split()[1]) for what in sockets.happened if what.startswith("turn"))

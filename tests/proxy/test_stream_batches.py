@@ -7,8 +7,9 @@ import socket
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
-from proxy.net.poller import READABLE, Poller
+from proxy.net.poller import READABLE
 from proxy.net.stream import Stream, StreamSettings
+from proxy.net.swept_poller import new_poller
 from proxy.side import Side
 
 HIGH_WATER_BYTES = 30_000
@@ -41,7 +42,7 @@ class Run:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ROOM_BYTES)
         self.sock = ours
         self.ours, self.theirs = (stack.enter_context(sock) for sock in socket.socketpair())
-        self.poller = Poller()
+        self.poller = new_poller()
         self.when_full, self.when_bytes_come = when_full, when_bytes_come
         self.written, self.received, self.sent, self.data = bytearray(), bytearray(), bytearray(), bytearray()
         self.reported = []

@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from proxy.net.poller import Poller
 from proxy.net.stream import StreamSettings
+from proxy.net.swept_poller import new_poller
 from proxy.net.tls_socket import TlsSocket
 from proxy.net.tls_stream import TlsStream
 from proxy.side import Side
@@ -47,7 +47,7 @@ class Ends:
         self.lock = threading.Lock()
         self._shake_hands()
         self.owner = StreamListener(room)
-        self.poller = Poller()
+        self.poller = new_poller()
         settings = StreamSettings(self.poller, side, HIGH_WATER_BYTES, Turnstile(caps), now_ms)
         self.stream = TlsStream(settings, self.tls_socket, self.owner)
 
@@ -219,7 +219,7 @@ async def test_what_came_with_the_end_of_the_handshake_is_read(contexts):
         if not last:
             ends.incoming.write(ends.raw.recv(1 << 16))
     ends.owner = StreamListener()
-    ends.stream = TlsStream(StreamSettings(Poller(), Side.CLIENT, HIGH_WATER_BYTES), tls, ends.owner)
+    ends.stream = TlsStream(StreamSettings(new_poller(), Side.CLIENT, HIGH_WATER_BYTES), tls, ends.owner)
     await ends.until(lambda: ends.owner.data == b"at once")
     ends.close()
 
