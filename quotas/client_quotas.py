@@ -406,7 +406,9 @@ class ClientQuotaManager:
 
     def measured(self) -> Iterator[SensorTags]:
         """The tags of all sensors that no clients share because a table was full, some more than once."""
-        return (key.tags for key in list(self._handles) if key.shared_by is None)
+        for key in list(self._handles):
+            if key.shared_by is None:
+                yield key.tags
 
     @property
     def open_sensors(self) -> list[tuple[SensorKey, int]]:
