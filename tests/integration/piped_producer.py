@@ -30,7 +30,7 @@ def main() -> None:
     reported: set[int] = set()
     ended = threading.Event()
 
-    def tell() -> None:
+    def report() -> None:
         while True:
             last = ended.is_set()
             for one in list(producer.acknowledged()):
@@ -41,14 +41,14 @@ def main() -> None:
                 return
             time.sleep(0.02)
 
-    teller = threading.Thread(target=tell)
-    teller.start()
+    reporter = threading.Thread(target=report)
+    reporter.start()
     for line in sys.stdin:
         partition, _, value = line.rstrip("\n").partition(" ")
         producer.send(int(partition), value)
     producer.close()
     ended.set()
-    teller.join()
+    reporter.join()
 
 
 if __name__ == "__main__":

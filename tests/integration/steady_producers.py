@@ -185,11 +185,11 @@ class Piped:
             self._process.stdin.write(f"{partition} {value}\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            raise AssertionError(self._said()) from None
+            raise AssertionError(self._output()) from None
 
     def acknowledged(self) -> Sequence[Acknowledged]:
         """As above."""
-        assert self._process.poll() in (None, 0), self._said()
+        assert self._process.poll() in (None, 0), self._output()
         return self._acknowledged
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class Piped:
             status = self._process.wait(2 * TIMEOUT_S)
             for reader in self._readers:
                 reader.join(TIMEOUT_S)
-            assert status == 0, self._said()
+            assert status == 0, self._output()
         finally:
             self._process.kill()
             self._process.wait()
@@ -212,7 +212,7 @@ class Piped:
         process = self._process
         return [pipe for pipe in (process.stdin, process.stdout, process.stderr) if pipe is not None]
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         self._readers[1].join(TIMEOUT_S)
         return f"exit status {self._process.poll()}\n{''.join(self._errors)}"
 

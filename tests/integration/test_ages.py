@@ -82,7 +82,7 @@ def age(request, tmp_path):
 def test_a_kafka_of_any_age_is_served_and_all_its_quotas_hold(age, tmp_path):
     proxy = age.proxy(state_file=str(tmp_path / "state.json"), admin_listeners=["plain"])
     assert not proxy.events("cluster_unreachable")
-    own_questions_are_answered(age)
+    own_requests_succeed(age)
     records_go_through(age, proxy)
     to = ("--bootstrap-server", proxy.bootstrap)
     set_quotas(age.newest_configs, to, "newest", "127.0.0.21", all_types=True)
@@ -99,7 +99,7 @@ def test_a_kafka_of_any_age_is_served_and_all_its_quotas_hold(age, tmp_path):
     print(f"\n| {age.cluster.version} | {age.cluster.mode} | {', '.join(own)} | {speaks_to} | {', '.join(newest)} |")
 
 
-def own_questions_are_answered(age):
+def own_requests_succeed(age):
     """The proxy's own requests beside those for its nodes: num.partitions, quotas, and usage records."""
     server = age.cluster.bootstrap_servers
     assert asyncio.run(default_partitions_of({1: server}, Credentials(), TIMEOUT_S)) == 1

@@ -56,22 +56,22 @@ def fetching_process():
 
 def test_jars_are_fetched_once_and_progress_is_reported(played_maven, tmp_path):
     played_maven(f'until [ -e "{tmp_path}/go" ]; do sleep 0.1; done')
-    said = []
+    printed = []
 
     def say(line):
-        said.append(line)
+        printed.append(line)
         if "so far" in line:
             (tmp_path / "go").touch()
 
     folder = kafka_jars("4.3.1", say)
     assert sorted(path.name for path in folder.iterdir()) == ["one.jar", "two.jar"]
-    first, *progress, last = said
+    first, *progress, last = printed
     assert first == "fetching Apache Kafka 4.3.1 from Maven, about 55 MB, once"
     assert last == "Apache Kafka 4.3.1 is here: 2 jars"
     assert progress
     for line in progress:
         assert re.fullmatch(r"fetching Apache Kafka 4\.3\.1: [012] jars so far, \d+ s", line)
-    assert kafka_jars("4.3.1", said.append) == folder
+    assert kafka_jars("4.3.1", printed.append) == folder
     assert len(runs(tmp_path)) == 1
     assert in_cache(tmp_path) == ["kafka-4.3.1", "kafka-4.3.1.lock"]
 
@@ -79,25 +79,25 @@ def test_jars_are_fetched_once_and_progress_is_reported(played_maven, tmp_path):
 def test_two_processes_at_once_fetch_once_and_the_second_names_the_first(played_maven, tmp_path):
     played_maven(f'until [ -e "{tmp_path}/go" ]; do sleep 0.1; done')
     both = [fetching_process(), fetching_process()]
-    said = [[], []]
+    printed = [[], []]
     readers = [
         threading.Thread(target=lambda process=process, lines=lines: lines.extend(process.stdout))
-        for process, lines in zip(both, said, strict=True)
+        for process, lines in zip(both, printed, strict=True)
     ]
     for reader in readers:
         reader.start()
     waiting = "waiting for another process that fetches Apache Kafka 4.3.1"
     deadline = time.monotonic() + TIMEOUT_S
-    while not any(waiting in line for lines in said for line in lines):
-        assert time.monotonic() < deadline, said
+    while not any(waiting in line for lines in printed for line in lines):
+        assert time.monotonic() < deadline, printed
         time.sleep(0.02)
     (tmp_path / "go").touch()
     assert [process.wait(TIMEOUT_S) for process in both] == [0, 0]
     for reader in readers:
         reader.join()
     assert len(runs(tmp_path)) == 1
-    assert sum(waiting in line for lines in said for line in lines) == 1
-    assert {lines[-1].strip() for lines in said} == {str(tmp_path / "cache" / "kafka-4.3.1")}
+    assert sum(waiting in line for lines in printed for line in lines) == 1
+    assert {lines[-1].strip() for lines in printed} == {str(tmp_path / "cache" / "kafka-4.3.1")}
 
 
 def test_a_killed_fetch_takes_maven_along_and_leaves_nothing_that_looks_complete(played_maven, tmp_path):

@@ -72,7 +72,7 @@ class Bucket:
         self.low -= partitions
         self.high -= partitions
 
-    def may_tell(self, throttle_time_ms: int, slack_s: float) -> bool:
+    def may_report(self, throttle_time_ms: int, slack_s: float) -> bool:
         """Whether that can be the rest of the time until it is full to 0, reported some time within `slack_s`."""
         least, most = -self.high / RATE - slack_s, -self.low / RATE
         return least * 1000 - 2 <= throttle_time_ms <= max(most, 0) * 1000 + 2
@@ -102,13 +102,13 @@ class Side:
         codes = {(r.name or r.topic_id).removeprefix(self.prefix + b"-"): r.error_code for r in response.results}
         self.bucket.refill(sent_s, answered_s)
         self.bucket.spend(spends)
-        refused, tells = REFUSED in codes.values(), version < STRICT_SINCE[key]
+        refused, reports = REFUSED in codes.values(), version < STRICT_SINCE[key]
         if reported_ms:
-            assert refused or (tells and self.bucket.low < 0), (codes, reported_ms, self.bucket)
-            assert self.bucket.may_tell(reported_ms, answered_s - sent_s), (codes, reported_ms, self.bucket)
+            assert refused or (reports and self.bucket.low < 0), (codes, reported_ms, self.bucket)
+            assert self.bucket.may_report(reported_ms, answered_s - sent_s), (codes, reported_ms, self.bucket)
         else:
             assert not refused, codes
-            assert not tells or self.bucket.high >= 0, (codes, self.bucket)
+            assert not reports or self.bucket.high >= 0, (codes, self.bucket)
         return codes
 
     def create(self, *topics: tuple[str, int], version: int = 7, spends: int = 0, **how) -> dict[bytes, int]:
@@ -141,9 +141,9 @@ def script(side: Side, validate_only: bool) -> list[dict[bytes, int]]:
 
     So much is overdrawn that there are no tokens again for 15 s, however long a process stands still meanwhile.
     """
-    said = [side.create(("a", 10), ("b", 11), ("e", -1), spends=22), side.create(("f", 31), spends=31)]
+    results = [side.create(("a", 10), ("b", 11), ("e", -1), spends=22), side.create(("f", 31), spends=31)]
     side.wait_until_known("a", "b")
-    said += [
+    results += [
         side.create(("c", 1), ("none", 0), ("a", 5), ("twice", 1), ("twice", 1), ("bad name", 1), ("d", 2)),
         side.delete(side.name("a"), side.name("nobody"), b"\0\1" * 8),
         side.grow(("a", 12), ("b", 3), ("nobody", 5)),
@@ -151,12 +151,12 @@ def script(side: Side, validate_only: bool) -> list[dict[bytes, int]]:
         side.grow(("a", 11), version=2, spends=1),
     ]
     if validate_only:
-        said.append(side.create(("v", 1), validate_only=True))
+        results.append(side.create(("v", 1), validate_only=True))
     side.wait_until_known("p", "f")
-    said.append(side.delete(side.name("p"), version=4, spends=2))
+    results.append(side.delete(side.name("p"), version=4, spends=2))
     side.wait_for_tokens(1)
-    said += [side.grow(("a", 12), spends=1), side.delete(side.name("f"), spends=31), side.delete(side.name("a"))]
-    return said
+    results += [side.grow(("a", 12), spends=1), side.delete(side.name("f"), spends=31), side.delete(side.name("a"))]
+    return results
 
 
 def set_broker_quota(address: tuple[str, int], client_id: str, rate: float) -> None:
@@ -201,7 +201,7 @@ def test_decisions_and_throttle_times_are_those_of_brokers_with_the_quota(kafka)
         with ThreadPoolExecutor(len(sides)) as threads:
             direct, proxied = threads.map(lambda side: script(side, validate_only), sides)
         assert proxied == direct
-        refused = sum(code == REFUSED for said in proxied for code in said.values())
+        refused = sum(code == REFUSED for codes in proxied for code in codes.values())
         assert proxy.metric("mutations_refused_total", node_id=str(node_id)) == refused > 3
 
 

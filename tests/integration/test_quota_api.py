@@ -170,7 +170,7 @@ def work_as_admin(ask, bootstrap):
     assert nothing == (0, {})
 
 
-def work_as_anybody(ask, bootstrap):
+def is_refused_without_rights(ask, bootstrap):
     """Nothing is altered, and nothing found but what is one's own."""
     altered, everything, other, default, own = ask(
         bootstrap,
@@ -204,7 +204,7 @@ def test_kafka_python_alters_and_describes_every_entity_and_key(start_proxy, tmp
 
 
 def test_kafka_python_is_refused_what_is_not_its_own(start_proxy):
-    work_as_anybody(ask_with_kafka_python, start_proxy(OWN).bootstrap)
+    is_refused_without_rights(ask_with_kafka_python, start_proxy(OWN).bootstrap)
 
 
 @pytest.mark.nightly
@@ -222,7 +222,7 @@ def test_kadm_alters_and_describes_every_entity_and_key(newest_kafka, alterable)
     "ask", [ask_with_java("4.3.1"), ask_with_java("3.9.2"), ask_with_kadm], ids=["4.3.1", "3.9.2", "kadm"]
 )
 def test_admin_clients_are_refused_what_is_not_their_own(start_proxy, ask):
-    work_as_anybody(ask, start_proxy(OWN).bootstrap)
+    is_refused_without_rights(ask, start_proxy(OWN).bootstrap)
 
 
 # ------------------------------------------------------------- kafka-configs

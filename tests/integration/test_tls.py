@@ -223,8 +223,8 @@ STEADY = [
 @pytest.mark.parametrize("library", STEADY)
 def test_certificates_change_under_load_and_no_record_is_lost(library, proxy, newest_kafka, topic, start, certificates):
     """One producer goes on through all changes, another one comes after each and sees the new certificate."""
-    of_who_comes_late = f"{topic}-late"
-    make_topic(newest_kafka.bootstrap_servers, of_who_comes_late)
+    late_topic = f"{topic}-late"
+    make_topic(newest_kafka.bootstrap_servers, late_topic)
     before = proxy.closed()
     reloads = proxy.metric("certificate_reloads_total", listener="plain", result="applied")
     with Load(start(library, proxy.bootstrap, topic)) as load:
@@ -244,7 +244,7 @@ def test_certificates_change_under_load_and_no_record_is_lost(library, proxy, ne
             connected = socket.create_connection((HOST, proxy.port), TIMEOUT_S)
             with connected as sock, context.wrap_socket(sock, server_hostname=HOST) as shown:
                 assert shown.getpeercert(binary_form=True) == renewed.der
-            late = start("confluent-kafka", proxy.bootstrap, of_who_comes_late)
+            late = start("confluent-kafka", proxy.bootstrap, late_topic)
             late.send(0, "")
             late.close()
             assert len(late.acknowledged()) == 1

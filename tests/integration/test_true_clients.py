@@ -274,9 +274,9 @@ def test_a_proxy_before_a_proxy_passes_the_addresses_of_its_clients_on(newest_ka
     """Both the requests that it carries and its own ones."""
     topic = "chained"
     make_topic(newest_kafka.bootstrap_servers, topic)
-    telling = {"send_proxy_protocol": True, "source_addresses": [BALANCER]}
+    sending_headers = {"send_proxy_protocol": True, "source_addresses": [BALANCER]}
     with BehindBalancer(newest_kafka, listener={"trusted_networks": [f"{BALANCER}/32", HOST]}) as inner:
-        with ProxyProcess(inner.bootstrap, upstream=telling) as outer:
+        with ProxyProcess(inner.bootstrap, upstream=sending_headers) as outer:
             write_and_read({"bootstrap.servers": outer.bootstrap}, topic)
             with RawClient((HOST, outer.node_ports[2]), "raw", CLIENT) as raw:
                 raw.produce(100)

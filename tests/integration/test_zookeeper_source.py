@@ -104,15 +104,15 @@ def put(client, path, data):
         client.create(path, data, makepath=True)
 
 
-def tell(client, chroot, path, data=None):
+def notify(client, chroot, path, data=None):
     """A notification as brokers make it, or of any content."""
     content = notification(path) if data is None else data
     client.create(f"{chroot}/config/changes/config_change_", content, sequence=True)
 
 
-def set_and_tell(client, chroot, path, **config):
+def set_and_notify(client, chroot, path, **config):
     put(client, f"{chroot}/config/{path}", written({key: str(value) for key, value in config.items()}))
-    tell(client, chroot, path)
+    notify(client, chroot, path)
 
 
 def changes(client, chroot):
@@ -154,19 +154,19 @@ def test_a_change_with_a_notification_is_in_force_at_once(zookeeper, kazoo, chro
     with source_at(zookeeper.address, chroot, resync_ms=3_600_000) as source:
         delays = []
         for rate in range(1, 20):
-            set_and_tell(kazoo, chroot, "users/alice", producer_byte_rate=rate)
+            set_and_notify(kazoo, chroot, "users/alice", producer_byte_rate=rate)
             began = time.monotonic()
             eventually(lambda rate=rate: values(source) == {ALICE: {PRODUCE: rate}})
             delays.append(time.monotonic() - began)
         record_property("seconds until in force", sorted(delays))
         put(kazoo, f"{chroot}/config/clients/app", written({"consumer_byte_rate": "7"}))
-        tell(kazoo, chroot, "", b'{"version":1,"entity_type":"clients","entity_name":"app"}')
+        notify(kazoo, chroot, "", b'{"version":1,"entity_type":"clients","entity_name":"app"}')
         eventually(lambda: values(source).get(Entity(client_id="app")) == {FETCH: 7})
         kazoo.delete(f"{chroot}/config/users/alice")
-        tell(kazoo, chroot, "users/alice")
+        notify(kazoo, chroot, "users/alice")
         eventually(lambda: ALICE not in source.quotas)
         for other in ("topics/t", "brokers/1"):
-            tell(kazoo, chroot, other)
+            notify(kazoo, chroot, other)
         assert source.problems == {}
 
 
@@ -181,7 +181,7 @@ def test_a_change_without_a_notification_is_found_by_reading_again(zookeeper, ka
 def test_a_notification_that_is_nonsense_has_everything_read_again(zookeeper, kazoo, chroot):
     with source_at(zookeeper.address, chroot, resync_ms=3_600_000) as source:
         put(kazoo, f"{chroot}/config/users/alice", written({"producer_byte_rate": "5"}))
-        tell(kazoo, chroot, "", b"user alice has changed")
+        notify(kazoo, chroot, "", b"user alice has changed")
         eventually(lambda: values(source) == {ALICE: {PRODUCE: 5}})
         [name] = changes(kazoo, chroot)
         eventually(lambda: list(source.problems) == [f"{chroot}/config/changes/{name}"])
@@ -206,10 +206,10 @@ def test_nodes_that_are_nonsense_keep_their_last_good_quotas_and_disturb_no_othe
         assert before == {Entity(user): {PRODUCE: 1, REQUEST: 2} for user in nonsense}
         for user, data in nonsense.items():
             put(kazoo, f"{chroot}/config/users/{user}", data)
-            tell(kazoo, chroot, f"users/{user}")
+            notify(kazoo, chroot, f"users/{user}")
         put(kazoo, f"{chroot}/config/clients/%", written(good))
-        tell(kazoo, chroot, "clients/%")
-        set_and_tell(kazoo, chroot, "users/bob", producer_byte_rate=3)
+        notify(kazoo, chroot, "clients/%")
+        set_and_notify(kazoo, chroot, "users/bob", producer_byte_rate=3)
         eventually(lambda: values(source) == {**before, BOB: {PRODUCE: 3}})
         eventually(lambda: f"{chroot}/config/clients/%" in source.problems)
         of_entities = {path: text for path, text in source.problems.items() if "/changes/" not in path}
@@ -314,7 +314,7 @@ def test_old_notifications_are_purged_by_the_next_change_and_young_ones_stay(zoo
         source.alter([Alteration(ALICE, {PRODUCE: 1.0})])
         eventually(lambda: len(changes(kazoo, chroot)) == 102)
         ahead_ms[0] = 16 * 60 * 1000
-        set_and_tell(kazoo, chroot, "users/bob", producer_byte_rate=3)
+        set_and_notify(kazoo, chroot, "users/bob", producer_byte_rate=3)
         eventually(lambda: changes(kazoo, chroot) == ["not-a-notification"])
         eventually(lambda: BOB in source.quotas)
         assert len(source.quotas) == 102
@@ -338,7 +338,7 @@ def random_walk(rng, sources, client, chroot, seconds):
         put(client, f"{chroot}/config/users/bob", written({"producer_byte_rate": str(rate)}))
         wanted[BOB, PRODUCE] = rate
         if rng.random() < 0.5:
-            tell(client, chroot, "users/bob")
+            notify(client, chroot, "users/bob")
     result = {}
     for (entity, key), limit in wanted.items():
         if limit is not None:
@@ -493,7 +493,7 @@ def test_deleted_notifications_and_roots_are_made_again_and_quotas_stay(zookeepe
         eventually(lambda: source.problems == {})
         kazoo.delete(f"{chroot}/config/ips")
         eventually(lambda: kazoo.exists(f"{chroot}/config/ips"))
-        set_and_tell(kazoo, chroot, "users/bob", producer_byte_rate=3)
+        set_and_notify(kazoo, chroot, "users/bob", producer_byte_rate=3)
         eventually(lambda: values(source) == {ALICE: {PRODUCE: 1}, BOB: {PRODUCE: 3}})
 
 
@@ -734,7 +734,7 @@ def test_a_broker_enforces_a_node_with_strange_keys_but_takes_no_change_of_it_so
     assert isinstance(refused, AlterationRefused)
     assert "/config/clients/app is a broker's too" in str(refused)
     with client_of(zookeeper_kafka.zookeeper) as client:
-        set_and_tell(client, "", "clients/app", producer_byte_rate=5, shadow_producer_byte_rate=4)
+        set_and_notify(client, "", "clients/app", producer_byte_rate=5, shadow_producer_byte_rate=4)
         eventually(lambda: values(shared) == {Entity(client_id="app"): {PRODUCE: 5, SHADOW_PRODUCE: 4}})
         app = ("--entity-type", "clients", "--entity-name", "app")
         assert "'app' are producer_byte_rate=5.0" in kafka_configs(zookeeper_kafka, "--describe", *app)

@@ -45,7 +45,7 @@ class Client:
         self._burst: deque[RequestPlan] = deque()
         self._dribble: deque[bytes] = deque()
         self._every_ms = 0
-        self._quiet_until_ms = 0
+        self._pauses_until_ms = 0
         self._unread_bytes = 0
         self._draining = False
         self._wake: list[Callable[[], None] | None] | None = None
@@ -57,12 +57,12 @@ class Client:
 
     def _go_on(self) -> None:
         while not self.gone:
-            if self._events.now_ms < self._quiet_until_ms:
-                self._wake_at(self._quiet_until_ms)
+            if self._events.now_ms < self._pauses_until_ms:
+                self._wake_at(self._pauses_until_ms)
                 return
             if self._dribble:
                 self._send(self._dribble.popleft())
-                self._quiet_until_ms = self._events.now_ms + self._every_ms
+                self._pauses_until_ms = self._events.now_ms + self._every_ms
                 continue
             if self._burst:
                 if not self._write_some():
@@ -112,7 +112,7 @@ class Client:
             case Raw():
                 self._send(step.data)
             case Wait(ms):
-                self._quiet_until_ms = self._events.now_ms + ms
+                self._pauses_until_ms = self._events.now_ms + ms
             case Stall(ms):
                 self.endpoint.stall(ms)
             case Drain():
@@ -145,7 +145,7 @@ class Client:
         self.responses += 1
         self.due -= 1
         if self._obedient and response.throttle_ms > 0:
-            self._quiet_until_ms = max(self._quiet_until_ms, self._events.now_ms + response.throttle_ms)
+            self._pauses_until_ms = max(self._pauses_until_ms, self._events.now_ms + response.throttle_ms)
 
     def _on_gone(self, how: str) -> None:
         if not self.gone:

@@ -29,7 +29,7 @@ class Hold:
         self._node_throttles: list[int] = []
 
     @property
-    def tells(self) -> bool:
+    def reports_delays(self) -> bool:
         """Whether responses report for how long they were held, not how long a mute goes on."""
         return self._delays and not self._letting_go
 
@@ -43,7 +43,7 @@ class Hold:
         """Whether the response to the request that is next has to wait for the end of a throttle."""
         if request is None or request.head.is_sasl:
             return False
-        return self.tells and self._mute.on and self.until_ms(request) > now_ms
+        return self.reports_delays and self._mute.on and self.until_ms(request) > now_ms
 
     def until_ms(self, request: Taken) -> int:
         """Until when its response has to wait."""

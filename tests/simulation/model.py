@@ -1034,7 +1034,7 @@ class Model:
         if at < 0:
             return own, 0
         left_ms = max(request.muted_until_ms, self._mute.responses_until_ms) - now_ms
-        if self._hold.tells:
+        if self._hold.reports_delays:
             left_ms = self._hold.reported_ms(request.head, 0, int.from_bytes(data[at : at + 4], "big"), now_ms)
         if left_ms <= 0:
             return own, 0
@@ -1286,7 +1286,7 @@ class Model:
         written.reported = True
         request, node_ms = written.request, written.response.throttle_ms
         assert request is not None
-        if self._hold.tells:
+        if self._hold.reports_delays:
             return self._hold.reported_ms(request.head, node_ms, reported_ms, now_ms)
         own_ms = self._mute.left_ms(request, now_ms)
         if node_ms > max(own_ms, 0):
