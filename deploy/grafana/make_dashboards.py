@@ -58,6 +58,12 @@ def chart(title: str, unit: str, *queries: tuple[str, str], about: str = "", wid
     return Panel(title, unit, [Query(*query) for query in queries], about, width=width)
 
 
+def _latency(quantile: float, by: str) -> str:
+    """What so many requests or responses stay below."""
+    buckets = "rate(kafka_throttle_added_latency_seconds_bucket{<cluster>}[<step>])"
+    return f"histogram_quantile({quantile}, sum by (le, {by}) ({buckets}))"
+
+
 FLEET = [
     (
         "At a glance",
@@ -171,6 +177,20 @@ FLEET = [
                     "sum by (virtual_cluster, listener, direction) (kafka_throttle_cap_waiting{<cluster>})",
                     "{{virtual_cluster}} {{listener}} {{direction}}",
                 ),
+            ),
+            chart(
+                "Latency that the proxy adds",
+                "s",
+                (_latency(0.5, "direction"), "half of the {{direction}}s"),
+                (_latency(0.99, "direction"), "99 % of the {{direction}}s"),
+                about="Of a sample, without what waits for a throttle: from when it can be read until it is written.",
+                width=12,
+            ),
+            chart(
+                "Latency that the proxy adds, by API",
+                "s",
+                (f"topk(10, {_latency(0.99, 'direction, api')})", "99 % of {{api}} {{direction}}s"),
+                width=12,
             ),
         ],
     ),

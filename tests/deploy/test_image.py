@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from common.yaml_file import read_yaml_file
+from demo.kafka_cluster import KafkaCluster
 from proxy.config.load import load_config
 from tests.deploy.tools import DEPLOY, ROOT, hadolint, passes
 from tests.go_program import go_program
+from tests.integration.proxy_process import ProxyProcess
 
 COMPOSE = DEPLOY / "compose"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -74,6 +77,20 @@ def test_files_that_the_compose_file_mounts_are_there():
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
             assert not source.startswith(".") or (COMPOSE / source).exists(), source
+
+
+@pytest.mark.nightly
+@pytest.mark.kafka
+def test_the_noisy_client_of_the_compose_file_is_throttled():
+    """Its command is run with Kafka's own jars, against a proxy with the quotas of the compose file."""
+    [cluster] = read_yaml_file(COMPOSE / "proxy" / "proxy.yaml")["virtual_clusters"]
+    program, *arguments = read_yaml_file(COMPOSE / "compose.yaml")["services"]["noisy"]["command"]
+    with KafkaCluster(nodes=1) as kafka, ProxyProcess(kafka, cluster["quotas"]["entries"]) as proxy:
+        changed = {"--num-records=100000000": "--num-records=15000"}
+        changed["bootstrap.servers=localhost:19092"] = f"bootstrap.servers={proxy.bootstrap}"
+        kafka.tool(Path(program).stem, *(changed.pop(argument, argument) for argument in arguments))
+        assert not changed
+        assert proxy.metric("entity_throttle_seconds_total", client_id="noisy", quota_type="produce") > 1
 
 
 @pytest.mark.nightly

@@ -5,21 +5,20 @@ import re
 import runpy
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from common.yaml_file import read_yaml_file
-from proxy.observe.metrics import Metrics, UsageTotals
-from proxy.usage.shipper import Shipped
 from tests.deploy.tools import DEPLOY, ROOT, passes, promtool
 from tests.test_docs import anchors
 
 ALERTS = DEPLOY / "prometheus" / "alerts.yaml"
 ALERT_TESTS = ROOT / "tests" / "deploy" / "alerts_test.yaml"
 GRAFANA = DEPLOY / "grafana"
+SIGNALS = ROOT / "docs" / "signals.md"
 DASHBOARDS = ["fleet.json", "tenant.json"]
 _OF_PROMETHEUS = {"up"}
-_OF_A_PROCESS = {"process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds", "process_max_fds"}
-_SUFFIXES = {"counter": ["_total"], "info": ["_info"], "histogram": ["_bucket", "_count", "_sum"]}
+_SUFFIXES = {"histogram": ["_bucket", "_count", "_sum"]}
+_FAMILY = re.compile(r"^\| `(\w+)` \| (\w+) \|", re.M)
+_EVENT = re.compile(r"^\| `(\w+)` \| (?:debug|info|warning|error) \|", re.M)
 _NAME = re.compile(r"\b(?:kafka_throttle|process)_\w+|\bup\b")
 
 
@@ -40,12 +39,9 @@ def expressions(dashboard):
 
 
 def metric_names():
-    """The names of all series that a proxy can have."""
-    metrics = Metrics(CollectorRegistry())
-    metrics.add_usage(lambda: UsageTotals([], 0, {}))
-    metrics.add_shipping(lambda: Shipped(0, 0, 0, 0, 0, 0, 0, 0))
-    families = metrics.registry.collect()
-    return {family.name + suffix for family in families for suffix in _SUFFIXES.get(family.type, [""])}
+    """The names of all series that a proxy can have, from the page that is generated from the code."""
+    families = _FAMILY.findall(SIGNALS.read_text())
+    return {name + suffix for name, kind in families for suffix in _SUFFIXES.get(kind, [""])}
 
 
 @pytest.mark.parametrize(
@@ -55,7 +51,7 @@ def metric_names():
 def test_a_query_is_about_metrics_that_there_are(text):
     named = set(_NAME.findall(text))
     assert named
-    assert named <= metric_names() | _OF_A_PROCESS | _OF_PROMETHEUS
+    assert named <= metric_names() | _OF_PROMETHEUS
 
 
 def test_every_alert_has_a_runbook():
@@ -66,6 +62,14 @@ def test_every_alert_has_a_runbook():
         assert anchor in there
         assert rule["annotations"].keys() == {"summary", "description", "runbook"}
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
+
+
+def test_log_events_that_alerts_name_are_there():
+    named = {
+        name for rule in alert_rules() for name in re.findall(r"log event (\w+)", rule["annotations"]["description"])
+    }
+    assert len(named) > 5
+    assert named <= set(_EVENT.findall(SIGNALS.read_text()))
 
 
 def test_every_alert_has_a_test_of_what_makes_it_fire():
