@@ -404,12 +404,6 @@ class ClientQuotaManager:
         shared = key if entity is None else _shared_key(key, entity)
         return shared if shared in self._handles else None
 
-    def measured(self) -> Iterator[SensorTags]:
-        """The tags of all sensors that no clients share because a table was full, some more than once."""
-        for key in list(self._handles):
-            if key.shared_by is None:
-                yield key.tags
-
     @property
     def open_sensors(self) -> list[tuple[SensorKey, int]]:
         """The keys and handles of all sensors."""

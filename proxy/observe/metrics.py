@@ -6,14 +6,12 @@ these integers registers a source, and one collector reads all sources at scrape
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import nlargest
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.printable import printable
 from proxy.gate.gate_metrics import (
     AddressUse,
     ClusterGate,
@@ -30,6 +28,7 @@ from proxy.installed import installed_version, make_in_use
 from proxy.observe.added_latency import AddedLatency, latency_family
 from proxy.observe.health import ClusterHealth, Muted, health_families, muted_family
 from proxy.observe.past.history_metrics import HistoryTotals, history_families
+from proxy.observe.top_entities import EntitySource, Rules, TopEntities, node_label
 from proxy.relay.actions import CloseReason
 
 _RELAY = ("virtual_cluster", "listener", "node_id")
@@ -115,28 +114,6 @@ class ShadowTotals:
     throttled_ms: int
 
 
-@dataclass(slots=True)
-class EntityUse:
-    """What one entity uses of one quota, enforced or shadow, at one node, or for a `node_id` of None at all nodes.
-
-    `rate` and `limit` are in the quota's unit per second; `limit` is None for an entity that is only measured. A token
-    bucket has `tokens`; then `rate` is the number of tokens missing in the bucket. `throttled`: clients are throttled
-    for it now.
-    """
-
-    virtual_cluster: str
-    node_id: int | None
-    quota_type: str
-    user: str
-    client_id: str
-    rate: float
-    limit: float | None
-    throttled_ms: int
-    shadow: bool = False
-    tokens: float | None = None
-    throttled: bool = False
-
-
 class StreamTotals(Protocol):
     """The totals of the records of one stream."""
 
@@ -175,7 +152,7 @@ class ShippingTotals(Protocol):
     waiting_bytes: int
 
 
-_ENTITIES_PER_STEP = 500
+_ADDRESSES_PER_STEP = 500
 
 
 class Metrics:
@@ -273,14 +250,14 @@ class Metrics:
 
         As many as that are chosen by their use, and again as many by their throttle time.
         """
-        return self._counted.top_entities
+        return self._counted.entities.top
 
     @top_entities.setter
     def top_entities(self, count: int) -> None:
-        self._counted.top_entities = count
+        self._counted.entities.top = count
 
     def gather(self) -> Generator[None, None, None]:
-        """Read all entities in steps of a few ms, for the next scrape. A scrape without it reads them all at once."""
+        """Read entities in steps of a few ms, for the next scrape. A scrape without it reads them at once."""
         return self._counted.gather()
 
     def connections_closed(self, virtual_cluster: str, listener: str) -> dict[CloseReason, int]:
@@ -350,19 +327,16 @@ class Metrics:
         """Export what `source` returns at each scrape."""
         self._counted.history.append(source)
 
-    def add_entities(self, source: Callable[[], Iterable[EntityUse | None]]) -> None:
-        """Export the top entities of what `source` returns at each scrape, and the sums of the others.
-
-        None stands for an entity that is not exported; it counts as a step of `gather` because reading it took time.
-        """
-        self._counted.entities.append(source)
+    def add_entities(self, source: EntitySource) -> None:
+        """Export the top entities of this source at each scrape, and the sums of the others."""
+        self._counted.entities.add(source)
 
 
 class _Counted(Collector):
     """Reads all sources at scrape time."""
 
     def __init__(self, top_entities: int) -> None:
-        self.top_entities = top_entities
+        self.entities = TopEntities(top_entities)
         self.closed: dict[tuple[str, str], dict[CloseReason, int]] = {}
         self.relays: list[Callable[[], Iterable[RelayTotals]]] = []
         self.health: list[Callable[[], ClusterHealth]] = []
@@ -371,7 +345,6 @@ class _Counted(Collector):
         self.sensors: list[Callable[[], SensorTotals]] = []
         self.shadows: list[Callable[[], Iterable[ShadowTotals]]] = []
         self.caps: list[Callable[[], Iterable[CapTotals]]] = []
-        self.entities: list[Callable[[], Iterable[EntityUse | None]]] = []
         self.instances: list[Callable[[], InstanceGate]] = []
         self.listeners: list[Callable[[], Iterable[ListenerGate]]] = []
         self.clusters: list[Callable[[], Iterable[ClusterGate]]] = []
@@ -379,7 +352,7 @@ class _Counted(Collector):
         self.usage: list[Callable[[], UsageTotals]] = []
         self.shipping: list[Callable[[], ShippingTotals]] = []
         self.history: list[Callable[[], HistoryTotals]] = []
-        self._gathered: tuple[_UseOfRules, _UseOfRules, dict[str, TopAddresses]] | None = None
+        self._gathered: dict[str, TopAddresses] | None = None
 
     def collect(self) -> Iterator[Metric]:
         """All metric families. Each is exported even when it has no value."""
@@ -400,69 +373,21 @@ class _Counted(Collector):
         if self._gathered is None:
             for _ in self.gather():
                 pass
-        (enforced, shadow, addresses), self._gathered = self._gathered or ({}, {}, {}), None
+        addresses, self._gathered = self._gathered or {}, None
         yield from address_families(addresses)
-        yield from _entity_families(enforced, "")
-        yield _throttled_entities(enforced)
-        yield from _entity_families(shadow, "shadow_")
+        yield from _entity_families(self.entities.enforced, "")
+        yield _throttled_entities(self.entities.enforced)
+        yield from _entity_families(self.entities.shadow, "shadow_")
 
     def gather(self) -> Generator[None, None, None]:
-        """Read all entities, in steps, for the next `collect`."""
-        enforced: _UseOfRules = {}
-        shadow: _UseOfRules = {}
-        for number, row in enumerate((row for source in self.entities for row in source()), 1):
-            if row is not None:
-                rule = row.virtual_cluster, _node(row.node_id), row.quota_type
-                (shadow if row.shadow else enforced).setdefault(rule, _UseOfRule(self.top_entities)).add(row)
-            if not number % _ENTITIES_PER_STEP:
-                yield
+        """Read entities and addresses, in steps, for the next `collect`."""
+        yield from self.entities.read()
         addresses: dict[str, TopAddresses] = {}
         for number, use in enumerate((use for source in self.addresses for use in source()), 1):
-            addresses.setdefault(use.virtual_cluster, TopAddresses(self.top_entities)).add(use)
-            if not number % _ENTITIES_PER_STEP:
+            addresses.setdefault(use.virtual_cluster, TopAddresses(self.entities.top)).add(use)
+            if not number % _ADDRESSES_PER_STEP:
                 yield
-        self._gathered = enforced, shadow, addresses
-
-
-class _UseOfRule:
-    """The use of one quota type at one node: the `top` entities by use and by throttle time, and the sums of all."""
-
-    def __init__(self, top: int) -> None:
-        self.count = 0
-        self.rate = 0.0
-        self.throttled_ms = 0
-        self.throttled = 0
-        self.has_tokens = False
-        self._top = top
-        self._most: list[EntityUse] = []
-
-    def add(self, row: EntityUse) -> None:
-        """Add one entity."""
-        self.count += 1
-        self.rate += row.rate
-        self.throttled_ms += row.throttled_ms
-        self.throttled += row.throttled
-        self.has_tokens = self.has_tokens or row.tokens is not None
-        self._most.append(row)
-        if len(self._most) > 4 * self._top + _ENTITIES_PER_STEP:
-            self._most = self._chosen()
-
-    def shown(self) -> dict[tuple[str, str], EntityUse]:
-        """The rows that have series, by their labels; of rows with equal (shortened) labels, the highest."""
-        chosen: dict[tuple[str, str], EntityUse] = {}
-        for row in self._chosen():
-            chosen.setdefault((printable(row.user), printable(row.client_id)), row)
-        return chosen
-
-    def _chosen(self) -> list[EntityUse]:
-        """The rows with the highest rates, and as many that are throttled now, or else were throttled for longest."""
-        used = nlargest(self._top, self._most, key=lambda row: (row.rate, row.throttled_ms))
-        ever = (row for row in self._most if row.throttled or row.throttled_ms)
-        throttled = nlargest(self._top, ever, key=lambda row: (row.throttled, row.throttled_ms, row.rate))
-        return list({id(row): row for row in (*used, *throttled)}.values())
-
-
-_UseOfRules = dict[tuple[str, ...], _UseOfRule]
+        self._gathered = addresses
 
 
 class _Sums:
@@ -583,7 +508,7 @@ def _shadow_families(rows: list[ShadowTotals]) -> Iterator[Metric]:
     throttles = _counter("shadow_throttles", "Throttles that shadow quotas would have imposed.", _RULE)
     throttled = _counter("shadow_throttled_seconds", "Sum of the throttle times of these throttles.", _RULE)
     for row in rows:
-        labels = (row.virtual_cluster, _node(row.node_id), row.quota_type)
+        labels = (row.virtual_cluster, node_label(row.node_id), row.quota_type)
         throttles.add(labels, row.throttles)
         throttled.add(labels, row.throttled_ms / 1000)
     yield throttles.done()
@@ -649,7 +574,7 @@ def _usage_families(rows: list[UsageTotals]) -> Iterator[Metric]:
         yield sums.done()
 
 
-def _entity_families(rules: _UseOfRules, kind: str) -> Iterator[Metric]:
+def _entity_families(rules: Rules, kind: str) -> Iterator[Metric]:
     """The metric families of entities. `kind` is "" for enforced quotas, "shadow_" for shadow quotas."""
     what = "a shadow quota" if kind else "a quota"
     rate = _gauge(
@@ -693,12 +618,8 @@ def _entity_families(rules: _UseOfRules, kind: str) -> Iterator[Metric]:
         yield sums.done()
 
 
-def _throttled_entities(rules: _UseOfRules) -> Metric:
+def _throttled_entities(rules: Rules) -> Metric:
     throttled = _gauge("throttled_entities", "How many entities have clients that are throttled now.", _RULE)
     for rule, entities in rules.items():
         throttled.add(rule, entities.throttled)
     return throttled.done()
-
-
-def _node(node_id: int | None) -> str:
-    return "all" if node_id is None else str(node_id)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from itertools import chain
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from proxy.clock import Clock
@@ -17,8 +17,11 @@ from quotas.limits import UNLIMITED
 from quotas.sensors.token_buckets import BucketReading
 from quotas.sensors.windowed_rate import SensorReading
 
+MOST_READ = 20_000
+"""How many sensors and addresses are looked at in one go: some 60 ms of CPU."""
+
 _PER_STEP = 500
-"""How many sensors one step reads: a few ms."""
+"""How many of them one step looks at: a few ms."""
 
 Reading = SensorReading | BucketReading
 Row = TypeVar("Row")
@@ -68,69 +71,68 @@ class MostUsed:
     """The `most` enforced quotas with the highest use as a share of their limits, and the shadow quotas that would have
     throttled for longest.
 
-    `choose` looks at all sensors; `enforced` and `shadows` read the chosen ones anew. `limited` counts the sensors with
-    a limit and `exceeded` those above it, `shadows_measured` the sensors of shadow quotas, as of the last choice.
+    `read_on` looks at MOST_READ sensors and addresses at most; with more, all have been looked at after several calls.
+    `enforced` and `shadows` read those anew that were chosen when all had been looked at.
     """
 
     def __init__(
         self, clusters: Sequence[Cluster], addresses: Callable[[], Iterable[AddressUse]], clock: Clock, most: int
     ) -> None:
-        self.limited = self.exceeded = self.shadows_measured = self.looked_at = 0
-        self._clusters = {cluster.name: cluster for cluster in clusters}
+        self.choice = _Choice(most)
+        self._clusters = clusters
         self._addresses = addresses
         self._clock = clock
         self._most = most
-        self._enforced: list[tuple[Cluster, SensorKey] | AddressUse] = []
-        self._shadows: list[tuple[Cluster, SensorKey]] = []
+        self._coming: tuple[_Choice, Iterator[_Chosen]] | None = None
 
-    def choose(self) -> Generator[None, None, None]:
-        """Look at all sensors, in steps."""
-        enforced: _Highest[tuple[Cluster, SensorKey] | AddressUse] = _Highest(self._most)
-        shadows: _Highest[tuple[Cluster, SensorKey]] = _Highest(self._most)
-        looked_at = exceeded = 0
-        for looked_at, (cluster, key, reading) in enumerate(self._readings(), 1):
-            if reading.limit < UNLIMITED:
-                if key.shadow:
-                    shadows.add(reading.throttled_ms, (cluster, key))
-                else:
-                    share = used_share(reading)
-                    exceeded += share > 1
-                    enforced.add(share, (cluster, key))
-            if not looked_at % _PER_STEP:
-                yield
-        for number, use in enumerate(self._addresses(), 1):
-            share = use.rate / use.limit if 0 < use.limit < UNLIMITED else 0.0
-            exceeded += share > 1
-            enforced.add(share, use)
-            looked_at += 1
+    def read_on(self) -> Generator[None, None, None]:
+        """Look at more sensors and addresses, in steps."""
+        choice, rest = self._coming or (_Choice(self._most), self._everything())
+        number = 0
+        for number, chosen in enumerate(islice(rest, MOST_READ), 1):
+            self._look(choice, chosen)
             if not number % _PER_STEP:
                 yield
-        self._enforced, self._shadows = enforced.rows(), shadows.rows()
-        self.limited, self.shadows_measured = enforced.count, shadows.count
-        self.exceeded, self.looked_at = exceeded, looked_at
+        choice.is_whole = number < MOST_READ
+        self._coming = None if choice.is_whole else (choice, rest)
+        if choice.is_whole or not self.choice.is_whole:
+            self.choice = choice
 
-    def _readings(self) -> Iterator[tuple[Cluster, SensorKey, Reading]]:
-        now_ms = self._clock.now_ms()
-        for cluster in self._clusters.values():
-            manager = cluster.quota_manager
-            found: Iterator[tuple[SensorKey, Reading]] = chain(
-                manager.readings(now_ms), manager.bucket_readings(now_ms)
-            )
-            for key, reading in found:
-                yield cluster, key, reading
+    def _everything(self) -> Iterator["_Chosen"]:
+        for cluster in self._clusters:
+            for key, _ in cluster.quota_manager.open_sensors:
+                yield cluster, key
+        yield from self._addresses()
+
+    def _look(self, choice: "_Choice", chosen: "_Chosen") -> None:
+        choice.looked_at += 1
+        if isinstance(chosen, AddressUse):
+            choice.add(_share_of_address(chosen), chosen)
+            return
+        cluster, key = chosen
+        reading = cluster.quota_manager.reading(key, self._clock.now_ms())
+        if reading is None or reading.limit >= UNLIMITED:
+            return
+        if key.shadow:
+            choice.shadows.add(reading.throttled_ms, chosen)
+        else:
+            choice.add(used_share(reading), chosen)
 
     def enforced(self) -> list[QuotaUse]:
         """What is used of the chosen quotas now, the highest share first. Rates of addresses are as of the choice."""
-        uses = (self._of_address(row) if isinstance(row, AddressUse) else self._use(*row) for row in self._enforced)
+        uses = map(self._use, self.choice.enforced.rows())
         return sorted((use for use in uses if use is not None), key=lambda use: -use.share)
 
     def shadows(self) -> list[QuotaUse]:
         """What the chosen shadow quotas would have throttled until now, the longest time first."""
-        uses = (self._use(*row) for row in self._shadows)
+        uses = map(self._use, self.choice.shadows.rows())
         return sorted((use for use in uses if use is not None), key=lambda use: -use.throttled_ms)
 
-    def _use(self, cluster: Cluster, key: SensorKey) -> QuotaUse | None:
+    def _use(self, chosen: "_Chosen") -> QuotaUse | None:
         """What a sensor measures now; None if it was closed, or has no limit any more."""
+        if isinstance(chosen, AddressUse):
+            return _use_of_address(chosen)
+        cluster, key = chosen
         manager = cluster.quota_manager
         reading = manager.reading(key, self._clock.now_ms())
         if reading is None or reading.limit >= UNLIMITED:
@@ -158,18 +160,44 @@ class MostUsed:
             shared_by=key.shared_by,
         )
 
-    def _of_address(self, use: AddressUse) -> QuotaUse:
-        share = use.rate / use.limit if 0 < use.limit < UNLIMITED else 0.0
-        return QuotaUse(
-            use.virtual_cluster,
-            None,
-            QuotaType.CONNECTION,
-            share,
-            use.limit,
-            ip=use.address,
-            rate=use.rate,
-            throttles=use.throttles,
-        )
+
+_Chosen = tuple[Cluster, SensorKey] | AddressUse
+"""A sensor, or an address whose connection rate is measured."""
+
+
+def _share_of_address(use: AddressUse) -> float:
+    return use.rate / use.limit if 0 < use.limit < UNLIMITED else 0.0
+
+
+def _use_of_address(use: AddressUse) -> QuotaUse:
+    return QuotaUse(
+        use.virtual_cluster,
+        None,
+        QuotaType.CONNECTION,
+        _share_of_address(use),
+        use.limit,
+        ip=use.address,
+        rate=use.rate,
+        throttles=use.throttles,
+    )
+
+
+class _Choice:
+    """What was chosen among those that were `looked_at`; `is_whole` once these are all.
+
+    `enforced` and `shadows` count the sensors with a limit, `exceeded` those above it.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.enforced: _Highest[_Chosen] = _Highest(most)
+        self.shadows: _Highest[_Chosen] = _Highest(most)
+        self.exceeded = self.looked_at = 0
+        self.is_whole = False
+
+    def add(self, share: float, chosen: _Chosen) -> None:
+        """Add the use of an enforced quota."""
+        self.exceeded += share > 1
+        self.enforced.add(share, chosen)
 
 
 class _Highest(Generic[Row]):

@@ -114,6 +114,10 @@ class ThrottledClients:
         """Whether a sensor throttles any client now."""
         return sensor in self._of_sensor
 
+    def sensors(self) -> Iterator[SensorKey]:
+        """The sensors that throttle clients now. Others may begin and end to do so between two items."""
+        return (sensor for sensor in list(self._of_sensor) if sensor is not None)
+
     def add(self, episode: ThrottleEpisode) -> None:
         """An episode has begun."""
         first = episode.first

@@ -50,7 +50,7 @@ from proxy.observe.full_tables import FullTables
 from proxy.observe.health import ClusterHealth, Muted, Readiness
 from proxy.observe.http_listener import HttpListener
 from proxy.observe.last_throttles import LastThrottles
-from proxy.observe.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
+from proxy.observe.metrics import CapTotals, Metrics, RelayTotals, SensorTotals, ShadowTotals
 from proxy.observe.metrics_site import MetricsSite
 from proxy.observe.page.process import NodeState, Process
 from proxy.observe.page.site import StatusPage
@@ -58,6 +58,7 @@ from proxy.observe.past.history import History
 from proxy.observe.past.ring import Ring
 from proxy.observe.throttle_episode import ThrottledClients
 from proxy.observe.token_file import read_token
+from proxy.observe.top_entities import EntitySource, EntityUse
 from proxy.relay.connection_timeouts import TimeOuts
 from proxy.relay.costs import BUSY_SHARES, SHIPPED
 from proxy.relay.use import Meter
@@ -90,8 +91,8 @@ from quotas.quota_table import QuotaTable
 from quotas.records.traced_sensors import TracedBuckets, TracedSensors
 from quotas.request_costs import RequestCosts
 from quotas.row_copies import Sensing
-from quotas.sensors.token_buckets import TokenBuckets
-from quotas.sensors.windowed_rate import Sensors
+from quotas.sensors.token_buckets import BucketReading, TokenBuckets
+from quotas.sensors.windowed_rate import SensorReading, Sensors
 
 _LONGEST_TURN_OF_A_THREAD_S = 0.001
 """How long a thread may hold the interpreter while the event loop waits. Python's default of 5 ms halves its speed."""
@@ -310,20 +311,35 @@ class VirtualCluster:
         if of_connections.throttles:
             yield ShadowTotals(self.name, None, "connection", *of_connections)
 
-    def entity_uses(self, clock: Clock) -> Iterator[EntityUse | None]:
-        """What each measured entity uses now; None in place of a token bucket without a limit."""
-        now_ms = clock.now_ms()
-        for key, reading in self.quota_manager.readings(now_ms):
-            limit = reading.limit if reading.limit < UNLIMITED else None
-            yield self._entity_use(key, reading.rate, limit, reading.throttled_ms, None)
-        for key, bucket in self.quota_manager.bucket_readings(now_ms):
-            limited, missing = bucket.limit < UNLIMITED, bucket.burst - bucket.tokens
-            use = self._entity_use(key, missing, bucket.limit, bucket.throttled_ms, bucket.tokens)
-            yield use if limited else None
+    def entities(self, clock: Clock) -> EntitySource:
+        """The measured entities, for the metrics."""
+        return EntitySource(
+            partial(self._entity_uses, clock), partial(self._throttled_uses, clock), partial(self._again, clock)
+        )
 
-    def _entity_use(
-        self, key: SensorKey, rate: float, limit: float | None, throttled_ms: int, tokens: float | None
-    ) -> EntityUse:
+    def _entity_uses(self, clock: Clock) -> Iterator[EntityUse | None]:
+        return (self._read(key, clock.now_ms()) for key, _ in self.quota_manager.open_sensors)
+
+    def _throttled_uses(self, clock: Clock) -> Iterator[EntityUse]:
+        uses = (self._read(key, clock.now_ms()) for key in self.throttled.sensors())
+        return (use for use in uses if use is not None)
+
+    def _again(self, clock: Clock, use: EntityUse) -> EntityUse | None:
+        return None if use.sensor is None else self._read(use.sensor, clock.now_ms())
+
+    def _read(self, key: SensorKey, now_ms: int) -> EntityUse | None:
+        """What a sensor measures now; None if it was closed, and for a token bucket without a limit."""
+        reading = self.quota_manager.reading(key, now_ms)
+        return None if reading is None else self._entity_use(key, reading)
+
+    def _entity_use(self, key: SensorKey, reading: SensorReading | BucketReading) -> EntityUse | None:
+        limit = reading.limit if reading.limit < UNLIMITED else None
+        if isinstance(reading, SensorReading):
+            rate, tokens = reading.rate, None
+        elif limit is None:
+            return None
+        else:
+            rate, tokens = reading.burst - reading.tokens, reading.tokens
         return EntityUse(
             self.name,
             _one_node(key.node_id),
@@ -332,10 +348,11 @@ class VirtualCluster:
             key.tags.client_id,
             rate,
             limit,
-            throttled_ms,
+            reading.throttled_ms,
             key.shadow,
             tokens,
             self.throttled.throttles(key),
+            key,
         )
 
 
@@ -415,7 +432,7 @@ class Service:
             self._metrics.add_sensors(cluster.sensor_totals)
             self._metrics.add_shadows(cluster.shadow_totals)
             self._metrics.add_caps(cluster.cap_totals)
-            self._metrics.add_entities(partial(cluster.entity_uses, self.clock))
+            self._metrics.add_entities(cluster.entities(self.clock))
         self._metrics.add_gate(
             self._instance_totals, self.gate.listener_totals, self.gate.cluster_totals, self.gate.address_uses
         )

@@ -30,7 +30,8 @@ from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.decisions.steps import QuotaAlteration, SlowDecision
 from proxy.net.turns import finish_in_turns
-from proxy.observe.metrics import EntityUse, Metrics
+from proxy.observe.metrics import Metrics
+from proxy.observe.top_entities import EntitySource, EntityUse
 from proxy.relay.actions import Decision, DecisionKind, DecisionRequest
 from proxy.server.quota_store import QuotaStore
 from proxy.side import Side
@@ -117,7 +118,7 @@ class Proxy:
         self.quota_manager = ClientQuotaManager(Sensors(2 * count), QuotaTable())
         self.book = QuotaStore("main", self.source, self.quota_manager, self.clock, lambda source: None)
         self.metrics = Metrics(CollectorRegistry())
-        self.metrics.add_entities(self._uses)
+        self.metrics.add_entities(EntitySource(self._uses))
         facts = ListenerFacts(
             "main", self, self.quota_manager, carried, lambda: self.book.quotas, self.book.entities_of
         )

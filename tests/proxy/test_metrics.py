@@ -5,7 +5,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from protocol.api_key import FETCH, PRODUCE
 from proxy.gate.gate_metrics import AddressUse, ClusterGate, InstanceGate, ListenerGate
 from proxy.observe.added_latency import AddedLatency
-from proxy.observe.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals, UsageTotals
+from proxy.observe.metrics import CapTotals, Metrics, RelayTotals, SensorTotals, ShadowTotals, UsageTotals
+from proxy.observe.top_entities import EntitySource, EntityUse
 from proxy.relay.actions import CloseReason
 from proxy.side import Side
 from proxy.usage.shipper import Shipped
@@ -13,6 +14,10 @@ from proxy.usage.spool import SpoolTotals
 
 NODE = {"virtual_cluster": "main", "listener": "plain", "node_id": "3"}
 RULE = {"virtual_cluster": "main", "node_id": "3", "quota_type": "produce"}
+
+
+def add_entities(metrics, every):
+    metrics.add_entities(EntitySource(every))
 
 
 @pytest.fixture
@@ -147,7 +152,7 @@ def test_sensor_tables_are_shown_per_virtual_cluster(metrics):
 
 def test_only_the_entities_that_use_most_have_series_of_their_own(metrics):
     rows = [use("a", 10.0), use("b", 300.0, throttled_ms=2500), use("c", 20.0), use("d", 5.0)]
-    metrics.add_entities(lambda: rows)
+    add_entities(metrics, lambda: rows)
     value = metrics.registry.get_sample_value
     b = {**RULE, "user": "", "client_id": "b"}
     assert value("kafka_throttle_entity_rate", b) == 300
@@ -161,7 +166,7 @@ def test_only_the_entities_that_use_most_have_series_of_their_own(metrics):
 
 def test_an_entity_that_is_throttled_has_series_however_little_it_uses(metrics):
     rows = [use(f"c{i}", 100.0 + i) for i in range(26)] + [use("victim", 1.0, throttled_ms=300, limit=1.0)]
-    metrics.add_entities(lambda: rows)
+    add_entities(metrics, lambda: rows)
     value = metrics.registry.get_sample_value
     victim = {**RULE, "user": "", "client_id": "victim"}
     assert value("kafka_throttle_entity_throttle_seconds_total", victim) == 0.3
@@ -173,7 +178,7 @@ def test_an_entity_that_is_throttled_has_series_however_little_it_uses(metrics):
 def test_an_entity_that_is_throttled_now_comes_before_those_that_were_for_longer(metrics):
     rows = [use(f"c{i}", 100.0, throttled_ms=1000 + i) for i in range(2000)]
     rows.insert(7, use("victim", 1.0, throttled_ms=3, throttled=True))
-    metrics.add_entities(lambda: rows)
+    add_entities(metrics, lambda: rows)
     value = metrics.registry.get_sample_value
     victim = {**RULE, "user": "", "client_id": "victim"}
     assert value("kafka_throttle_entity_throttle_seconds_total", victim) == 0.003
@@ -181,14 +186,14 @@ def test_an_entity_that_is_throttled_now_comes_before_those_that_were_for_longer
 
 
 def test_what_has_no_series_is_in_the_sum_of_the_throttle_time_of_others(metrics):
-    metrics.add_entities(lambda: [use(f"c{i}", 1.0, throttled_ms=1000 * i) for i in range(2000)])
+    add_entities(metrics, lambda: [use(f"c{i}", 1.0, throttled_ms=1000 * i) for i in range(2000)])
     value = metrics.registry.get_sample_value
     assert value("kafka_throttle_other_entities", RULE) == 1998
     assert value("kafka_throttle_other_entities_throttle_seconds", RULE) == sum(range(1998))
 
 
 def test_an_entity_without_a_quota_has_no_series_of_its_limit(metrics):
-    metrics.add_entities(lambda: [use("a", 10.0, limit=None)])
+    add_entities(metrics, lambda: [use("a", 10.0, limit=None)])
     labels = {**RULE, "user": "", "client_id": "a"}
     assert metrics.registry.get_sample_value("kafka_throttle_entity_rate", labels) == 10
     assert metrics.registry.get_sample_value("kafka_throttle_entity_limit", labels) is None
@@ -205,7 +210,7 @@ def test_caps_have_metrics_of_their_bytes_and_waits(metrics):
 
 
 def test_shadow_quotas_have_families_of_their_own(metrics):
-    metrics.add_entities(lambda: [use("a", 10.0), use("a", 20.0, limit=5.0, throttled_ms=3000, shadow=True)])
+    add_entities(metrics, lambda: [use("a", 10.0), use("a", 20.0, limit=5.0, throttled_ms=3000, shadow=True)])
     metrics.add_shadows(lambda: [ShadowTotals("main", 3, "produce", throttles=4, throttled_ms=9500)])
     metrics.add_sensors(lambda: SensorTotals("main", 1, 10, 0, 0, shadow_used=1, shadow_overflows=2))
     value = metrics.registry.get_sample_value
@@ -226,7 +231,7 @@ def test_token_buckets_are_shown_by_what_is_left_in_them(metrics):
         EntityUse("main", None, "controller_mutation", "u", f"c{i}", 10.0 * i, 4.0, 500, tokens=20.0 - 10 * i)
         for i in range(4)
     ]
-    metrics.add_entities(lambda: rows)
+    add_entities(metrics, lambda: rows)
     value = metrics.registry.get_sample_value
     rule = {"virtual_cluster": "main", "node_id": "all", "quota_type": "controller_mutation"}
     c3 = {**rule, "user": "u", "client_id": "c3"}
@@ -240,7 +245,7 @@ def test_token_buckets_are_shown_by_what_is_left_in_them(metrics):
 
 
 def test_the_bound_holds_for_each_node_and_can_be_moved(metrics):
-    metrics.add_entities(lambda: [use(f"c{i}", float(i), node_id=i % 2) for i in range(100)])
+    add_entities(metrics, lambda: [use(f"c{i}", float(i), node_id=i % 2) for i in range(100)])
     assert generate_latest(metrics.registry).count(b"kafka_throttle_entity_rate{") == 4
     metrics.top_entities = 0
     assert generate_latest(metrics.registry).count(b"kafka_throttle_entity_rate{") == 0
@@ -251,7 +256,7 @@ def test_the_bound_holds_for_each_node_and_can_be_moved(metrics):
 def test_hostile_names_break_no_scrape(metrics):
     rows = [use('"}\n\x00\ud800', 1.0), use("x" * 500 + "a", 9.0), use("x" * 500 + "b", 8.0)]
     metrics.top_entities = 10
-    metrics.add_entities(lambda: rows)
+    add_entities(metrics, lambda: rows)
     text = generate_latest(metrics.registry).decode()
     [family] = [f for f in text_string_to_metric_families(text) if f.name == "kafka_throttle_entity_rate"]
     assert [(sample.labels["client_id"], sample.value) for sample in family.samples] == [
@@ -368,7 +373,7 @@ def test_very_many_entities_are_read_in_steps_with_the_same_result():
     rows = [use(f"c{i}", rate=float(i * 7919 % 5003), throttled_ms=i % 3) for i in range(5000)]
     at_once, in_steps = (Metrics(CollectorRegistry(), top_entities=7) for _ in range(2))
     for metrics in (at_once, in_steps):
-        metrics.add_entities(lambda: [*rows, None])
+        add_entities(metrics, lambda: [*rows, None])
     assert sum(1 for _ in in_steps.gather()) == 10
     reported, expected = (
         {

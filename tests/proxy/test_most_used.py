@@ -5,6 +5,7 @@ from collections import deque
 import pytest
 
 from proxy.gate.gate_metrics import AddressUse
+from proxy.observe import most_used
 from proxy.observe.most_used import MostUsed
 from quotas.changes import Limit
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
@@ -27,7 +28,7 @@ def cluster(clock):
 
 def chosen(clock, clusters, addresses=(), most=5):
     used = MostUsed(clusters, lambda: addresses, clock, most)
-    deque(used.choose(), maxlen=0)
+    deque(used.read_on(), maxlen=0)
     return used
 
 
@@ -43,7 +44,7 @@ def test_those_with_the_highest_share_of_their_limit_come_first(clock, cluster):
         ("", "idle", 0.0),
     ]
     assert (rows[1].entity, rows[1].layer, rows[1].limit) == (Entity(client_id=DEFAULT), "proxy.yaml", 9_000)
-    assert (used.limited, used.exceeded) == (3, 0)
+    assert (used.choice.enforced.count, used.choice.exceeded) == (3, 0)
 
 
 def test_of_very_many_the_highest_are_chosen_and_all_are_counted(clock):
@@ -52,7 +53,7 @@ def test_of_very_many_the_highest_are_chosen_and_all_are_counted(clock):
         cluster.use("bob", f"client-{number}", 100 * number)
     used = chosen(clock, [cluster])
     assert [row.client_id for row in used.enforced()] == [f"client-{1999 - number}" for number in range(5)]
-    assert (used.limited, used.exceeded) == (2_000, 1_099)
+    assert (used.choice.enforced.count, used.choice.exceeded) == (2_000, 1_099)
 
 
 def test_what_was_chosen_is_measured_anew_and_closed_sensors_are_left_out(clock, cluster):
@@ -88,7 +89,7 @@ def test_shadow_quotas_are_apart(clock, cluster):
     [row] = used.shadows()
     assert (row.user, row.quota_type, row.limit) == ("alice", QuotaType.FETCH, 50)
     assert row.throttled_ms > 0
-    assert used.shadows_measured == 1
+    assert used.choice.shadows.count == 1
     assert QuotaType.FETCH not in {row.quota_type for row in used.enforced()}
 
 
@@ -105,3 +106,20 @@ def test_a_sensor_that_is_shared_says_by_whom(clock):
 def test_a_throttled_client_is_marked(clock, cluster):
     cluster.throttle("alice", "etl")
     assert chosen(clock, [cluster]).enforced()[0].throttled
+
+
+def test_of_very_many_a_part_is_looked_at_in_one_go(clock, monkeypatch):
+    monkeypatch.setattr(most_used, "MOST_READ", 1_000)
+    cluster = Cluster("main", clock, capacity=4_000)
+    for number in range(2_500):
+        cluster.use("bob", f"client-{number}", 100 * number % 77_777)
+    used = chosen(clock, [cluster])
+    assert (used.choice.looked_at, used.choice.is_whole) == (1_000, False)
+    assert len(used.enforced()) == 5
+    for _ in range(2):
+        deque(used.read_on(), maxlen=0)
+    assert (used.choice.looked_at, used.choice.is_whole) == (2_500, True)
+    best = sorted((100 * number % 77_777 for number in range(2_500)), reverse=True)[:5]
+    assert [round(row.share * 9_000 * 10) for row in used.enforced()] == best
+    deque(used.read_on(), maxlen=0)
+    assert used.choice.is_whole

@@ -76,7 +76,7 @@ class Proxy:
         [settings] = self.config.virtual_clusters
         self.cluster = VirtualCluster(settings, path, 100, Poller(), clock, self.metrics, lambda: True, gate)
         self.cluster.upstream.directory.learn(NODE_ID, "127.0.0.1", node_port)
-        self.metrics.add_entities(lambda: self.cluster.entity_uses(clock))
+        self.metrics.add_entities(self.cluster.entities(clock))
         self.api = AdminApi([self.cluster], clock)
         self.admin = HttpListener(self.api.application(), "admin")
 

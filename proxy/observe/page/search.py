@@ -81,8 +81,9 @@ def _clients(cluster: Cluster, process: Process) -> Iterator[tuple[Hit, bool]]:
         yield Hit(name, first.user, first.client_id, ""), True
     for past in cluster.last_throttles:
         yield Hit(name, past.user, past.client_id, ""), False
-    for tags in cluster.quota_manager.measured():
-        yield Hit(name, tags.user, tags.client_id, ""), False
+    for key, _ in cluster.quota_manager.open_sensors:
+        if key.shared_by is None:
+            yield Hit(name, key.tags.user, key.tags.client_id, ""), False
     for entity in cluster.quotas:
         user, client_id, ip = (
             part if isinstance(part, str) else "" for part in (entity.user, entity.client_id, entity.ip)

@@ -124,21 +124,23 @@ def _captions(chart: Chart, samples: Sequence[Sample]) -> Iterator[tuple[str, fl
 
 
 def _quotas(page: Page) -> Steps:
-    """The quotas in force that are used most. All sensors are looked at."""
+    """The quotas in force that are used most. All sensors are looked at, in several goes if they are very many."""
     used, clusters = page.most_used, page.process.clusters
-    yield from used.choose()
+    yield from used.read_on()
+    choice = used.choice
     rows = [row for row in used.enforced() if row.share]
     return {
         "rows": rows,
         "most": MAX_ROWS,
-        "more": used.limited - len(rows),
-        "limited": used.limited,
-        "exceeded": used.exceeded,
+        "more": choice.enforced.count - len(rows),
+        "limited": choice.enforced.count,
+        "exceeded": choice.exceeded,
+        "is_whole": choice.is_whole,
         "set_on": sum(len(cluster.quotas) for cluster in clusters),
         "unknown": [cluster.origin for cluster in clusters if not cluster.origin.known],
         "several": len(clusters) > 1,
         "units": UNIT,
-        "looked_at": used.looked_at,
+        "looked_at": choice.looked_at if choice.is_whole else 0,
     }
 
 
@@ -263,7 +265,7 @@ def _shadows(page: Page) -> Facts:
     return {
         "totals": list(totals.values()),
         "rows": rows,
-        "measured": page.most_used.shadows_measured,
+        "measured": page.most_used.choice.shadows.count,
         "several": len(page.process.clusters) > 1,
         "units": UNIT,
     }
