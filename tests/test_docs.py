@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.cli.man_page import man_page
 from proxy.observe.log_events import LOG_EVENTS
 from proxy.observe.signals_page import UnclearCall, logged_events, signals_page
 
@@ -63,6 +64,11 @@ def test_each_log_event_has_a_meaning_and_is_logged():
     missing, gone = logged - set(meant), set(meant) - logged
     assert not missing, f"give these a meaning in proxy/observe/log_events.py: {', '.join(sorted(missing))}"
     assert not gone, f"nothing logs these; delete them in proxy/observe/log_events.py: {', '.join(sorted(gone))}"
+
+
+def test_the_manual_page_is_up_to_date():
+    page = (ROOT / "docs" / "kafka-throttle.1").read_text(encoding="utf-8")
+    assert page == man_page(), "run: python -m proxy.cli.man_page > docs/kafka-throttle.1"
 
 
 SOURCE = """

@@ -18,8 +18,8 @@ from proxy.cli.config_file import (
     virtual_cluster_option,
 )
 from proxy.cli.history import from_history
+from proxy.cli.opened_source import opened_source, print_problems, warn_of_problems
 from proxy.cli.quota_text import amount, entity_text, past_lines, throttled_by_node
-from proxy.cli.quotas import opened_source, print_problems, warn_of_problems
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config, VirtualClusterConfig
 from proxy.decisions.client_ids import measured_client_id

@@ -11,6 +11,7 @@ from proxy.cli.config_file import config_option, load, load_with_files, refuse
 from proxy.cli.explain import explain
 from proxy.cli.init import init
 from proxy.cli.live_check import findings_at
+from proxy.cli.overrides import override_warnings
 from proxy.cli.quotas import quotas
 from proxy.cli.top import top
 from proxy.cli.usage import usage
@@ -59,7 +60,8 @@ def check(path: Path, connect: bool) -> None:
     """Validate a configuration file; print every problem with its place."""
     config = load_with_files(path)
     found = list(findings_at(config, path)) if connect else []
-    warnings = warnings_of(config, ephemeral_ports()) + [each.shown() for each in found if each.is_warning]
+    warnings = [*warnings_of(config, ephemeral_ports()), *override_warnings(config, path)]
+    warnings += [each.shown() for each in found if each.is_warning]
     for warning in placed(bounded(warnings, "warnings"), path):
         click.echo(f"warning: {warning}", err=True)
     if problems := bounded(each.shown() for each in found if not each.is_warning):

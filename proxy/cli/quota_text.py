@@ -4,13 +4,12 @@ from collections.abc import Iterator
 
 from common.printable import printable
 from proxy.observe.explained import Form
-from quotas.entities import DEFAULT, Entity
+from quotas.sources.entry_forms import entity_of
 
 
 def entity_text(parts: dict[str, str | None]) -> str:
     """An entity of a JSON response, as quotas are printed."""
-    names = {part.replace("-", "_"): DEFAULT if name is None else name for part, name in parts.items()}
-    return printable(str(Entity(**names)), 1_000)
+    return printable(str(entity_of(parts)), 1_000)
 
 
 def amount(limit: float | None, unit: str) -> str:

@@ -1,10 +1,8 @@
 """`kafka-throttle quotas`: read and change quotas in the configured source, with or without a running proxy."""
 
 import json
-import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import click
 
 from common.printable import printable
+from proxy.cli.admin_client import NoProxy, ProxyRefuses
 from proxy.cli.config_file import (
     REFUSED,
     cluster_of,
@@ -21,14 +20,16 @@ from proxy.cli.config_file import (
     virtual_cluster_option,
 )
 from proxy.cli.entity_options import entity_of, entity_options, parts_of
-from proxy.config.problems import ConfigErrors
+from proxy.cli.opened_source import opened_source, print_problems, warn_of_problems
+from proxy.cli.overrides import overridden_in
+from proxy.cli.running_quotas import RunningProxy
 from proxy.config.settings import VirtualClusterConfig
-from proxy.observe.explained import Origin, quotas_form
+from proxy.observe.explained import Form, Origin, limit_form, quotas_form
 from quotas.changes import Alteration, AlterationRefused, Quotas, SourceUnavailable
 from quotas.entities import Entity, InvalidQuota, Name, QuotaKey, QuotaType
 from quotas.explain import always_beaten_by
 from quotas.limits import limit_text
-from quotas.sources.source import Source
+from quotas.sources.entry_forms import entity_of as entity_in_form
 
 _KEYS = [QuotaKey(quota_type, shadow).text for shadow in (False, True) for quota_type in QuotaType]
 
@@ -48,18 +49,24 @@ def quotas() -> None:
 @entity_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(path: Path, virtual_cluster: str | None, as_json: bool, **options: Any) -> None:
-    """Show quotas and the layer that each comes from: of all entities, or of those with the given parts."""
+    """Show quotas and the layer that each comes from: of all entities, or of those with the given parts.
+
+    Asks the running proxy at the configured admin address. If no proxy answers, the quotas are those of the source.
+    Quotas of the configuration file that changes in the state file override are shown as overridden.
+    """
     config, parts = load(path), parts_of(options)
     clusters = config.virtual_clusters if virtual_cluster is None else [cluster_of(config, virtual_cluster)]
-    forms, away = [], False
+    proxy, forms, away = RunningProxy(config.admin, path), [], False
     for cluster in clusters:
-        with opened_source(cluster, path) as source:
-            reported = {entity: source.quotas[entity] for entity in _sorted(source.quotas, parts)}
-            origin = Origin(cluster.name, source.name, source.problems, source.state.known)
-            forms.append(quotas_form(origin, reported, 0, len(reported)))
-            away |= warn_of_problems(source, cluster, path)
-            if not as_json:
-                click.echo(_listed(cluster.name, source.name, reported))
+        form = _of_proxy(proxy, cluster.name)
+        if form is None:
+            form, is_away = _of_source(cluster, path)
+            away |= is_away
+        form = _having(parts, {**form, "overridden": [each.form() for each in overridden_in(cluster, path)]})
+        away |= not form.get("known", True)
+        forms.append(form)
+        if not as_json:
+            click.echo(_listed(form))
     if as_json:
         click.echo(json.dumps({"virtual_clusters": forms}, indent=1))
     if away:
@@ -75,10 +82,11 @@ def set_quotas(path: Path, virtual_cluster: str | None, settings: tuple[str, ...
     """Set quotas of one entity.
 
     This changes the source, which a running proxy reads by itself. It takes up a new `source` or `state_file` only at a
-    restart. `kafka-throttle explain` shows which quotas it applies.
+    restart. The proxy is asked for a few seconds whether it has taken the change up.
     """
     entity = entity_of(options)
-    cluster = cluster_of(load(path), virtual_cluster)
+    config = load(path)
+    cluster = cluster_of(config, virtual_cluster)
     try:
         alteration = Alteration(entity, _limits(settings))
     except InvalidQuota as error:
@@ -87,8 +95,10 @@ def set_quotas(path: Path, virtual_cluster: str | None, settings: tuple[str, ...
         [problem] = source.alter([alteration])
         if problem is not None:
             refuse(str(problem), REFUSED)
-        click.echo(_in_force(entity, source.quotas))
-        _warn_if_beaten(entity, alteration.limits, source.quotas)
+        in_source = source.quotas
+    click.echo(_in_force(entity, in_source))
+    _warn_if_beaten(entity, alteration.limits, in_source)
+    _report_taken_up(RunningProxy(config.admin, path), cluster, entity, alteration.limits, in_source)
 
 
 @quotas.command()
@@ -101,7 +111,8 @@ def unset(path: Path, virtual_cluster: str | None, keys: tuple[str, ...], **opti
     from proxy.server.quota_sources import unset as unset_in
 
     entity = entity_of(options)
-    cluster = cluster_of(load(path), virtual_cluster)
+    config = load(path)
+    cluster = cluster_of(config, virtual_cluster)
     gone = [_key(key) for key in keys]
     with opened_source(cluster, path) as source:
         before = source.quotas.get(entity, {})
@@ -109,46 +120,48 @@ def unset(path: Path, virtual_cluster: str | None, keys: tuple[str, ...], **opti
             unset_in(source, entity, gone)
         except (AlterationRefused, SourceUnavailable) as problem:
             refuse(str(problem), REFUSED)
-        after = source.quotas.get(entity, {})
-        click.echo(_in_force(entity, source.quotas))
+        in_source = source.quotas
+    after = in_source.get(entity, {})
+    click.echo(_in_force(entity, in_source))
+    _report_taken_up(RunningProxy(config.admin, path), cluster, entity, gone, in_source)
     kept = [key for key in gone if key in after and after.get(key) == before.get(key)]
     if kept:
         layers = ", ".join(sorted({after[key].layer for key in kept}))
         refuse(f"{', '.join(key.text for key in kept)} of {entity}: set in {layers} itself, remove it there", REFUSED)
 
 
-# --------------------------------------------------------------------- source
+# ---------------------------------------------------------------------- asking
 
 
-@contextmanager
-def opened_source(cluster: VirtualClusterConfig, path: Path) -> Iterator[Source]:
-    """The source of a virtual cluster, started. Ends the process if its configuration is invalid."""
-    from proxy.server.quota_sources import source_of
-
-    logging.getLogger().setLevel(logging.CRITICAL)  # errors of libraries are also in the problems of the source
+def _of_proxy(proxy: RunningProxy, virtual_cluster: str) -> Form | None:
+    """The quotas in force in the running proxy; None if it cannot be asked, and why is printed."""
     try:
-        source = source_of(cluster, path, remembers=False)
-    except ConfigErrors as problems:
-        refuse(str(problems))
-    source.start(lambda: None)
-    try:
-        yield source
-    finally:
-        source.stop()
+        form = proxy.quotas(virtual_cluster)
+    except NoProxy as error:
+        click.echo(f"no proxy answers at {error}: these quotas are those of the source", err=True)
+    except ProxyRefuses as error:
+        click.echo(f"the proxy cannot be asked, these quotas are those of the source: {error}", err=True)
+    else:
+        click.echo(f"answered by the proxy at {proxy.address}", err=True)
+        print_problems(form["problems"])
+        return form
+    return None
 
 
-def warn_of_problems(source: Source, cluster: VirtualClusterConfig, path: Path) -> bool:
-    """Print the problems of a source on standard error. Returns True if its quotas may not be those in force."""
-    state_file = cluster.quotas.state_file
-    itself = (source.name, str(path.parent / state_file)) if state_file else (source.name,)
-    print_problems(source.problems)
-    return any(place.startswith(itself) for place in source.problems)
+def _of_source(cluster: VirtualClusterConfig, path: Path) -> tuple[Form, bool]:
+    """The quotas of the source. True: they may not be those in force."""
+    with opened_source(cluster, path) as source:
+        origin = Origin(cluster.name, source.name, source.problems, source.state.known)
+        return quotas_form(origin, source.quotas, 0, len(source.quotas)), warn_of_problems(source, cluster, path)
 
 
-def print_problems(problems: Mapping[str, str]) -> None:
-    """Print what is wrong with a source on standard error, a line for each problem."""
-    for place, problem in problems.items():
-        click.echo(f"warning: {printable(place, 1_000)}: {printable(problem, 1_000)}", err=True)
+def _report_taken_up(
+    proxy: RunningProxy, cluster: VirtualClusterConfig, entity: Entity, keys: Iterable[QuotaKey], in_source: Quotas
+) -> None:
+    """Print whether the running proxy has what is in the source by now."""
+    limits = in_source.get(entity, {})
+    expected = {key: limits[key].value if key in limits else None for key in keys}
+    proxy.report_taken_up(cluster.name, entity, expected)
 
 
 # -------------------------------------------------------------------- reading
@@ -190,34 +203,57 @@ def _number(key: QuotaKey, text: str) -> float:
 # -------------------------------------------------------------------- output
 
 
-def _sorted(quotas: Quotas, parts: Mapping[str, Name]) -> list[Entity]:
-    """The entities with these parts, sorted by name."""
-    having = (entity for entity in quotas if all(getattr(entity, part) == name for part, name in parts.items()))
-    return sorted(having, key=str)
+def _having(parts: Mapping[str, Name], form: Form) -> Form:
+    """The quotas of entities with these parts, sorted by name."""
+
+    def is_wanted(entry: Form) -> bool:
+        entity = entity_in_form(entry["entity"])
+        return all(getattr(entity, part) == name for part, name in parts.items())
+
+    shown = sorted(filter(is_wanted, form["quotas"]), key=lambda entry: str(entity_in_form(entry["entity"])))
+    return {**form, "total": len(shown), "quotas": shown, "overridden": list(filter(is_wanted, form["overridden"]))}
 
 
-def _listed(virtual_cluster: str, source: str, quotas: Quotas) -> str:
-    count = "1 entity" if len(quotas) == 1 else f"{len(quotas) or 'no'} entities"
-    lines = [f"virtual cluster {virtual_cluster}, source {source}: {count}"]
-    return "\n".join([*lines, *(_in_force(entity, quotas) for entity in quotas)])
+def _listed(form: Form) -> str:
+    limits = {entity_in_form(entry["entity"]): entry["limits"] for entry in form["quotas"]}
+    overridden: dict[Entity, list[Form]] = {}
+    for each in form["overridden"]:
+        overridden.setdefault(entity_in_form(each["entity"]), []).append(each)
+    count = "1 entity" if len(limits) == 1 else f"{len(limits) or 'no'} entities"
+    lines = [f"virtual cluster {form['virtual_cluster']}, source {form['source']}: {count}"]
+    for entity in sorted({*limits, *overridden}, key=str):
+        lines.append(_quotas_of(entity, limits.get(entity, {})))
+        lines += [f"  overridden: {_overridden(each)}" for each in overridden.get(entity, ())]
+    return "\n".join(lines)
+
+
+def _overridden(each: Form) -> str:
+    of_file = f"{each['quota']} {limit_text(each['limit'])} of {printable(each['layer'])}"
+    by = "removed" if each["by"]["limit"] is None else limit_text(each["by"]["limit"])
+    return f"{of_file}, by {printable(each['by']['layer'])}: {by}"
 
 
 def _in_force(entity: Entity, quotas: Quotas) -> str:
     """An entity and its quotas, one line each."""
-    limits = quotas.get(entity, {})
+    return _quotas_of(entity, {key.text: limit_form(limit) for key, limit in quotas.get(entity, {}).items()})
+
+
+def _quotas_of(entity: Entity, limits: Mapping[str, Form]) -> str:
+    """An entity and its limits by the text of their key, one line each."""
+    name = printable(str(entity), 1_000)
     if not limits:
-        return f"{entity}\n  no quotas"
+        return f"{name}\n  no quotas"
     rows = [
-        (key.text, limit_text(limit.value), printable(limit.layer, 1_000))
+        (key, "no limit" if limit["limit"] is None else limit_text(limit["limit"]), printable(limit["layer"], 1_000))
         for key, limit in sorted(limits.items(), key=_by_text)
     ]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = (f"  {key:<{widths[0]}}  {limit:>{widths[1]}}  {layer}" for key, limit, layer in rows)
-    return "\n".join([str(entity), *lines])
+    return "\n".join([name, *lines])
 
 
-def _by_text(item: tuple[QuotaKey, Any]) -> tuple[bool, str]:
-    return item[0].shadow, item[0].text
+def _by_text(item: tuple[str, Any]) -> tuple[bool, str]:
+    return QuotaKey.parse(item[0]).shadow, item[0]
 
 
 def _warn_if_beaten(entity: Entity, keys: Iterable[QuotaKey], quotas: Quotas) -> None:

@@ -16,7 +16,16 @@ from proxy.config.kinds import is_loopback
 from proxy.decisions.client_ids import measured_client_id
 from proxy.gate.admission import AddressStanding
 from proxy.net.turns import finish_in_turns
-from proxy.observe.explained import MAX_THROTTLES, Cap, Form, Observed, Origin, costs_form, explained_form, quotas_form
+from proxy.observe.explained import (
+    MAX_THROTTLES,
+    Cap,
+    Form,
+    Observed,
+    Origin,
+    costs_form,
+    explained_form,
+    quotas_form,
+)
 from proxy.observe.http_listener import MAX_BODY_BYTES
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals
@@ -26,8 +35,9 @@ from proxy.observe.throttle_episode import ThrottledClients
 from proxy.observe.throttled_now import MAX_THROTTLED, RANKS, throttled_form
 from quotas.changes import Quotas, Tables
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
-from quotas.entities import QuotaType, is_ip
+from quotas.entities import Entity, QuotaType, is_ip
 from quotas.explain import Client, Explanation, explain
+from quotas.sources.entry_forms import InvalidEntry, entity_of
 
 MAX_QUOTAS = 5_000
 """The most entities in one response."""
@@ -109,11 +119,15 @@ class AdminApi:
         return await handler(request)
 
     async def _quotas(self, request: web.Request) -> web.Response:
-        parameters = _parameters(request, {"virtual_cluster", "offset", "limit"})
+        parameters = _parameters(request, {"virtual_cluster", "offset", "limit", "entity"})
         cluster = self._cluster(parameters)
+        quotas = cluster.quotas
+        if (text := parameters.get("entity")) is not None:
+            entity = _entity(text)
+            quotas = {entity: quotas[entity]} if entity in quotas else {}
         offset = _whole(parameters, "offset", 0, 0, 2**31 - 1)
         most = _whole(parameters, "limit", _SOME_QUOTAS, 1, MAX_QUOTAS)
-        return _response(quotas_form(cluster.origin, cluster.quotas, offset, most))
+        return _response(quotas_form(cluster.origin, quotas, offset, most))
 
     async def _caps(self, request: web.Request) -> web.Response:
         cluster = self._cluster(_parameters(request, {"virtual_cluster"}))
@@ -253,6 +267,15 @@ def _whole(parameters: Mapping[str, str], name: str, default: int, low: int, hig
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and low <= int(text) <= high):
         raise BadParameter(f"{name}: expected a whole number from {low} to {high}, got {printable(text)!r}")
     return int(text)
+
+
+def _entity(text: str) -> Entity:
+    """The entity in a JSON object like those in responses: names by entity type, null for the default."""
+    try:
+        return entity_of(json.loads(text))
+    except (InvalidEntry, ValueError, RecursionError) as error:
+        expected = 'entity: expected a JSON object like {"user": "alice", "client-id": null}'
+        raise BadParameter(f"{expected}, got {printable(repr(text))}") from error
 
 
 def _client(parameters: Mapping[str, str]) -> Client:

@@ -26,6 +26,7 @@ from quotas.sources.overlay import (
     Layers,
     Overlay,
     OverlayText,
+    Overridden,
     altered,
     parse_overlay,
     reverted,
@@ -176,7 +177,7 @@ class FileSource:
         With `entities`, nothing but their changes is new.
         """
         with self._memory:
-            layers = Layers(self._entries, self._layer, self._overlay, self._overlay_layer)
+            layers = self._layers
             if entities is None:
                 quotas = self.quotas.changed(layers.changes_since(self.quotas))
                 self._edits = {entity: edits for entity in self._overlay if (edits := layers.edits_of(entity))}
@@ -199,6 +200,16 @@ class FileSource:
         self._edits = {entity: edits for entity, edits in self._edits.items() if entity not in entities}
         self._edits |= {entity: edits for entity in entities if (edits := layers.edits_of(entity))}
         return self.quotas.changed({entity: layers.limits_of(entity) or None for entity in entities})
+
+    @property
+    def overridden(self) -> Sequence[Overridden]:
+        """The limits of the configuration file that changes in the state file override."""
+        with self._memory:
+            return list(self._layers.overridden())
+
+    @property
+    def _layers(self) -> Layers:
+        return Layers(self._entries, self._layer, self._overlay, self._overlay_layer)
 
     @property
     def _overlay_layer(self) -> str:

@@ -10,7 +10,7 @@ for the default. `limit` is what was set, null where the key was removed; `over`
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from quotas.changes import Alteration, Limit, Quotas
@@ -79,6 +79,15 @@ def _put(overlay: dict[Entity, Mapping[QuotaKey, Change]], entity: Entity, chang
 # -------------------------------------------------------------------- merging
 
 
+class Overridden(NamedTuple):
+    """A limit of the operator's file that is not in force: `by` another one, or by its removal (None)."""
+
+    entity: Entity
+    key: QuotaKey
+    limit: float
+    by: float | None
+
+
 class Layers(NamedTuple):
     """The operator's file and, over it, the overlay; each with the name of its layer."""
 
@@ -107,6 +116,13 @@ class Layers(NamedTuple):
                 if limits != before.get(entity):
                     changes[entity] = limits
         return changes
+
+    def overridden(self) -> Iterator[Overridden]:
+        """What the operator's file says and a change overrides."""
+        for entity, changes in self.overlay.items():
+            for key, said in self.entries.get(entity, {}).items():
+                if key in changes and changes[key].limit != said:
+                    yield Overridden(entity, key, said, changes[key].limit)
 
     def edits_of(self, entity: Entity) -> Mapping[str, str]:
         """Each key that the operator has edited in vain since it was changed: its place, and what to do."""

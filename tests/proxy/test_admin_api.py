@@ -28,6 +28,7 @@ from quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
 
 TOKEN = "a-token-of-24-characters"
+OBJECT = 'expected a JSON object like {"user": "alice", "client-id": null}'
 PRODUCE, SHADOW_FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH, shadow=True)
 QUOTAS = {
     Entity("alice"): {PRODUCE: Limit(100.0, "proxy.yaml"), SHADOW_FETCH: Limit(50.0, "state.json")},
@@ -261,7 +262,11 @@ async def test_quotas_come_with_their_layers_in_parts(api):
         ("quotas?offset=-1", "offset: expected a whole number from 0 to 2147483647, got '-1'"),
         ("quotas?offset=%D9%A3", "offset: expected a whole number from 0 to 2147483647, got '٣'"),
         ("quotas?limit=99999999999999999999", "limit: expected a whole number from 1 to 5000, got '" + "9" * 20 + "'"),
-        ("quotas?%0a=1", r"\n: unknown parameter, expected limit, offset, virtual_cluster"),
+        ("quotas?%0a=1", r"\n: unknown parameter, expected entity, limit, offset, virtual_cluster"),
+        ("quotas?entity=alice", f"entity: {OBJECT}, got 'alice'"),
+        ("quotas?entity={}", f"entity: {OBJECT}, got '{{}}'"),
+        ('quotas?entity={"group":"a"}', f'entity: {OBJECT}, got \'{{"group":"a"}}\''),
+        ('quotas?entity={"user":7}', f"entity: {OBJECT}, got '{{\"user\":7}}'"),
     ],
 )
 async def test_the_error_says_what_is_wrong_with_a_request(api, path, error):

@@ -33,9 +33,11 @@ def path(tmp_path):
 
 
 def quotas(path, command, *arguments):
+    """The exit status, standard output, and standard error without the line that no proxy answers."""
     done = CliRunner().invoke(main, ["quotas", command, "-c", str(path), *arguments])
     assert done.exception is None or isinstance(done.exception, SystemExit)
-    return done.exit_code, done.stdout, done.stderr
+    errors = [line for line in done.stderr.splitlines(keepends=True) if not line.startswith("no proxy answers at ")]
+    return done.exit_code, done.stdout, "".join(errors)
 
 
 def test_quotas_are_shown_with_their_layers(path):
@@ -98,6 +100,42 @@ def test_shadow_quotas_and_every_kind_of_entity_can_be_set(path):
         ({"ip": None}, ban),
     ]:
         assert expected in reported
+
+
+def test_what_a_change_overrides_is_shown_and_warned_about(path):
+    quotas(path, "set", "--user", "alice", "producer_byte_rate=5", "shadow_consumer_byte_rate=9")
+    state = path.with_name("state-main.json")
+    overlay = json.loads(state.read_text())
+    removed = {"entity": {"client-id": "etl"}, "limits": {"consumer_byte_rate": {"limit": None, "over": 50}}}
+    state.write_text(json.dumps({**overlay, "overlay": [*overlay["overlay"], removed]}))
+    assert quotas(path, "describe") == (
+        0,
+        "virtual cluster main, source file: 1 entity\n"
+        "client-id=etl\n"
+        "  no quotas\n"
+        "  overridden: consumer_byte_rate 50 of proxy.yaml, by state-main.json: removed\n"
+        "user=alice\n"
+        "  producer_byte_rate         5  state-main.json\n"
+        "  shadow_consumer_byte_rate  9  state-main.json\n"
+        "  overridden: producer_byte_rate 1000 of proxy.yaml, by state-main.json: 5\n",
+        "",
+    )
+    assert "overridden" not in quotas(path, "describe", "--user", "bob")[1]
+    [form] = json.loads(quotas(path, "describe", "--client-id", "etl", "--json")[1])["virtual_clusters"]
+    by = {"limit": None, "layer": "state-main.json"}
+    of_file = {"quota": "consumer_byte_rate", "limit": 50.0, "layer": "proxy.yaml"}
+    assert form["overridden"] == [{"entity": {"client-id": "etl"}, **of_file, "by": by}]
+    done = CliRunner().invoke(main, ["check", "-c", str(path)])
+    entries = "virtual_clusters[0].quotas.entries"
+    again = "`kafka-throttle quotas unset` puts it in force again"
+    warnings = [line for line in done.stderr.splitlines() if "overridden" in line]
+    assert (done.exit_code, warnings) == (
+        0,
+        [
+            f"warning: {entries}[0].producer_byte_rate: is overridden in state-main.json: 5; {again} (line 8)",
+            f"warning: {entries}[1].consumer_byte_rate: is overridden in state-main.json: removed; {again} (line 9)",
+        ],
+    )
 
 
 def test_only_those_with_the_parts_given_are_shown(path):

@@ -1,0 +1,45 @@
+"""The source of a virtual cluster's quotas, for a command."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from common.printable import printable
+from proxy.cli.config_file import refuse
+from proxy.config.problems import ConfigErrors
+from proxy.config.settings import VirtualClusterConfig
+from quotas.sources.source import Source
+
+
+@contextmanager
+def opened_source(cluster: VirtualClusterConfig, path: Path) -> Iterator[Source]:
+    """The source of a virtual cluster, started. Ends the process if its configuration is invalid."""
+    from proxy.server.quota_sources import source_of
+
+    logging.getLogger().setLevel(logging.CRITICAL)  # errors of libraries are also in the problems of the source
+    try:
+        source = source_of(cluster, path, remembers=False)
+    except ConfigErrors as problems:
+        refuse(str(problems))
+    source.start(lambda: None)
+    try:
+        yield source
+    finally:
+        source.stop()
+
+
+def warn_of_problems(source: Source, cluster: VirtualClusterConfig, path: Path) -> bool:
+    """Print the problems of a source on standard error. Returns True if its quotas may not be those in force."""
+    state_file = cluster.quotas.state_file
+    itself = (source.name, str(path.parent / state_file)) if state_file else (source.name,)
+    print_problems(source.problems)
+    return any(place.startswith(itself) for place in source.problems)
+
+
+def print_problems(problems: Mapping[str, str]) -> None:
+    """Print what is wrong with a source on standard error, a line for each problem."""
+    for place, problem in problems.items():
+        click.echo(f"warning: {printable(place, 1_000)}: {printable(problem, 1_000)}", err=True)

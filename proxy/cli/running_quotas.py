@@ -1,0 +1,86 @@
+"""The quotas in force in a running proxy, as its admin API shows them."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from common.printable import printable
+from proxy.cli.admin_client import NoProxy, ProxyRefuses, address_of, ask
+from proxy.cli.config_file import refuse
+from proxy.config.problems import ConfigErrors
+from proxy.config.settings import AdminConfig
+from proxy.observe.explained import Form, number
+from quotas.entities import Entity, QuotaKey
+from quotas.sources.entry_forms import entity_form
+
+_TAKEN_UP_WITHIN_S = 5.0
+_ASK_EVERY_S = 0.2
+_PER_PAGE = 5_000
+
+
+class RunningProxy:
+    """The proxy that runs with a configuration, if one answers. Ends the process if its token cannot be read."""
+
+    def __init__(self, admin: AdminConfig, path: Path) -> None:
+        self._admin = admin
+        self._path = path
+
+    @property
+    def address(self) -> str:
+        """Where it is asked."""
+        return str(address_of(self._admin))
+
+    def quotas(self, virtual_cluster: str) -> Form:
+        """All quotas of a virtual cluster. Raises NoProxy or ProxyRefuses."""
+        form = self._page(virtual_cluster, {"limit": str(_PER_PAGE)})
+        entries = list(form["quotas"])
+        while len(entries) < form["total"]:
+            more = self._page(virtual_cluster, {"limit": str(_PER_PAGE), "offset": str(len(entries))})
+            if not more["quotas"]:
+                break
+            entries += more["quotas"]
+        return {**form, "quotas": entries}
+
+    def limits_of(self, virtual_cluster: str, entity: Entity) -> Mapping[str, float | None]:
+        """The limits of an entity by the text of their key; None for no limit. Raises NoProxy or ProxyRefuses."""
+        form = self._page(virtual_cluster, {"entity": json.dumps(entity_form(entity))})
+        return {key: limit["limit"] for entry in form["quotas"] for key, limit in entry["limits"].items()}
+
+    def _page(self, virtual_cluster: str, parameters: Mapping[str, str]) -> Form:
+        try:
+            return ask(self._admin, self._path, "quotas", {"virtual_cluster": virtual_cluster, **parameters})
+        except ConfigErrors as error:
+            refuse(str(error))
+
+    def report_taken_up(self, virtual_cluster: str, entity: Entity, expected: Mapping[QuotaKey, float | None]) -> None:
+        """Wait a few seconds until these limits (None: no quota) are in force, and print on standard error how it went.
+
+        A proxy that cannot be asked may take them up nevertheless.
+        """
+        deadline_s = time.monotonic() + _TAKEN_UP_WITHIN_S
+        try:
+            while (late := self._others_than(virtual_cluster, entity, expected)) and time.monotonic() < deadline_s:
+                time.sleep(_ASK_EVERY_S)
+        except NoProxy as error:
+            _note(f"no proxy answers at {error}: whether one takes this up cannot be known")
+        except ProxyRefuses as error:
+            _note(f"whether the proxy takes this up cannot be known: {error}")
+        else:
+            if late:
+                _note(f"warning: the proxy at {self.address} has not taken up within {_TAKEN_UP_WITHIN_S:g} s: {late}")
+            else:
+                _note(f"in force in the proxy at {self.address}")
+
+    def _others_than(self, virtual_cluster: str, entity: Entity, expected: Mapping[QuotaKey, float | None]) -> str:
+        """The keys whose limit is another one in the proxy, as text."""
+        limits = self.limits_of(virtual_cluster, entity)
+        missing = object()
+        wanted = {key.text: missing if limit is None else number(limit) for key, limit in expected.items()}
+        return ", ".join(key for key, limit in wanted.items() if limits.get(key, missing) != limit)
+
+
+def _note(text: str) -> None:
+    click.echo(printable(text, 1_000), err=True)
