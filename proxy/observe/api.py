@@ -144,7 +144,7 @@ class AdminApi:
         clusters = [self._cluster(parameters)] if named else list(self._clusters.values())
         sort = parameters.get("sort", "left")
         if sort not in RANKS:
-            raise BadParameter(f"sort: expected one of {', '.join(RANKS)}, got {printable(sort)!r}")
+            raise BadParameter(f"sort: expected one of {', '.join(RANKS)}, got {printable(repr(sort))}")
         most = _whole(parameters, "limit", _SOME_THROTTLED, 1, MAX_THROTTLED)
         if (at := parameters.get("at")) is not None:
             names = [cluster.name for cluster in clusters]
@@ -186,7 +186,7 @@ class AdminApi:
         if name is None:
             raise BadParameter(f"{expected}nothing")
         if name not in self._clusters:
-            raise web.HTTPNotFound(text=f"{expected}{printable(name)!r}")
+            raise web.HTTPNotFound(text=f"{expected}{printable(repr(name))}")
         return self._clusters[name]
 
 
@@ -265,7 +265,7 @@ def _parameters(request: web.Request, known: set[str]) -> dict[str, str]:
 def _whole(parameters: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
     text = parameters.get(name, str(default))
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and low <= int(text) <= high):
-        raise BadParameter(f"{name}: expected a whole number from {low} to {high}, got {printable(text)!r}")
+        raise BadParameter(f"{name}: expected a whole number from {low} to {high}, got {printable(repr(text))}")
     return int(text)
 
 
@@ -284,7 +284,7 @@ def _client(parameters: Mapping[str, str]) -> Client:
     if not user:
         raise BadParameter("user: expected a name, got an empty one")
     if ip is not None and not is_ip(ip):
-        raise BadParameter(f"ip: expected an IP address, got {printable(ip)!r}")
+        raise BadParameter(f"ip: expected an IP address, got {printable(repr(ip))}")
     return Client(user, client_id, ip)
 
 

@@ -263,6 +263,7 @@ async def test_quotas_come_with_their_layers_in_parts(api):
         ("quotas?offset=%D9%A3", "offset: expected a whole number from 0 to 2147483647, got '٣'"),
         ("quotas?limit=99999999999999999999", "limit: expected a whole number from 1 to 5000, got '" + "9" * 20 + "'"),
         ("quotas?%0a=1", r"\n: unknown parameter, expected entity, limit, offset, virtual_cluster"),
+        ("quotas?limit=%1b%5c", r"limit: expected a whole number from 1 to 5000, got '\x1b\\'"),
         ("quotas?entity=alice", f"entity: {OBJECT}, got 'alice'"),
         ("quotas?entity={}", f"entity: {OBJECT}, got '{{}}'"),
         ('quotas?entity={"group":"a"}', f'entity: {OBJECT}, got \'{{"group":"a"}}\''),

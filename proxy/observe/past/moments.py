@@ -63,7 +63,7 @@ def _candidates(text: str, now_s: float, held: Held) -> list[int]:
             return _of_days(time.fromisoformat(text), now_s, held)
     except (ValueError, OverflowError):
         pass
-    raise BadMoment(f"{_EXPECTED}, got {printable(text)!r}")
+    raise BadMoment(f"{_EXPECTED}, got {printable(repr(text))}")
 
 
 def _of_days(of_day: time, now_s: float, held: Held) -> list[int]:
