@@ -42,6 +42,11 @@ class AtTheGate:
         """How many have been let in so far."""
         return int(self.proxy.metric("connections_opened_total", **labels))
 
+    def refusals(self, least):
+        """The log lines about refused connections; another thread reads them, so they may come late."""
+        self.wait_for(lambda: len(self.proxy.events("connection_refused")) >= least, "their log lines")
+        return self.proxy.events("connection_refused")
+
     def wait_for(self, condition, what):
         self.proxy.wait_for(condition, TIMEOUT_S, what)
 
@@ -121,8 +126,7 @@ def test_refused_connections_are_not_counted_and_more_than_may_be_held_are_reset
     assert closed.keys() == {"ip_rate_exceeded", "too_many_held"}
     assert closed["ip_rate_exceeded"] >= 4
     assert (gate.admitted(), gate.proxy.metric("instance_connections")) == (0, 0)
-    gate.wait_for(lambda: gate.proxy.events("connection_refused"), "the log line, which is read by another thread")
-    line, *_ = gate.proxy.events("connection_refused")
+    line, *_ = gate.refusals(1)
     assert (line["client"].split(":")[0], line["counts_as"], line["level"]) == (BANNED, BANNED, "warning")
 
 
@@ -190,7 +194,7 @@ def test_more_sockets_than_there_may_be_are_closed_at_once_and_a_live_limit_lets
             assert [sock.recv(1) for sock in kept[3:]] == [b"", b""]
     gate.wait_for(lambda: gate.admitted() == 8, "those that may")
     assert gate.proxy.closed() == {"too_many_connections": 2}
-    [line] = gate.proxy.events("connection_refused")
+    [line] = gate.refusals(1)
     assert line["reason"] == "too_many_connections"
 
 
@@ -222,7 +226,7 @@ def test_a_storm_that_never_gets_to_the_gate_is_a_line_for_each_address(start):
     for sock in gate.connect(B, 30):
         assert sock.recv(1) == b""
     gate.settled(1, proxy_peer_untrusted=30, too_many_connections=30)
-    reported = [(line["counts_as"], line["reason"], line["detail"]) for line in gate.proxy.events("connection_refused")]
+    reported = [(line["counts_as"], line["reason"], line["detail"]) for line in gate.refusals(2)]
     untrusted = f"{A} is in none of the trusted networks"
     assert reported == [(A, "proxy_peer_untrusted", untrusted), (B, "too_many_connections", "")]
     assert gate.proxy.events("connection_closed") == []
