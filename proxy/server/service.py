@@ -566,6 +566,7 @@ class Service:
             self._spawn(self._history.run())
         for cluster in self.clusters:
             self._spawn(cluster.upstream.discovery.keep_learning())
+        gc.collect()
         await self._restart.take_over(self.config.restart.sensors_file, self._until_ready)
         _leave_to_itself_what_stays()
         for listener, sockets in bound:
@@ -578,8 +579,8 @@ class Service:
             )
         self._bound = True
         if self._restart.takes_over:
-            await self._start_http()
             self._spawn(self._restart.follow())
+            await self._start_http()
         self._restart.notify("READY=1", f"MAINPID={os.getpid()}")
         self._warn()
         self._spawn(self._sweep())
@@ -916,9 +917,9 @@ def _one_node(node_id: int) -> int | None:
 def _leave_to_itself_what_stays() -> None:
     """Exclude all objects that exist before the first connection, mainly quotas, from garbage collection.
 
-    With 100,000 quotas each full collection would block the event loop for some hundred ms.
+    With 100,000 quotas each full collection would block the event loop for some hundred ms. So this is no time for one:
+    connections may wait already.
     """
-    gc.collect()
     gc.freeze()
 
 

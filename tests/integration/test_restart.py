@@ -24,7 +24,7 @@ from tests.timeouts import TIMEOUT_S
 NOBODY = f"{HOST}:9"
 """No cluster is there."""
 
-LIMIT = 20_000
+LIMIT = 5_000
 """Bytes/s of the producers together, at each node."""
 
 SIZE = 2_000
