@@ -527,6 +527,8 @@ class Service:
 
     def not_ready(self) -> list[str]:
         """The reasons why clients cannot be served, one line each; empty when they can."""
+        if self._restart.is_succeeded:
+            return ["another process has taken over"]
         if self._stop_asked.is_set():
             return ["stopping"]
         if not self._bound:

@@ -182,6 +182,19 @@ async def test_a_paused_stream_leaves_bytes_in_the_kernel(ends):
     await ends.until(lambda: ends.owner.data == b"later")
 
 
+async def test_what_a_paused_stream_leaves_is_unread(ends):
+    ends.stream.pause_reading()
+    assert not ends.stream.unread
+    ends.peer.sendall(b"more")
+    await asyncio.sleep(0.05)
+    assert ends.stream.unread
+    ends.stream.resume_reading()
+    await ends.until(lambda: ends.owner.data == b"more")
+    assert not ends.stream.unread
+    ends.stream.abort()
+    assert not ends.stream.unread
+
+
 async def test_pieces_arrive_in_order_however_little_the_kernel_takes(ends):
     sent = [bytes([number % 251]) * (number * 37 % 4000 + 1) for number in range(3000)]
     for start in range(0, 3000, 1500):

@@ -195,6 +195,24 @@ async def test_what_is_left_is_read_when_reading_goes_on(contexts):
     ends.close()
 
 
+async def test_what_is_left_of_a_record_or_in_the_kernel_is_unread(contexts):
+    ends = Ends(contexts, room=512)
+    await asyncio.sleep(0.01)
+    assert not ends.stream.unread
+    ends.owner.on_bytes = ends.stream.pause_reading
+    ends.send(bytes(1000))
+    await ends.until(lambda: ends.owner.reads)
+    assert ends.stream.unread
+    ends.stream.resume_reading()
+    await ends.until(lambda: len(ends.owner.data) == 1000)
+    ends.stream.resume_reading()
+    await ends.until(lambda: not ends.stream.unread)
+    ends.stream.pause_reading()
+    ends.send(b"more")
+    await ends.until(lambda: ends.stream.unread)
+    ends.close()
+
+
 async def test_what_came_with_the_end_of_the_handshake_is_read(contexts):
     server, client = contexts
     client.maximum_version = ssl.TLSVersion.TLSv1_3
