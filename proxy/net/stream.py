@@ -148,8 +148,8 @@ class Stream:
 
     @property
     def unread(self) -> bool:
-        """Whether bytes of the peer are here that were not read; asks the kernel."""
-        return not self._closed and any(ioctl(self._fd, _SIOCINQ, bytes(4)))
+        """Whether bytes of the peer are here that were not delivered; asks the kernel."""
+        return not self._closed and (self._ahead is not None or any(ioctl(self._fd, _SIOCINQ, bytes(4))))
 
     # ----------------------------------------------------------------- reading
 

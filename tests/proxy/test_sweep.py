@@ -101,6 +101,7 @@ async def test_what_a_paused_stream_has_read_ahead_comes_first_when_it_reads_aga
     first.on_bytes = stream.pause_reading
     net.serve()
     assert owner.reads == []
+    assert stream.unread
     peer.send(b"3")
     net.serve()
     net.serve()
