@@ -138,7 +138,7 @@ async def test_over_a_cap_reading_goes_on_in_turns_until_all_is_there(side):
     assert len(ends.owner.data) == 60_000
     assert asyncio.get_running_loop().time() - began_s > 0.15
     assert max(ends.owner.reads) <= of_all.turn_bytes == 4000
-    assert ends.owner.waits > 5
+    assert ends.owner.waits > 1  # fewer, and for longer, on a busy machine
     assert of_all.read_bytes == 60_000
     ends.stream.abort()
     ends.peer.close()
