@@ -21,8 +21,13 @@ IDLE_MS: Final = 3_600_000
 
 KEYS_PER_SWEEP: Final = 1_000
 
+SHADOWS_PER_CALL: Final = 2_000
+"""How many sensors of shadow quotas one look at their sums reads: a few ms."""
+
 KEYS_PER_STEP: Final = 500
 """How many sensors one step of a quota change looks at."""
+
+_NONE_SUMMED_UP: Final = (0, 0)
 
 _LOOKED_AT_FOR_ROOM: Final = 512
 _TOUCHED_KEPT: Final = 10_000
@@ -168,7 +173,10 @@ class ClientQuotaManager:
         """Sensor tables in which the client whose ClientSensors are being made got no separate sensor."""
         self._swept: Iterator[SensorKey] = iter(())
         self._in_turn: Iterator[SensorKey] = iter(())
-        self._closed_shadows: dict[tuple[str, int, QuotaType], ShadowThrottles] = {}
+        self._shadow_sums: dict[tuple[str, int, QuotaType], ShadowThrottles] = {}
+        self._summed_up: dict[SensorKey, tuple[int, int]] = {}
+        """How many throttles and ms of each sensor of a shadow quota are in the sums."""
+        self._shadows_in_turn: Iterator[SensorKey] = iter(())
         self.version += 1
 
     def bind(self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int) -> ClientSensors:
@@ -373,6 +381,9 @@ class ClientQuotaManager:
         if not keys:
             self._swept = iter(list(self._handles))
             keys = list(islice(self._swept, KEYS_PER_SWEEP))
+        for key in keys:
+            if key.shadow:
+                self._sum_up(key)
         idle = [key for key in keys if self._is_idle(key, now_ms)]
         if idle:
             self._close_unused(idle)
@@ -403,6 +414,11 @@ class ClientQuotaManager:
             return key
         shared = key if entity is None else _shared_key(key, entity)
         return shared if shared in self._handles else None
+
+    @property
+    def sensor_keys(self) -> list[SensorKey]:
+        """The keys of all sensors."""
+        return list(self._handles)
 
     @property
     def open_sensors(self) -> list[tuple[SensorKey, int]]:
@@ -470,23 +486,35 @@ class ClientQuotaManager:
                 yield key, rows.reading(handle, now_ms)
 
     def shadow_throttles(self) -> dict[tuple[str, int, QuotaType], ShadowThrottles]:
-        """The shadow throttles by virtual cluster, node and quota type, including sensors that are closed."""
-        sums = dict(self._closed_shadows)
-        if not any(rows.used for (_, shadow), rows in self._rows.items() if shadow):
-            return sums
-        for key, handle in self._handles.items():
-            if key.shadow:
-                self._add_shadow_throttles(sums, key, handle)
-        return sums
+        """The shadow throttles by virtual cluster, node and quota type, including sensors that are closed.
 
-    def _add_shadow_throttles(
-        self, sums: dict[tuple[str, int, QuotaType], ShadowThrottles], key: SensorKey, handle: int
-    ) -> None:
-        rows = self._rows_of(key)
+        Each call reads SHADOWS_PER_CALL sensors at most, and `expire` reads some, too: the latest throttles by one of
+        very many sensors come with a later call.
+        """
+        keys = list(self._summed_up)
+        if len(keys) > SHADOWS_PER_CALL:
+            keys = list(islice(self._shadows_in_turn, SHADOWS_PER_CALL))
+            if not keys:
+                self._shadows_in_turn = iter(list(self._summed_up))
+                keys = list(islice(self._shadows_in_turn, SHADOWS_PER_CALL))
+        for key in keys:
+            self._sum_up(key)
+        return dict(self._shadow_sums)
+
+    def _sum_up(self, key: SensorKey) -> None:
+        """Add what the sensor of a shadow quota has counted since it was read last to the sums."""
+        handle = self._handles.get(key)
+        if handle is None:
+            return
+        rows, (throttles, throttled_ms) = self._rows_of(key), self._summed_up[key]
         reading = rows.reading(handle, rows.idle_since_ms(handle))
         kind = (key.virtual_cluster, key.node_id, key.quota_type)
-        throttles, throttled_ms = sums.get(kind, ShadowThrottles())
-        sums[kind] = ShadowThrottles(throttles + reading.throttles, throttled_ms + reading.throttled_ms)
+        sums = self._shadow_sums.get(kind, ShadowThrottles())
+        self._shadow_sums[kind] = ShadowThrottles(
+            sums.throttles + reading.throttles - throttles,
+            sums.throttled_ms + reading.throttled_ms - throttled_ms,
+        )
+        self._summed_up[key] = reading.throttles, reading.throttled_ms
 
     def _sensor(
         self,
@@ -578,6 +606,8 @@ class ClientQuotaManager:
         if self._traces is not None and self._traces(key.tags, entity):
             handle = self._traced(key, entity, handle, limit, now_ms)
         self._handles[key] = handle
+        if key.shadow:
+            self._summed_up[key] = _NONE_SUMMED_UP
         self._places.add((key.virtual_cluster, key.node_id))
         return handle
 
@@ -590,9 +620,10 @@ class ClientQuotaManager:
         return traced
 
     def _close(self, key: SensorKey) -> None:
-        handle, rows = self._handles.pop(key), self._rows_of(key)
         if key.shadow:
-            self._add_shadow_throttles(self._closed_shadows, key, handle)
+            self._sum_up(key)
+            del self._summed_up[key]
+        handle, rows = self._handles.pop(key), self._rows_of(key)
         if isinstance(handle, TracedHandle) and isinstance(rows, TracedSensors | TracedBuckets):
             at_ms, limit = rows.idle_since_ms(handle), rows.limit(handle)
             rows.note(Traced(Operation.CLOSE, handle.subject, int(handle), 0.0, 1, 0, limit, at_ms))

@@ -400,4 +400,5 @@ class ConnectionQuotas:
         """The measured rate of each address that has a row, for each virtual cluster the longest unused first."""
         for name, cluster in list(self._clusters.items()):
             for address, reading in cluster.rates.readings(now_ms):
-                yield AddressKey(name, address), replace(reading, limit=cluster.limits.rate_of(address))
+                limit = cluster.limits.rate_of(address)
+                yield AddressKey(name, address), reading if limit == reading.limit else replace(reading, limit=limit)

@@ -100,7 +100,7 @@ class MostUsed:
 
     def _everything(self) -> Iterator["_Chosen"]:
         for cluster in self._clusters:
-            for key, _ in cluster.quota_manager.open_sensors:
+            for key in cluster.quota_manager.sensor_keys:
                 yield cluster, key
         yield from self._addresses()
 

@@ -318,7 +318,7 @@ class VirtualCluster:
         )
 
     def _entity_uses(self, clock: Clock) -> Iterator[EntityUse | None]:
-        return (self._read(key, clock.now_ms()) for key, _ in self.quota_manager.open_sensors)
+        return (self._read(key, clock.now_ms()) for key in self.quota_manager.sensor_keys)
 
     def _throttled_uses(self, clock: Clock) -> Iterator[EntityUse]:
         uses = (self._read(key, clock.now_ms()) for key in self.throttled.sensors())

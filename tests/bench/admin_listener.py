@@ -3,7 +3,7 @@
     python tests/bench/admin_listener.py [--clients 100000] [--addresses 10000] [--json FILE]
 
 Within one process: the whole service in front of a cluster that is not there, `--clients` client-ids with sensors of
-two quota types, each hundredth of them throttled, and `--addresses` addresses whose connection rates are measured.
+two quotas and a shadow quota, each hundredth throttled, and `--addresses` addresses whose rates are measured.
 Another process asks. While one thing after the other is asked for, a task comes back all the time and notes the longest
 single step of the event loop, and how late it was at worst: what other processes take is in that, too. Prints a
 Markdown table, and the size of each response.
@@ -56,7 +56,12 @@ def config(clients: int) -> dict[str, object]:
     """A configuration with quotas by default for each client-id and each address."""
     bootstrap, _, metrics, admin, nobody = free_port_run(5)  # the port after that of the bootstrap is the node's
     entries = [
-        {"default_client_id": True, "producer_byte_rate": _LIMIT, "consumer_byte_rate": _LIMIT},
+        {
+            "default_client_id": True,
+            "producer_byte_rate": _LIMIT,
+            "consumer_byte_rate": _LIMIT,
+            "shadow_producer_byte_rate": _LIMIT,
+        },
         {"default_ip": True, "connection_creation_rate": 100},
     ]
     listener = {"name": "plain", "bind": "127.0.0.1", "port": bootstrap, "node_ids": [_NODE]}
@@ -96,6 +101,7 @@ class Crowd:
             sensors = facts.bind(name, now_ms)
             value = number * 7919 % (10 * _LIMIT) if number % 100 else 15 * _LIMIT
             throttle_time_ms = manager.sensors.charge(sensors.produce, value, now_ms)
+            manager.shadow_sensors.charge(sensors.shadow_produce, value, now_ms)
             if throttle_time_ms:
                 cause = Throttled(QuotaType.PRODUCE, throttle_time_ms, name)
                 past = cluster.last_throttles.note(f"10.0.0.{number % 250}", cause, facts, now_ms)

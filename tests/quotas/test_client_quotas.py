@@ -233,3 +233,16 @@ def test_a_full_table_of_buckets_falls_to_one_that_newcomers_share_and_full_ones
     assert [reading.total for _, reading in made.bucket_readings(12_000)] == [200]
     made.expire(IDLE_MS + 1)
     assert made.buckets.used == 0
+
+
+def test_of_very_many_shadow_sensors_each_call_reads_a_part_and_none_is_lost(monkeypatch):
+    made = ClientQuotaManager(Sensors(4_000), QuotaTable(), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 100}}))
+    for number in range(3_500):
+        made.shadow_sensors.charge(made.bind("main", 1, "u", f"c{number}", 0).shadow_produce, 1500, 0)
+    sums = [made.shadow_throttles()["main", 1, PRODUCE] for _ in range(4)]
+    assert [throttles for throttles, _ in sums] == [2_000, 3_500, 3_500, 3_500]
+    for number in range(3_500):
+        made.shadow_sensors.charge(made.bind("main", 1, "u", f"c{number}", 0).shadow_produce, 1500, 0)
+    for _ in range(4):
+        made.expire(0)
+    assert made.shadow_throttles()["main", 1, PRODUCE].throttles == 7_000

@@ -81,7 +81,7 @@ def _clients(cluster: Cluster, process: Process) -> Iterator[tuple[Hit, bool]]:
         yield Hit(name, first.user, first.client_id, ""), True
     for past in cluster.last_throttles:
         yield Hit(name, past.user, past.client_id, ""), False
-    for key, _ in cluster.quota_manager.open_sensors:
+    for key in cluster.quota_manager.sensor_keys:
         if key.shared_by is None:
             yield Hit(name, key.tags.user, key.tags.client_id, ""), False
     for entity in cluster.quotas:
