@@ -239,11 +239,13 @@ def test_a_process_that_stands_still(start, prometheus):
     prometheus.wait_for_alerts(proxy.instance, "EventLoopLag")
 
 
-@fires("ReloadFailed")
+@fires("ReloadFailed", "HandoverFailed")
 def test_a_file_with_a_mistake(start, prometheus):
     proxy = start()
     proxy.write_text("virtual_clusters: none")
     prometheus.wait_for_alerts(proxy.instance, "ReloadFailed")
+    os.kill(proxy.pid, signal.SIGUSR2)
+    prometheus.wait_for_alerts(proxy.instance, "HandoverFailed")
 
 
 @fires("CertificateExpiresSoon", "CertificateExpires", "CertificateRejected")

@@ -1,18 +1,27 @@
 """The units of systemd: what it says of them, and that their ports and paths are those of the other pages."""
 
+import contextlib
 import json
 import re
 import subprocess
+import sys
+import time
+import urllib.request
 
 import pytest
 
+from common.child_process import die_with_parent
 from common.jars import need_program
+from demo.proxy_process import free_port_run
 from proxy.cli.init import BOOTSTRAP_PORT, METRICS_PORT
-from proxy.config.load import config_of
-from tests.deploy.tools import DEPLOY, passes
+from proxy.config.load import config_of, load_config
+from tests.deploy.tools import DEPLOY, ROOT, passes
+from tests.integration.proxy_process import HOST
+from tests.timeouts import TIMEOUT_S
 
 SYSTEMD = DEPLOY / "systemd"
 SERVICE, SOCKET = SYSTEMD / "kafka-throttle.service", SYSTEMD / "kafka-throttle.socket"
+_LISTEN = re.compile(r"^ListenStream=([\d.]+):(\d+)$", re.M)
 _PROGRAM = "/opt/kafka-throttle/bin/kafka-throttle"
 _MOST_EXPOSED = 2.0
 """On systemd's scale from 0 to 10; a service without any of these settings has 9.6."""
@@ -33,7 +42,7 @@ def setting(name):
 
 
 def test_the_socket_unit_has_the_ports_of_a_first_configuration():
-    ports = [int(port) for port in re.findall(r"^ListenStream=[\d.]+:(\d+)$", SOCKET.read_text(), re.M)]
+    ports = [int(port) for _, port in _LISTEN.findall(SOCKET.read_text())]
     assert ports == [*range(BOOTSTRAP_PORT, BOOTSTRAP_PORT + 4), METRICS_PORT, METRICS_PORT + 1]
 
 
@@ -54,6 +63,38 @@ def units(tmp_path):
     for unit in (SERVICE, SOCKET):
         (tmp_path / unit.name).write_text(unit.read_text().replace(_PROGRAM, "/bin/true"))
     return [tmp_path / SERVICE.name, tmp_path / SOCKET.name]
+
+
+@pytest.mark.nightly
+def test_a_first_configuration_takes_the_sockets_of_the_unit(tmp_path):
+    """As systemd passes them, at other ports of this machine, which are free. The first connection starts the proxy."""
+    path, [first, *_] = tmp_path / "proxy.yaml", free_port_run(10)
+    program = [sys.executable, "-m", "proxy"]
+    init = ["init", "--bootstrap", f"{HOST}:9", "--offline", "--port", str(first), "--out", str(path)]
+    subprocess.run([*program, *init], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    metrics_port = load_config(path).metrics.port
+    others = {METRICS_PORT + i: metrics_port + i for i in range(2)} | {BOOTSTRAP_PORT + i: first + i for i in range(4)}
+    listen = [f"--listen={address}:{others[int(port)]}" for address, port in _LISTEN.findall(SOCKET.read_text())]
+    assert len(listen) == 6
+    activate = need_program("systemd-socket-activate", "systemd")
+    with (tmp_path / "log").open("w") as log:
+        command = [activate, *listen, *program, "run", "-c", str(path)]
+        service = subprocess.Popen(command, cwd=ROOT, stderr=log, preexec_fn=die_with_parent)
+    try:
+        assert _answers(f"http://{HOST}:{metrics_port}/livez"), (tmp_path / "log").read_text()
+    finally:
+        service.terminate()
+        assert service.wait(TIMEOUT_S) == 0
+
+
+def _answers(url):
+    """Whether a page has a response in time, from a process that may not listen yet."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
+            return response.status == 200
+        time.sleep(0.1)
+    return False
 
 
 @pytest.mark.nightly
