@@ -23,12 +23,14 @@ CLUSTER = """
       - {{user: alice, producer_byte_rate: 1000, shadow_consumer_byte_rate: 9}}
       - {{client_id: etl, consumer_byte_rate: 50}}
 """
+NO_PROXY = "admin: {port: 9}\n"
+"""A proxy with the default port may run on this machine, and would be asked."""
 
 
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "proxy.yaml"
-    path.write_text("virtual_clusters:" + CLUSTER.format(name="main", port=19092))
+    path.write_text("virtual_clusters:" + CLUSTER.format(name="main", port=19092) + NO_PROXY)
     return path
 
 
@@ -232,7 +234,7 @@ def test_quotas_can_be_changed_with_the_smallest_configuration_of_the_readme(pat
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     [configuration] = re.findall(r"^```yaml\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
     [command] = re.findall(r"^kafka-throttle quotas set -c proxy.yaml (.*)$", readme, re.MULTILINE)
-    path.write_text(configuration)
+    path.write_text(configuration + NO_PROXY)
     status, out, err = quotas(path, "set", *command.split())
     assert (status, err) == (0, "")
     assert out == "client-id=etl\n  producer_byte_rate  2097152  quotas.json\n"
@@ -247,7 +249,12 @@ def test_a_state_file_that_cannot_be_read_is_warned_about_and_ends_with_1(path):
 
 
 def test_one_of_several_virtual_clusters_has_to_be_named_for_a_change(path):
-    path.write_text(path.read_text() + CLUSTER.format(name="other", port=19192))
+    path.write_text(
+        "virtual_clusters:"
+        + CLUSTER.format(name="main", port=19092)
+        + CLUSTER.format(name="other", port=19192)
+        + NO_PROXY
+    )
     assert quotas(path, "set", "--user", "a", "producer_byte_rate=1") == (
         2,
         "",
