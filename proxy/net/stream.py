@@ -464,7 +464,7 @@ class Stream:
             self.write_batch()
         if self._closed:
             return
-        self._closed = True
+        self._closed = self._closing = True
         self._reading = False
         if self._unsent:
             self._drop_unsent()

@@ -21,7 +21,8 @@ class SweptPoller(Poller):
         super().__init__()
         self.reads_ahead = True
         self._sweep = make_sweep(self._epoll.fileno())
-        self._to_write: list[Ticket] = []
+        self._to_write: dict[int, Ticket] = {}
+        """By descriptor: a stream that has written a large piece in between asks twice, and is to be sent once."""
 
     def add(self, fd: int, events: int, on_ready: OnReady, on_bytes: OnBytes | None = None) -> None:
         """See Poller."""
@@ -38,7 +39,7 @@ class SweptPoller(Poller):
 
     def write_later(self, ticket: Ticket) -> None:
         """See Poller."""
-        self._to_write.append(ticket)
+        self._to_write[ticket[0]] = ticket
 
     def _serve_ready(self) -> None:
         more = self._sweep.begin(SWEEP)
@@ -54,7 +55,8 @@ class SweptPoller(Poller):
         super()._end_batch()
 
     def _write(self) -> None:
-        tickets, self._to_write = self._to_write, []
+        tickets = list(self._to_write.values())
+        self._to_write.clear()
         rest: list[tuple[Writer, int]] = []
         try:
             self._sweep.write(tickets, rest)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from collections import deque
@@ -249,6 +250,30 @@ async def test_all_pieces_come_in_order_however_many_there_are(net):
     while stream.unsent_bytes:
         net.serve()
     assert peer.recv(10_000) == b"".join(pieces)
+
+
+async def test_small_pieces_around_a_large_one_come_once(net):
+    stream, owner, peer = net.stream()
+    pieces = [b"small", bytes(9_000), b"small, too", bytes(9_000), b"last"]
+    owner.on_bytes = lambda: [stream.write([piece]) for piece in pieces]
+    peer.send(b"x")
+    net.serve()
+    assert peer.recv(40_000) == b"".join(pieces)
+
+
+async def test_what_is_written_after_the_end_goes_to_nobody_who_has_the_number_by_then(net):
+    stream, _, _ = net.stream()
+    other, owner, peer = net.stream()
+    ours, theirs = pair(net)
+    stream.abort()
+    os.dup2(ours.fileno(), stream._fd)
+    owner.on_bytes = lambda: stream.write([b"not for you"])
+    peer.send(b"x")
+    net.serve()
+    os.close(stream._fd)
+    ours.close()
+    assert theirs.recv(100) == b""
+    assert stream.lost_bytes == 11
 
 
 async def test_what_is_written_when_another_is_full_comes_behind_what_the_kernel_did_not_take(net):
