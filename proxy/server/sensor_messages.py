@@ -40,7 +40,10 @@ class Message(NamedTuple):
     @classmethod
     def of(cls, text: bytes, content: bytes) -> "Message":
         """The message with this JSON and these bytes. Raises ValueError if it is none."""
-        kind, fields = json.loads(text)
+        try:
+            kind, fields = json.loads(text)
+        except (TypeError, RecursionError) as error:
+            raise ValueError(f"expected a kind and its values: {error}") from error
         return cls(kind, fields, content)
 
 
@@ -99,7 +102,7 @@ class SensorIntake:
         """Apply one message. One that makes no sense is logged, and nothing further is used."""
         try:
             self._take(message)
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
             self._refuse(f"{type(error).__name__}: {error}")
 
     def _take(self, message: Message) -> None:

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.server import sensor_messages, sensors_file
-from proxy.server.sensor_messages import ABOUT, ROWS, Message, SensorIntake, about, of_charges, of_rows, unpacked
+from proxy.server.sensor_messages import ABOUT, HEAD, ROWS, Message, SensorIntake, about, of_charges, of_rows, unpacked
 from quotas.client_quotas import ClientQuotaManager
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from quotas.entities import Entity, QuotaType
@@ -100,13 +100,31 @@ def test_a_virtual_cluster_with_other_windows_begins_anew(old, clock):
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"rows": [[["client"], 1]]}, {"rows": [[["client", "main", 1, "x", "u", "", None], 1]]}, {"rows": [7]}],
-    ids=["nothing", "short", "unknown", "number"],
+    [
+        {},
+        {"rows": [[["client"], 1]]},
+        {"rows": [[["client", "main", 1, "x", "u", "", None], 1]]},
+        {"rows": [[["client", "main", 1, None, "u", "", None], 1]]},
+        {"rows": [[["client", "main", 1, "producer_byte_rate", "u", "", [[1, "u"]]], 1]]},
+        {"rows": [7]},
+    ],
+    ids=["nothing", "short", "unknown", "no quota", "no part", "number"],
 )
 def test_messages_without_sense_are_logged_and_nothing_further_is_used(old, clock, fields):
     new = sensing(clock)
     intake, [line] = taken([about(old, clock), Message(ROWS, fields, b""), *rows_of(old)], new, clock)
     assert (line["event"], intake.rows) == ("sensors_not_taken_over", 0)
+
+
+@pytest.mark.parametrize(("word", "value"), [(3, 7), (3, 10**9), (3, -1), (4, 13), (4, 0)])
+def test_a_damaged_row_is_left_out_and_the_sensor_goes_on(old, clock, word, value):
+    [[copy]] = [list(copies) for copies in Copier(old).changed() if copies and copies[0].key[0] == "client"]
+    words = bytearray(copy.words)
+    words[8 * word : 8 * word + 8] = value.to_bytes(8, "little", signed=True)
+    new = sensing(clock)
+    intake, [line] = taken([about(old, clock), of_rows([copy._replace(words=bytes(words))])], new, clock)
+    assert (line["event"], intake.rows) == ("sensors_not_taken_over", 0)
+    assert charge(new, 0.0, clock) == 0
 
 
 async def test_a_file_is_read_once(old, clock, tmp_path):
@@ -129,7 +147,15 @@ async def test_a_file_that_is_cut_short_is_used_as_far_as_it_goes(old, clock, tm
 
 
 @pytest.mark.parametrize(
-    "content", [b"\2\0\0\0\0\0\0\0[]", b"\xff" * 100, b"\3\0\0\0\0\0\0\0{x}"], ids=["empty", "binary", "no JSON"]
+    "content",
+    [
+        b"\2\0\0\0\0\0\0\0[]",
+        b"\xff" * 100,
+        b"\3\0\0\0\0\0\0\0{x}",
+        b"\1\0\0\0\0\0\0\x001",
+        HEAD.pack(100_000, 0) + b"[" * 100_000,
+    ],
+    ids=["empty", "binary", "no JSON", "number", "deep"],
 )
 async def test_a_file_of_something_else_is_left_out(clock, tmp_path, content):
     file = tmp_path / "sensors"
