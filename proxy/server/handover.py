@@ -15,8 +15,10 @@ new        accepting  it accepts connections. From now on the old process closes
 old        charges    what the connections that are left were charged with, again and again until the end
 =========  =========  =====================================================================================
 
-If either end fails before `accepting`, the old process goes on as before. As both have the listening sockets, there is
-no moment at which nobody listens, and a connection that nobody has accepted yet waits for the one that goes on.
+If either end fails before `accepting`, the old process goes on as before; if it was killed, the new one takes its place.
+Without `welcome` the new one ends: it does so when the old one was stopped while it started the new one. As both have
+the listening sockets, there is no moment at which nobody listens, and a connection that nobody has accepted yet waits
+for the one that goes on.
 """
 
 import asyncio
@@ -51,6 +53,10 @@ log = structlog.get_logger()
 
 class HandoverFailed(Exception):
     """The other process did not do its part; the text says what."""
+
+
+class NoWelcome(HandoverFailed):
+    """The old process has ended, or given up, before it was certain that it wants a successor."""
 
 
 class Channel:
@@ -258,10 +264,14 @@ class Predecessor:
     async def take_over(self, intake: SensorIntake, until_ready: Callable[[], Awaitable[None]]) -> None:
         """Take over what it has measured, and return when it accepts no more connections.
 
-        If it is ready, `until_ready` is waited for first. Raises HandoverFailed if it has ended.
+        If it is ready, `until_ready` is waited for first. Raises NoWelcome if this process must not go on, and
+        HandoverFailed if the other one has ended.
         """
         channel = self._channel = await Channel.over(self._ours)
-        welcome = (await channel.expect(WELCOME)).fields
+        try:
+            welcome = (await channel.expect(WELCOME)).fields
+        except HandoverFailed as error:
+            raise NoWelcome(str(error)) from None
         self.is_activated = welcome["activated"]
         intake.take(await channel.expect(ABOUT))
         first = asyncio.ensure_future(channel.receive())  # comes after `ready`; fails at once if the process ends
@@ -287,10 +297,15 @@ class Predecessor:
 
 
 def predecessor() -> Predecessor | None:
-    """The process that has started this one to take over from it; None if there is none. Call it once."""
+    """The process that has started this one to take over from it; None if there is none. Call it once.
+
+    Raises HandoverFailed if that process has ended.
+    """
     fd, _, pid = os.environ.pop(PAIR, "").partition(":")
-    if not fd or int(pid) != os.getppid():
+    if not fd:
         return None
+    if int(pid) != os.getppid():
+        raise HandoverFailed("the other process has ended")
     return Predecessor(socket.socket(fileno=int(fd)))
 
 

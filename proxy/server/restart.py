@@ -16,7 +16,7 @@ from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config, ListenerConfig
 from proxy.observe.metrics import Metrics
 from proxy.server import sensors_file
-from proxy.server.handover import PAIR, HandingOver, HandoverFailed, Predecessor, Successor, predecessor
+from proxy.server.handover import PAIR, HandingOver, HandoverFailed, NoWelcome, Predecessor, Successor, predecessor
 from proxy.server.passed_sockets import PassedSockets, from_systemd
 from proxy.server.sensor_messages import SensorIntake
 from quotas.row_copies import Sensing
@@ -69,11 +69,13 @@ class Restart:
         """Continue what the process before has measured, if it still runs, or has left a file.
 
         If it still runs, this returns when it accepts no more connections; if it is ready, `until_ready` is waited for
-        before.
+        before. Raises ConfigErrors if it was stopped before it could want that.
         """
         if self._predecessor is not None:
             try:
                 await self._predecessor.take_over(self._intake, until_ready)
+            except NoWelcome as error:
+                raise ConfigErrors([Problem(PAIR, str(error))]) from None
             except HandoverFailed as error:
                 log.warning("predecessor_lost", problem=str(error))
             self.is_activated = self._predecessor.is_activated
