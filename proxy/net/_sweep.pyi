@@ -27,8 +27,8 @@ class Sweep:
         """
 
     def write(self, tickets: list[Ticket], rest: list[tuple[Writer, int]], /) -> None:
-        """Send the pieces of all tickets, no two of which have the same list. Lists of what was sent whole are emptied; the others are noted in `rest`,
-        with how many bytes were sent, or -errno.
+        """Send the pieces of all tickets, no two of which have the same list. Lists of what was sent whole are emptied;
+        the others are noted in `rest`, with how many bytes were sent, or -errno.
 
         If it raises, what is not noted in `rest` is as it was, or was sent, or its connection is shut down.
         """

@@ -15,10 +15,10 @@ new        accepting  it accepts connections. From now on the old process closes
 old        charges    what the connections that are left were charged with, again and again until the end
 =========  =========  =====================================================================================
 
-If either end fails before `accepting`, the old process goes on as before; if it was killed, the new one takes its place.
-Without `welcome` the new one ends: it does so when the old one was stopped while it started the new one. As both have
-the listening sockets, there is no moment at which nobody listens, and a connection that nobody has accepted yet waits
-for the one that goes on.
+If either end fails before `accepting`, the old process goes on as before. If that was killed, the new one takes its
+place, but without `welcome` it ends: the old one was stopped while it started the new one. As both have the listening
+sockets, there is no moment at which nobody listens, and a connection that nobody has accepted yet waits for the one
+that goes on.
 """
 
 import asyncio

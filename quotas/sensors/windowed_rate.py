@@ -144,7 +144,7 @@ class Sensors(Rows):
         if len(words) == self._ring_end:
             at = words[_CURRENT]
             is_begin = _ROW_WORDS <= at < self._ring_end and (at - _ROW_WORDS) % _SAMPLE_WORDS == 0
-            if not (0 < words[_SAMPLES] <= self.samples + 1 and is_begin or at == words[_SAMPLES] == 0):
+            if not ((0 < words[_SAMPLES] <= self.samples + 1 and is_begin) or at == words[_SAMPLES] == 0):
                 raise ValueError(f"expected a row, got one of {words[_SAMPLES]} samples with the current one at {at}")
         super().overwrite(handle, copied)
 

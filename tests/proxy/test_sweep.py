@@ -263,7 +263,7 @@ async def test_small_pieces_around_a_large_one_come_once(net):
 
 async def test_what_is_written_after_the_end_goes_to_nobody_who_has_the_number_by_then(net):
     stream, _, _ = net.stream()
-    other, owner, peer = net.stream()
+    _, owner, peer = net.stream()
     ours, theirs = pair(net)
     stream.abort()
     os.dup2(ours.fileno(), stream._fd)
