@@ -15,26 +15,28 @@ from common.problems import Problem
 from common.yaml_file import YamlFileError, read_yaml_file
 from proxy.config.load import load_config
 from proxy.config.problems import ConfigErrors
+from proxy.config.secret_file import secret
 from proxy.config.sections import valid_sections
 from proxy.config.settings import (
     AdminConfig,
     Config,
     CredentialsConfig,
     HistoryConfig,
-    ListenerTlsConfig,
+    MetricsConfig,
+    ServerTlsConfig,
     UpstreamTlsConfig,
     UsageConfig,
     VirtualClusterConfig,
 )
-from proxy.observe.token_file import read_token
+from proxy.observe.http_secrets import admin_access, metrics_access
 from proxy.server.tls_material import certify
-from proxy.upstream.credentials import secret
 
 _SECTIONS_WITH_FILES = (
-    ListenerTlsConfig,
+    ServerTlsConfig,
     UpstreamTlsConfig,
     CredentialsConfig,
     AdminConfig,
+    MetricsConfig,
     UsageConfig,
     HistoryConfig,
 )
@@ -92,10 +94,12 @@ def _problems_of_files(data: Any, path: Path) -> Iterator[Problem]:
     for place, section in valid_sections(data, path.absolute().parent, _SECTIONS_WITH_FILES):
         try:
             match section:
-                case ListenerTlsConfig() | UpstreamTlsConfig():
+                case ServerTlsConfig() | UpstreamTlsConfig():
                     certify(place, section)
                 case AdminConfig():
-                    read_token(section, path)
+                    admin_access(section, path)
+                case MetricsConfig():
+                    metrics_access(section)
                 case CredentialsConfig():
                     yield from _problems_of_credentials(place, section)
                 case UsageConfig(directory=str(directory)):

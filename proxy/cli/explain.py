@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from common.printable import printable
-from proxy.cli.admin_client import NoProxy, ProxyRefuses, address_of, ask
+from proxy.cli.admin_client import NoProxy, ProxyRefuses, Way, admin_options, ask
 from proxy.cli.config_file import (
     REFUSED,
     cluster_of,
@@ -42,9 +42,17 @@ from quotas.explain import explain as explain_client
     help="Explain a second of the past, like 03:12:07, 2026-11-25T03:12:07Z or -15m (UTC, unless it ends with an "
     "offset).",
 )
+@admin_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(
-    path: Path, virtual_cluster: str | None, user: str, client_id: str, ip: str | None, at: str | None, as_json: bool
+    path: Path,
+    virtual_cluster: str | None,
+    user: str,
+    client_id: str,
+    ip: str | None,
+    at: str | None,
+    way: Way,
+    as_json: bool,
 ) -> None:
     """Explain which quotas bind a client, which have lower precedence, who shares them, and how much is used.
 
@@ -58,8 +66,9 @@ def explain(
     optional = {"ip": ip, "at": at}
     parameters = {"virtual_cluster": cluster.name, "user": user, "client_id": client_id}
     parameters |= {name: value for name, value in optional.items() if value is not None}
+    form: Form
     try:
-        form = ask(config.admin, path, "explain", parameters)
+        form = ask(config.admin, path, "explain", parameters, way)
     except NoProxy as error:
         origin = "the source alone, without what is measured" if at is None else "the files of the history"
         click.echo(f"no proxy answers at {error}: this is from {origin}", err=True)
@@ -69,7 +78,7 @@ def explain(
     except ConfigErrors as error:
         refuse(str(error))
     else:
-        click.echo(f"answered by the proxy at {address_of(config.admin)}", err=True)
+        click.echo(f"answered by the proxy at {way.address_of(config.admin)}", err=True)
         print_problems(form["problems"])
     click.echo(json.dumps(form, indent=1) if as_json else "\n".join(_lines(form)))
     if not _is_known(form):

@@ -79,8 +79,9 @@ def summary(config: Config) -> str:
         for listener in cluster.listeners:
             ports = ", ".join(show_range(claim.ports) for claim in listener_ports("", listener))
             lines.append(f"  listener {listener.name}: {listener.advertised_host}, ports {ports} of {listener.bind}")
-    lines.append(f"metrics: http://{HostPort(config.metrics.bind, config.metrics.port)}/metrics")
-    lines.append(f"admin: http://{HostPort(config.admin.bind, config.admin.port)}/api/v1")
+    for section, http, path in (("metrics", config.metrics, "metrics"), ("admin", config.admin, "api/v1")):
+        scheme = "http" if http.tls is None else "https"
+        lines.append(f"{section}: {scheme}://{HostPort(http.bind, http.port)}/{path}")
     return "\n".join(lines)
 
 

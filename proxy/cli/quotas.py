@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from common.printable import printable
-from proxy.cli.admin_client import NoProxy, ProxyRefuses
+from proxy.cli.admin_client import NoProxy, ProxyRefuses, Way, admin_options
 from proxy.cli.config_file import (
     REFUSED,
     cluster_of,
@@ -24,6 +24,7 @@ from proxy.cli.opened_source import opened_source, print_problems, warn_of_probl
 from proxy.cli.overrides import overridden_in
 from proxy.cli.running_quotas import RunningProxy
 from proxy.config.settings import VirtualClusterConfig
+from proxy.net.turns import finish_at_once
 from proxy.observe.explained import Form, Origin, limit_form, quotas_form
 from quotas.changes import Alteration, AlterationRefused, Quotas, SourceUnavailable
 from quotas.entities import Entity, InvalidQuota, Name, QuotaKey, QuotaType
@@ -47,8 +48,9 @@ def quotas() -> None:
 @config_option
 @virtual_cluster_option
 @entity_options
+@admin_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def describe(path: Path, virtual_cluster: str | None, as_json: bool, **options: Any) -> None:
+def describe(path: Path, virtual_cluster: str | None, way: Way, as_json: bool, **options: Any) -> None:
     """Show quotas and the layer that each comes from: of all entities, or of those with the given parts.
 
     Asks the running proxy at the configured admin address. If no proxy answers, the quotas are those of the source.
@@ -56,7 +58,7 @@ def describe(path: Path, virtual_cluster: str | None, as_json: bool, **options: 
     """
     config, parts = load(path), parts_of(options)
     clusters = config.virtual_clusters if virtual_cluster is None else [cluster_of(config, virtual_cluster)]
-    proxy, forms, away = RunningProxy(config.admin, path), [], False
+    proxy, forms, away = RunningProxy(config.admin, path, way), [], False
     for cluster in clusters:
         form = _of_proxy(proxy, cluster.name)
         if form is None:
@@ -77,8 +79,9 @@ def describe(path: Path, virtual_cluster: str | None, as_json: bool, **options: 
 @config_option
 @virtual_cluster_option
 @entity_options
+@admin_options
 @click.argument("settings", metavar="KEY=VALUE...", nargs=-1, required=True)
-def set_quotas(path: Path, virtual_cluster: str | None, settings: tuple[str, ...], **options: Any) -> None:
+def set_quotas(path: Path, virtual_cluster: str | None, way: Way, settings: tuple[str, ...], **options: Any) -> None:
     """Set quotas of one entity.
 
     This changes the source, which a running proxy reads by itself. It takes up a new `source` or `state_file` only at a
@@ -98,15 +101,16 @@ def set_quotas(path: Path, virtual_cluster: str | None, settings: tuple[str, ...
         in_source = source.quotas
     click.echo(_in_force(entity, in_source))
     _warn_if_beaten(entity, alteration.limits, in_source)
-    _report_taken_up(RunningProxy(config.admin, path), cluster, entity, alteration.limits, in_source)
+    _report_taken_up(RunningProxy(config.admin, path, way), cluster, entity, alteration.limits, in_source)
 
 
 @quotas.command()
 @config_option
 @virtual_cluster_option
 @entity_options
+@admin_options
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
-def unset(path: Path, virtual_cluster: str | None, keys: tuple[str, ...], **options: Any) -> None:
+def unset(path: Path, virtual_cluster: str | None, way: Way, keys: tuple[str, ...], **options: Any) -> None:
     """Remove quotas of one entity. With the source `file`, remove their changes: the values of the file apply again."""
     from proxy.server.quota_sources import unset as unset_in
 
@@ -123,7 +127,7 @@ def unset(path: Path, virtual_cluster: str | None, keys: tuple[str, ...], **opti
         in_source = source.quotas
     after = in_source.get(entity, {})
     click.echo(_in_force(entity, in_source))
-    _report_taken_up(RunningProxy(config.admin, path), cluster, entity, gone, in_source)
+    _report_taken_up(RunningProxy(config.admin, path, way), cluster, entity, gone, in_source)
     kept = [key for key in gone if key in after and after.get(key) == before.get(key)]
     if kept:
         layers = ", ".join(sorted({after[key].layer for key in kept}))
@@ -152,7 +156,8 @@ def _of_source(cluster: VirtualClusterConfig, path: Path) -> tuple[Form, bool]:
     """The quotas of the source. True: they may not be those in force."""
     with opened_source(cluster, path) as source:
         origin = Origin(cluster.name, source.name, source.problems, source.state.known)
-        return quotas_form(origin, source.quotas, 0, len(source.quotas)), warn_of_problems(source, cluster, path)
+        form = finish_at_once(quotas_form(origin, source.quotas, 0, len(source.quotas)))
+        return form, warn_of_problems(source, cluster, path)
 
 
 def _report_taken_up(

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from common.printable import printable
-from proxy.cli.admin_client import NoProxy, ProxyRefuses, address_of, ask
+from proxy.cli.admin_client import NoProxy, ProxyRefuses, Way, ask
 from proxy.cli.config_file import refuse
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import AdminConfig
@@ -24,14 +24,15 @@ _PER_PAGE = 5_000
 class RunningProxy:
     """The proxy that runs with a configuration, if one answers. Ends the process if its token cannot be read."""
 
-    def __init__(self, admin: AdminConfig, path: Path) -> None:
+    def __init__(self, admin: AdminConfig, path: Path, way: Way) -> None:
+        self._way = way
         self._admin = admin
         self._path = path
 
     @property
     def address(self) -> str:
         """Where it is asked."""
-        return str(address_of(self._admin))
+        return str(self._way.address_of(self._admin))
 
     def quotas(self, virtual_cluster: str) -> Form:
         """All quotas of a virtual cluster. Raises NoProxy or ProxyRefuses."""
@@ -51,7 +52,7 @@ class RunningProxy:
 
     def _page(self, virtual_cluster: str, parameters: Mapping[str, str]) -> Form:
         try:
-            return ask(self._admin, self._path, "quotas", {"virtual_cluster": virtual_cluster, **parameters})
+            return ask(self._admin, self._path, "quotas", {"virtual_cluster": virtual_cluster, **parameters}, self._way)
         except ConfigErrors as error:
             refuse(str(error))
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import click
 
 from common.printable import printable
-from proxy.cli.admin_client import NoProxy, ProxyRefuses, ask
+from proxy.cli.admin_client import NoProxy, ProxyRefuses, Way, admin_options, ask
 from proxy.cli.config_file import REFUSED, cluster_of, config_option, load, refuse, virtual_cluster_option
 from proxy.cli.history import from_history
 from proxy.cli.number_range import NumberRange
@@ -50,6 +50,7 @@ _GAP = "  "
     metavar="SECONDS",
     help="How often to ask the proxy.",
 )
+@admin_options
 @click.option("--once", is_flag=True, help="Ask once and end.")
 @click.option(
     "--at",
@@ -64,6 +65,7 @@ def top(
     sort: str,
     limit: int,
     every_s: float,
+    way: Way,
     once: bool,
     at: str | None,
     as_json: bool,
@@ -84,7 +86,7 @@ def top(
         parameters["virtual_cluster"] = cluster_of(config, virtual_cluster).name
     try:
         while True:
-            form = _asked(config.admin, path, parameters)
+            form = _asked(config.admin, path, parameters, way)
             if as_json:
                 click.echo(json.dumps(form))
             else:
@@ -98,10 +100,10 @@ def top(
         return
 
 
-def _asked(admin: AdminConfig, path: Path, parameters: dict[str, str]) -> Form:
+def _asked(admin: AdminConfig, path: Path, parameters: dict[str, str], way: Way) -> Form:
     """The response of the running proxy. Ends the process if there is none."""
     try:
-        return ask(admin, path, "throttled", parameters)
+        return ask(admin, path, "throttled", parameters, way)
     except NoProxy as error:
         refuse(f"no proxy answers at {error} (the address is admin.bind and admin.port of {path})", REFUSED)
     except ProxyRefuses as error:

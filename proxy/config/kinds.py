@@ -149,6 +149,11 @@ def is_sasl_mechanism(text: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9_-]{1,20}", text) is not None
 
 
+def is_user_of_http(text: str) -> bool:
+    """True for a user name that HTTP Basic can carry (RFC 7617)."""
+    return bool(text) and ":" not in text and text.isprintable()
+
+
 def is_advertisable(text: str) -> bool:
     """True for a host that clients can be told: a name, or one address."""
     return _is_host(text) and (not _is_ip(text) or _is_concrete_ip(text))
@@ -218,6 +223,9 @@ Microseconds = Annotated[
 
 
 FilePath = Annotated[str | None, _FilePath()]
+
+
+HostNames = Many[Annotated[str, Text("a host name or an IP address, without a port", _is_host)]]
 
 
 Names = Many[Annotated[str, Text("a string that is not empty (numbers need quotes)", bool)]]

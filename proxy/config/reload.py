@@ -1,6 +1,6 @@
 """Which changes of the configuration a running proxy takes up, and which wait for a restart."""
 
-from proxy.config.settings import Config, ListenerConfig, VirtualClusterConfig
+from proxy.config.settings import Config, ListenerConfig, ServerTlsConfig, VirtualClusterConfig
 
 
 def needs_restart(setting: str) -> bool:
@@ -25,6 +25,8 @@ def changes_needing_restart(old: Config, new: Config) -> list[str]:
             changes += _listener_changes(f"virtual_clusters[{i}]", known[1], cluster)
             changes += _fixed_changes(f"virtual_clusters[{i}]", known[1], cluster)
     changes += [f"virtual_clusters[{i}]: removed" for i, _ in before.values()]
+    for section in ("admin", "metrics"):
+        changes += _tls_changes(f"{section}.tls", getattr(old, section).tls, getattr(new, section).tls)
     for path in sorted(Config.NEEDS_RESTART):
         section, _, name = path.partition(".")
         if section in Config.model_fields:
@@ -54,6 +56,10 @@ def _listener_changes(path: str, old: VirtualClusterConfig, new: VirtualClusterC
         else:
             fields = [f for f in ListenerConfig.model_fields if needs_restart(f"virtual_clusters[].listeners[].{f}")]
             changes += [f"{where}.{f}" for f in fields if getattr(known[1], f) != getattr(listener, f)]
-            if (known[1].tls is None) != (listener.tls is None):  # a line less must not have a port speak plain
-                changes.append(f"{where}.tls: {'removed' if listener.tls is None else 'added'}")
+            changes += _tls_changes(f"{where}.tls", known[1].tls, listener.tls)
     return changes + [f"{path}.listeners[{i}]: removed" for i, _ in before.values()]
+
+
+def _tls_changes(path: str, old: ServerTlsConfig | None, new: ServerTlsConfig | None) -> list[str]:
+    """A line less in the file must not have a port speak plain."""
+    return [] if (old is None) == (new is None) else [f"{path}: {'removed' if new is None else 'added'}"]

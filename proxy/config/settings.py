@@ -22,6 +22,7 @@ from proxy.config.kinds import (
     CountsOfUsers,
     File,
     FilePath,
+    HostNames,
     IpNetwork,
     Microseconds,
     Name,
@@ -37,6 +38,7 @@ from proxy.config.kinds import (
     is_advertisable,
     is_loopback,
     is_sasl_mechanism,
+    is_user_of_http,
     is_znode_path,
 )
 from proxy.relay.costs import cost_kind
@@ -231,8 +233,8 @@ class ClusterConnectionsConfig(Settings):
         )
 
 
-class ListenerTlsConfig(Settings):
-    """TLS between clients and a listener; without this section it is plain. Files are read again when they change."""
+class ServerTlsConfig(Settings):
+    """TLS of a listener; without this section it is plain. Files are read again when they change."""
 
     certificate_file: File
     """The listener's certificate with those between it and its authority, as PEM."""
@@ -243,6 +245,16 @@ class ListenerTlsConfig(Settings):
     key_password_file: FilePath = None
     """A file that holds the password of an encrypted key and nothing else."""
 
+    min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
+    """The oldest version of TLS that is spoken."""
+
+    ciphers: Ciphers = None
+    """What TLS 1.2 may encrypt with, as a list of OpenSSL; without it AES and ChaCha20 with ephemeral keys."""
+
+
+class ListenerTlsConfig(ServerTlsConfig):
+    """TLS between clients and a listener; without this section it is plain. Files are read again when they change."""
+
     client_auth: Literal["none", "requested", "required"] = "none"
     """Whether clients show a certificate, as `ssl.client.auth`. With `requested` those without one are ANONYMOUS."""
 
@@ -252,12 +264,6 @@ class ListenerTlsConfig(Settings):
     principal_mapping_rules: Annotated[str, Text("a string that is not empty", bool)] = "DEFAULT"
     """Which user the subject of a certificate is, as `ssl.principal.mapping.rules`. Where no rule applies, or the rules
     take more than 0.2 s of processor time, the connection is closed."""
-
-    min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
-    """The oldest version of TLS that is spoken."""
-
-    ciphers: Ciphers = None
-    """What TLS 1.2 may encrypt with, as a list of OpenSSL; without it AES and ChaCha20 with ephemeral keys."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -578,24 +584,58 @@ class MetricsConfig(Settings):
     latency_sample: Annotated[int, Whole(0, 1_000_000)] = 64
     """Of one in so many turns of the event loop the latency is measured that the proxy adds; 0: of none."""
 
+    username: Annotated[str | None, Text("a name without colons (numbers need quotes)", is_user_of_http)] = None
+    """The user that requests for /metrics must name (HTTP Basic). Without it /metrics is for everybody; /livez and
+    /readyz always are."""
+
+    password_file: FilePath = None
+    """A file that holds the password of `username` and nothing else; read at start and at each reload."""
+
+    hosts: HostNames = ()
+    """Names that requests for /metrics may have as their host, besides those of this machine. Without any, any name may
+    be used, but not where /metrics is for everybody and `bind` is loopback: there others than this machine reach it by
+    DNS rebinding only."""
+
+    tls: ServerTlsConfig | None = None
+    """TLS; without this section the listener is plain. Adding this section, or taking it away, waits for a restart."""
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        one_alone = (self.username is None) != (self.password_file is None)
+        return self.unless(["expected username and password_file together"] if one_alone else [])
+
 
 class AdminConfig(Settings):
     """The HTTP listener for operators: what `kafka-throttle explain` and `top` ask, as a JSON API."""
 
     bind: Bind = "127.0.0.1"
-    """The local address of the API. One that is not loopback needs `token_file`; there is no TLS yet."""
+    """The local address of the API. One that is not loopback needs `token_file`, and should have `tls`."""
 
     port: Port = 9405
     """The port of the API."""
 
     token_file: FilePath = None
-    """A file, relative to this one, that holds the token which requests must bear; read at start and at each reload."""
+    """A file that holds the token which requests must bear; read at start and at each reload. Browsers ask for it as a
+    password, for any user."""
+
+    write_token_file: FilePath = None
+    """A file that holds another token, which may also change something. Without it no request may."""
+
+    hosts: HostNames = ()
+    """Names that requests may have as their host with a token, besides those of this machine and `bind`; any name
+    without this setting."""
+
+    tls: ServerTlsConfig | None = None
+    """TLS; without this section the listener is plain. Adding this section, or taking it away, waits for a restart."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
+        problems = []
         if self.token_file is None and not is_loopback(self.bind):
-            return self.unless([f"expected token_file, as others than this machine reach {self.bind}, got nothing"])
-        return self
+            problems.append(f"expected token_file, as others than this machine reach {self.bind}, got nothing")
+        if self.token_file is None and self.hosts:
+            problems.append("expected token_file with hosts: without a token only this machine may ask, got nothing")
+        return self.unless(problems)
 
 
 class LimitsConfig(Settings):

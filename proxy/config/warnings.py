@@ -66,10 +66,18 @@ def warnings_of(config: Config, ephemeral: range) -> list[Problem]:
         found = config.connections.max_connections
         warnings.append(Problem("connections.max_connections", f"{problem} closed and do not wait, got {found}"))
     warnings += _usage_warnings(config.usage)
-    if not is_loopback(config.admin.bind):
-        problem = f"expected a loopback address, as there is no TLS yet, got {config.admin.bind!r}: the token and what"
-        warnings.append(Problem("admin.bind", f"{problem} is told can be overheard"))
+    warnings += _http_warnings(config)
     return warnings
+
+
+def _http_warnings(config: Config) -> Iterator[Problem]:
+    """Tokens and passwords that others can overhear."""
+    expected = "expected a loopback address without tls, got"
+    if config.admin.tls is None and not is_loopback(config.admin.bind):
+        problem = f"{expected} {config.admin.bind!r}: the token and what is told can be overheard"
+        yield Problem("admin.bind", problem)
+    if config.metrics.tls is None and config.metrics.username and not is_loopback(config.metrics.bind):
+        yield Problem("metrics.bind", f"{expected} {config.metrics.bind!r}: the password can be overheard")
 
 
 def _usage_warnings(usage: UsageConfig) -> Iterator[Problem]:

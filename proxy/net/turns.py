@@ -11,6 +11,16 @@ _lines: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDict
 """The lock of each event loop, at which all long work waits for its next step."""
 
 
+def finish_at_once(steps: Generator[None, None, Result]) -> Result:
+    """Take all steps, and return the result: for commands, which have nothing else to do."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
 async def finish_in_turns(steps: Generator[None, None, Result]) -> Result:
     """Take all steps, with the event loop's other work between any two of them; return the result.
 

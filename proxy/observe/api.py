@@ -2,33 +2,41 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
-from functools import partial
-from hmac import compare_digest
-from typing import Final, Protocol
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Annotated, Any, Final, Protocol, TypeVar
 
-from aiohttp import hdrs, web
+from aiohttp import web
 
 from common.printable import printable
 from proxy.clock import Clock
-from proxy.config.kinds import is_loopback
 from proxy.decisions.client_ids import measured_client_id
 from proxy.gate.admission import AddressStanding
 from proxy.net.turns import finish_in_turns
+from proxy.observe.endpoints import BadParameter, Endpoint, Parameters, Query, one_of, text_that, whole
 from proxy.observe.explained import (
     MAX_THROTTLES,
     Cap,
-    Form,
     Observed,
     Origin,
+    cap_form,
     costs_form,
     explained_form,
     quotas_form,
 )
-from proxy.observe.http_listener import MAX_BODY_BYTES
+from proxy.observe.forms import (
+    CapsPage,
+    CostsPage,
+    ExplanationPage,
+    PastExplanationPage,
+    PastThrottledPage,
+    QuotasPage,
+    ThrottledPage,
+)
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals
+from proxy.observe.openapi import openapi
 from proxy.observe.past.look_up import Past
 from proxy.observe.past.moments import BadMoment, NotHeld
 from proxy.observe.throttle_episode import ThrottledClients
@@ -37,16 +45,17 @@ from quotas.changes import Quotas, Tables
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
 from quotas.entities import Entity, QuotaType, is_ip
 from quotas.explain import Client, Explanation, explain
-from quotas.sources.entry_forms import InvalidEntry, entity_of
+from quotas.sources.entry_forms import entity_of
 
 MAX_QUOTAS = 5_000
 """The most entities in one response."""
 
-_SOME_QUOTAS = 1_000
-_SOME_THROTTLED = 100
 _MAX_NODES = 1_000
+_BYTES_PER_STEP = 32 * 1_024
+"""How much of a response is written as JSON in one step."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+AnyCluster = TypeVar("AnyCluster")
+PastPage = TypeVar("PastPage")
 
 
 class Cluster(Protocol):
@@ -75,19 +84,124 @@ class Cluster(Protocol):
         """The connection limits of an address, and what it uses of them."""
 
 
-class BadParameter(Exception):
-    """A request parameter is wrong. The text names the parameter and says what was expected."""
+# ------------------------------------------------------------------ parameters
+
+VirtualCluster = Annotated[str | None, text_that("a name", lambda text: True)]
+
+
+Moment = Annotated[str | None, text_that("a time", lambda text: True, examples=["03:12:07", "-15m"])]
+
+
+class OfCluster(Parameters):
+    """What concerns one virtual cluster."""
+
+    virtual_cluster: VirtualCluster = None
+    """The virtual cluster. It may be left out if there is only one."""
+
+
+def _entity(text: str) -> Entity:
+    """The entity in a JSON object like those in responses. Raises ValueError."""
+    try:
+        return entity_of(json.loads(text))
+    except RecursionError as error:
+        raise ValueError from error
+
+
+_NAME: Final = {"type": ["string", "null"], "minLength": 1}
+_ADDRESS: Final = {
+    "anyOf": [{"type": "string", "format": "ipv4"}, {"type": "string", "format": "ipv6"}, {"type": "null"}]
+}
+_ENTITY: Final = Query(
+    'a JSON object like {"user": "alice", "client-id": null}',
+    _entity,
+    {
+        "type": "object",
+        "anyOf": [
+            {"properties": {"user": _NAME, "client-id": _NAME}, "minProperties": 1, "additionalProperties": False},
+            {"properties": {"ip": _ADDRESS}, "required": ["ip"], "additionalProperties": False},
+        ],
+    },
+)
+
+
+class QuotasWanted(OfCluster):
+    """A part of the quotas."""
+
+    offset: Annotated[int, whole(0, 2**31 - 1)] = 0
+    """How many entities to leave out at the beginning."""
+
+    limit: Annotated[int, whole(1, MAX_QUOTAS)] = 1_000
+    """The most entities in the response."""
+
+    entity: Annotated[Entity | None, _ENTITY] = None
+    """Only the quotas of this entity, which is given as in responses."""
+
+
+class ThrottledWanted(Parameters):
+    """A part of the throttled clients."""
+
+    virtual_cluster: VirtualCluster = None
+    """The virtual cluster; without it, clients of all virtual clusters are in the response."""
+
+    sort: Annotated[str, one_of(*RANKS)] = "left"
+    """Which client is first: the one with the longest time left, the highest use as a share of its limit, the oldest
+    throttle, or the longest throttle time since then."""
+
+    limit: Annotated[int, whole(1, MAX_THROTTLED)] = 100
+    """The most lines in the response."""
+
+    at: Moment = None
+    """A second of the past, like 03:12:07, 2026-11-25T03:12:07Z or -15m (UTC, unless it ends with an offset), of which
+    the history has who was throttled then. The first clients are those that were muted for longest; `sort` is not
+    allowed beside it."""
+
+
+class ClientWanted(OfCluster):
+    """A client."""
+
+    user: Annotated[str, text_that("a name", bool, minLength=1)] = "ANONYMOUS"
+    """The user of the client."""
+
+    client_id: Annotated[str, text_that("a client-id", lambda text: True)] = ""
+    """Its client-id."""
+
+    ip: Annotated[str | None, text_that("an IP address", is_ip, anyOf=[{"format": "ipv4"}, {"format": "ipv6"}])] = None
+    """Its address. Without it, quotas of addresses are left out."""
+
+    at: Moment = None
+    """A second of the past, like 03:12:07, 2026-11-25T03:12:07Z or -15m (UTC, unless it ends with an offset), of which
+    the history has the quotas and the throttles."""
+
+    def client(self) -> Client:
+        """The client, with its client-id as it is given."""
+        return Client(self.user, self.client_id, self.ip)
+
+
+def named_cluster(clusters: Mapping[str, AnyCluster], name: str | None) -> AnyCluster:
+    """The virtual cluster that a request names; it need not name the only one."""
+    if name is None and len(clusters) == 1:
+        return next(iter(clusters.values()))
+    expected = f"virtual_cluster: expected one of {', '.join(clusters)}, got "
+    if name is None:
+        raise BadParameter(f"{expected}nothing")
+    if name not in clusters:
+        raise web.HTTPNotFound(text=f"{expected}{printable(repr(name))}")
+    return clusters[name]
+
+
+def as_measured(client: Client, quota_manager: ClientQuotaManager) -> Client:
+    """The client with its client-id as it is measured."""
+    raw = client.client_id.encode(errors="replace")
+    return client._replace(client_id=measured_client_id(raw, quota_manager.table))
+
+
+# ------------------------------------------------------------------- endpoints
 
 
 class AdminApi:
-    """The API of these virtual clusters.
-
-    With a `token`, requests must present it as a bearer token. Without one, requests must name this machine as their
-    host.
-    """
+    """The API of these virtual clusters."""
 
     def __init__(self, clusters: Sequence[Cluster], clock: Clock) -> None:
-        self.token: str | None = None
         self.past: Past | None = None
         """What answers for seconds of the past; None if no history is written."""
         self._clusters = {cluster.name: cluster for cluster in clusters}
@@ -95,77 +209,49 @@ class AdminApi:
         self._looking_up = asyncio.Lock()
         """Answers for the past are worked out one after the other, because each reads much from the disk."""
 
-    def application(self) -> web.Application:
-        """The aiohttp application with all pages."""
-        application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_json, self._admit])
-        for page, handler in _PAGES.items():
-            application.router.add_get(f"/api/v1/{page}", partial(handler, self), allow_head=False)
-        return application
+    def routes(self) -> list[web.RouteDef]:
+        """The endpoints, and their description, for an HTTP listener."""
+        described = web.get("/api/v1/openapi.json", partial(_describe, _document()), allow_head=False)
+        return [described, *(endpoint.route(self, _response) for endpoint in ENDPOINTS)]
 
-    @web.middleware
-    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the token. If none is set, the Host header must name this machine, which stops DNS rebinding."""
-        if self.token is None:
-            if not _names_this_machine(request.headers.get(hdrs.HOST, "")):
-                raise web.HTTPForbidden(text="Host: expected localhost or a loopback address, as there is no token")
-        elif not compare_digest(
-            request.headers.get(hdrs.AUTHORIZATION, "").encode(errors="surrogateescape"),
-            f"Bearer {self.token}".encode(),
-        ):
-            raise web.HTTPUnauthorized(
-                text="Authorization: expected 'Bearer' and the token of admin.token_file",
-                headers={hdrs.WWW_AUTHENTICATE: 'Bearer realm="kafka-throttle"'},
-            )
-        return await handler(request)
+    async def caps(self, wanted: OfCluster) -> CapsPage:
+        """The byte caps of a virtual cluster, and what they delay."""
+        cluster = named_cluster(self._clusters, wanted.virtual_cluster)
+        return {"virtual_cluster": cluster.name, "caps": [cap_form(cap) for cap in cluster.cap_totals()]}
 
-    async def _quotas(self, request: web.Request) -> web.Response:
-        parameters = _parameters(request, {"virtual_cluster", "offset", "limit", "entity"})
-        cluster = self._cluster(parameters)
-        quotas = cluster.quotas
-        if (text := parameters.get("entity")) is not None:
-            entity = _entity(text)
+    async def explain(self, wanted: ClientWanted) -> ExplanationPage | PastExplanationPage:
+        """The quotas of a client, why they apply, and what is measured of it."""
+        cluster, client = named_cluster(self._clusters, wanted.virtual_cluster), wanted.client()
+        if (at := wanted.at) is not None:
+            return await self._of_the_past(lambda past, now_s: past.explained(cluster.name, client, at, now_s))
+        client = as_measured(client, cluster.quota_manager)
+        return await finish_in_turns(explained_by(cluster, client, self._clock))
+
+    async def quotas(self, wanted: QuotasWanted) -> QuotasPage:
+        """The quotas in force, entity by entity."""
+        cluster = named_cluster(self._clusters, wanted.virtual_cluster)
+        quotas, entity = cluster.quotas, wanted.entity
+        if entity is not None:
             quotas = {entity: quotas[entity]} if entity in quotas else {}
-        offset = _whole(parameters, "offset", 0, 0, 2**31 - 1)
-        most = _whole(parameters, "limit", _SOME_QUOTAS, 1, MAX_QUOTAS)
-        return _response(quotas_form(cluster.origin, quotas, offset, most))
+        return await finish_in_turns(quotas_form(cluster.origin, quotas, wanted.offset, wanted.limit))
 
-    async def _caps(self, request: web.Request) -> web.Response:
-        cluster = self._cluster(_parameters(request, {"virtual_cluster"}))
-        return _response({"virtual_cluster": cluster.name, "caps": [asdict(cap) for cap in cluster.cap_totals()]})
+    async def request_costs(self, wanted: OfCluster) -> CostsPage:
+        """What requests cost at each node, by the model that limits request times."""
+        cluster = named_cluster(self._clusters, wanted.virtual_cluster)
+        return await finish_in_turns(costs_form(cluster.name, cluster.quota_manager.costs))
 
-    async def _request_costs(self, request: web.Request) -> web.Response:
-        cluster = self._cluster(_parameters(request, {"virtual_cluster"}))
-        return _response(costs_form(cluster.name, cluster.quota_manager.costs))
+    async def throttled(self, wanted: ThrottledWanted) -> ThrottledPage | PastThrottledPage:
+        """The clients that are throttled now: one line for each client, quota and node."""
+        name = wanted.virtual_cluster
+        clusters = list(self._clusters.values()) if name is None else [named_cluster(self._clusters, name)]
+        if (at := wanted.at) is None:
+            return await finish_in_turns(throttled_form(clusters, wanted.sort, wanted.limit, self._clock))
+        names = [cluster.name for cluster in clusters]
+        if self.past is not None and "sort" in wanted.model_fields_set:
+            raise BadParameter("sort: expected nothing beside at, as those are first that were muted for longest")
+        return await self._of_the_past(lambda past, now_s: past.throttled(names, at, wanted.limit, now_s))
 
-    async def _throttled(self, request: web.Request) -> web.Response:
-        order = set[str]() if "at" in request.query else {"sort"}
-        parameters = _parameters(request, {"virtual_cluster", "limit", "at"} | order)
-        named = "virtual_cluster" in parameters
-        clusters = [self._cluster(parameters)] if named else list(self._clusters.values())
-        sort = parameters.get("sort", "left")
-        if sort not in RANKS:
-            raise BadParameter(f"sort: expected one of {', '.join(RANKS)}, got {printable(repr(sort))}")
-        most = _whole(parameters, "limit", _SOME_THROTTLED, 1, MAX_THROTTLED)
-        if (at := parameters.get("at")) is not None:
-            names = [cluster.name for cluster in clusters]
-            return _response(await self._of_the_past(lambda past, now_s: past.throttled(names, at, most, now_s)))
-        return _response(await finish_in_turns(throttled_form(clusters, sort, most, self._clock)))
-
-    async def _explain(self, request: web.Request) -> web.Response:
-        return _response(
-            await self.explained(_parameters(request, {"virtual_cluster", "user", "client_id", "ip", "at"}))
-        )
-
-    async def explained(self, parameters: Mapping[str, str]) -> Form:
-        """The quotas of a client, now or `at` a second of the past. Raises BadParameter or HTTPNotFound."""
-        cluster = self._cluster(parameters)
-        client = _client(parameters)
-        if (at := parameters.get("at")) is not None:
-            name = cluster.name
-            return await self._of_the_past(lambda past, now_s: past.explained(name, client, at, now_s))
-        return explained_by(cluster, _as_measured(client, cluster.quota_manager), self._clock)
-
-    async def _of_the_past(self, answer: Callable[[Past, float], Form]) -> Form:
+    async def _of_the_past(self, answer: Callable[[Past, float], PastPage]) -> PastPage:
         """An answer for a second of the past, worked out in a thread."""
         if self.past is None:
             raise web.HTTPNotFound(text="at: nothing is held of the past, as history.directory is not set")
@@ -177,39 +263,28 @@ class AdminApi:
         except NotHeld as error:
             raise web.HTTPNotFound(text=str(error)) from error
 
-    def _cluster(self, parameters: Mapping[str, str]) -> Cluster:
-        """The virtual cluster of a request; the parameter may be left out if there is only one."""
-        name = parameters.get("virtual_cluster")
-        if name is None and len(self._clusters) == 1:
-            return next(iter(self._clusters.values()))
-        expected = f"virtual_cluster: expected one of {', '.join(self._clusters)}, got "
-        if name is None:
-            raise BadParameter(f"{expected}nothing")
-        if name not in self._clusters:
-            raise web.HTTPNotFound(text=f"{expected}{printable(repr(name))}")
-        return self._clusters[name]
+
+ENDPOINTS: Final = (
+    Endpoint("/api/v1/caps", AdminApi.caps),
+    Endpoint("/api/v1/explain", AdminApi.explain),
+    Endpoint("/api/v1/quotas", AdminApi.quotas),
+    Endpoint("/api/v1/request-costs", AdminApi.request_costs),
+    Endpoint("/api/v1/throttled", AdminApi.throttled),
+)
 
 
-_PAGES: Final[Mapping[str, Callable[[AdminApi, web.Request], Awaitable[web.StreamResponse]]]] = {
-    "caps": AdminApi._caps,
-    "explain": AdminApi._explain,
-    "quotas": AdminApi._quotas,
-    "request-costs": AdminApi._request_costs,
-    "throttled": AdminApi._throttled,
-}
-
-
-def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Form:
-    """The explanation of a client's quotas in a running virtual cluster, with current use."""
+def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Generator[None, None, ExplanationPage]:
+    """The explanation of a client's quotas in a running virtual cluster, with current use. In steps."""
     quota_manager, now_ms = cluster.quota_manager, clock.now_ms()
     tables = Tables(quota_manager.table, quota_manager.shadow)
     hosts = () if client.ip is None else cluster.standing_of(client.ip, shadow=False).hosts
-    reported = [
-        _observed_address(cluster, explanation, client.ip)
-        if client.ip is not None and explanation.key.quota_type is QuotaType.CONNECTION
-        else (explanation, _observed(cluster, explanation, now_ms))
-        for explanation in explain(cluster.quotas, tables, client, hosts, known=cluster.origin.known)
-    ]
+    reported = []
+    for explanation in explain(cluster.quotas, tables, client, hosts, known=cluster.origin.known):
+        if client.ip is not None and explanation.key.quota_type is QuotaType.CONNECTION:
+            reported.append(_observed_address(cluster, explanation, client.ip))
+        else:
+            reported.append((explanation, _observed(cluster, explanation, now_ms)))
+        yield
     by_nodes = cluster.last_throttles.by_nodes(client.user, client.client_id, MAX_THROTTLES)
     caps = [
         Cap(cap.listener, cap.direction, cap.limit, cap.waits, cap.waited_ms, cap.waiting)
@@ -249,83 +324,37 @@ def _observed_address(cluster: Cluster, explanation: Explanation, ip: str) -> tu
     return replace(explanation, shared_by=sharers, notes=notes), Observed(uses)
 
 
-# ------------------------------------------------------------------ parameters
-
-
-def _parameters(request: web.Request, known: set[str]) -> dict[str, str]:
-    parameters = dict(request.query)
-    for name in parameters:
-        if name not in known:
-            raise BadParameter(f"{printable(name)}: unknown parameter, expected {', '.join(sorted(known))}")
-        if len(request.query.getall(name)) > 1:
-            raise BadParameter(f"{name}: expected once, got {len(request.query.getall(name))} times")
-    return parameters
-
-
-def _whole(parameters: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
-    text = parameters.get(name, str(default))
-    if not (text.isascii() and text.isdigit() and len(text) <= 10 and low <= int(text) <= high):
-        raise BadParameter(f"{name}: expected a whole number from {low} to {high}, got {printable(repr(text))}")
-    return int(text)
-
-
-def _entity(text: str) -> Entity:
-    """The entity in a JSON object like those in responses: names by entity type, null for the default."""
-    try:
-        return entity_of(json.loads(text))
-    except (InvalidEntry, ValueError, RecursionError) as error:
-        expected = 'entity: expected a JSON object like {"user": "alice", "client-id": null}'
-        raise BadParameter(f"{expected}, got {printable(repr(text))}") from error
-
-
-def _client(parameters: Mapping[str, str]) -> Client:
-    """The client of a request."""
-    user, client_id, ip = parameters.get("user", "ANONYMOUS"), parameters.get("client_id", ""), parameters.get("ip")
-    if not user:
-        raise BadParameter("user: expected a name, got an empty one")
-    if ip is not None and not is_ip(ip):
-        raise BadParameter(f"ip: expected an IP address, got {printable(repr(ip))}")
-    return Client(user, client_id, ip)
-
-
-def _as_measured(client: Client, quota_manager: ClientQuotaManager) -> Client:
-    """The client with its client-id as it is measured."""
-    raw = client.client_id.encode(errors="replace")
-    return client._replace(client_id=measured_client_id(raw, quota_manager.table))
-
-
-def _names_this_machine(host: str) -> bool:
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    try:
-        return is_loopback(name)
-    except ValueError:
-        return name.lower() in ("localhost", "localhost.localdomain")
-
-
 # ------------------------------------------------------------------- responses
 
 
-def _response(form: Form, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    text = json.dumps(form)
-    return web.Response(
-        text=text,
-        status=status,
-        content_type="application/json",
-        headers={**(headers or {}), hdrs.CACHE_CONTROL: "no-store", "X-Content-Type-Options": "nosniff"},
-    )
+async def _response(form: Mapping[str, Any]) -> web.Response:
+    body = await finish_in_turns(as_json(form))
+    return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 
-@web.middleware
-async def _as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn errors into JSON responses that say what was wrong."""
-    try:
-        return await handler(request)
-    except BadParameter as error:
-        return _response({"error": str(error)}, 400)
-    except web.HTTPException as error:
-        kept = (hdrs.WWW_AUTHENTICATE, hdrs.ALLOW)
-        headers = {str(name): error.headers[name] for name in kept if name in error.headers}
-        text = error.text or error.reason
-        if error.status == 404 and request.match_info.http_exception is not None:
-            text = f"no such page; there are {', '.join(f'/api/v1/{page}' for page in _PAGES)}"
-        return _response({"error": text}, error.status, headers)
+def as_json(form: Mapping[str, Any]) -> Generator[None, None, bytes]:
+    """A JSON object as text, in steps: the elements of its lists are written one by one."""
+    fields = []
+    unsaid = 0
+    for name, value in form.items():
+        elements = value if isinstance(value, list) else []
+        texts = []
+        for element in elements:
+            texts.append(json.dumps(element))
+            unsaid += len(texts[-1])
+            if unsaid > _BYTES_PER_STEP:
+                unsaid = 0
+                yield
+        text = f"[{', '.join(texts)}]" if isinstance(value, list) else json.dumps(value)
+        fields.append(f"{json.dumps(name)}: {text}")
+    return f"{{{', '.join(fields)}}}".encode()
+
+
+@cache
+def _document() -> bytes:
+    """The OpenAPI document."""
+    return json.dumps(openapi(ENDPOINTS)).encode()
+
+
+async def _describe(document: bytes, request: web.Request) -> web.Response:
+    return web.Response(body=document, content_type="application/json", charset="utf-8")

@@ -1,13 +1,34 @@
 """The plain data that the admin API and the command line give about quotas."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, NamedTuple
 
 from common.printable import printable
 from protocol.api_table import APIS
+from proxy.observe.forms import (
+    BucketForm,
+    BucketUseForm,
+    CapForm,
+    CostForm,
+    CostsPage,
+    EntityQuotasForm,
+    ExplainedCapForm,
+    ExplanationForm,
+    ExplanationPage,
+    LimitForm,
+    NodeCostsForm,
+    OriginForm,
+    QuotasPage,
+    RateUseForm,
+    RuleForm,
+    TagsForm,
+    ThrottleForm,
+    UseForm,
+)
 from proxy.observe.last_throttles import PastThrottle
+from proxy.observe.metrics import CapTotals
 from quotas.changes import Limit, Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, SensorKey
 from quotas.entities import SensorTags
@@ -22,7 +43,10 @@ MAX_PROBLEMS = 100
 MAX_THROTTLES = 10
 """The most throttles in the explanation of one quota, the latest first."""
 
-Form = dict[str, Any]
+_ENTITIES_PER_STEP = 200
+_NODES_PER_STEP = 10
+
+Form = Mapping[str, Any]
 """A JSON object."""
 
 
@@ -46,6 +70,17 @@ class Cap(NamedTuple):
     waited_ms: int | None = None
     waiting: int | None = None
 
+    def form(self) -> ExplainedCapForm:
+        """As JSON."""
+        return {
+            "listener": self.listener,
+            "direction": self.direction,
+            "limit": self.limit,
+            "waits": self.waits,
+            "waited_ms": self.waited_ms,
+            "waiting": self.waiting,
+        }
+
 
 class Origin(NamedTuple):
     """Where quotas come from: the virtual cluster, the name of its source, and the problems of the source.
@@ -58,7 +93,7 @@ class Origin(NamedTuple):
     problems: Mapping[str, str]
     known: bool = True
 
-    def form(self) -> Form:
+    def form(self) -> OriginForm:
         """As JSON, with at most MAX_PROBLEMS problems."""
         problems = {printable(place): printable(problem, 1_000) for place, problem in self.problems.items()}
         return {
@@ -69,29 +104,39 @@ class Origin(NamedTuple):
         }
 
 
-def quotas_form(origin: Origin, quotas: Quotas, offset: int, most: int) -> Form:
-    """A page of the quotas. They have no special order, but it stays the same until the quotas change."""
-    part = islice(quotas.items(), offset, offset + most)
-    entries = [
-        {
-            "entity": entity_form(entity),
-            "limits": {key.text: limit_form(limit) for key, limit in limits.items()},
-        }
-        for entity, limits in part
-    ]
+def quotas_form(origin: Origin, quotas: Quotas, offset: int, most: int) -> Generator[None, None, QuotasPage]:
+    """A page of the quotas, in steps. They have no special order, but it stays the same until the quotas change."""
+    entries: list[EntityQuotasForm] = []
+    for entity, limits in islice(quotas.items(), offset, offset + most):
+        by_quota = {key.text: limit_form(limit) for key, limit in limits.items()}
+        entries.append({"entity": entity_form(entity), "limits": by_quota})
+        if not len(entries) % _ENTITIES_PER_STEP:
+            yield
     return {**origin.form(), "total": len(quotas), "offset": offset, "quotas": entries}
 
 
-def costs_form(virtual_cluster: str, costs: RequestCosts) -> Form:
-    """The cost of requests at each node, in us of thread time, by the model that limits request times."""
-    nodes = [
-        {
-            "node_id": node_id,
-            "floor_us": round(of_node.floor_us, 1),
-            "apis": {_api_name(reading.kind): _cost_form(reading) for reading in of_node.readings()},
-        }
-        for node_id, of_node in sorted(costs.by_node().items())
-    ]
+def cap_form(cap: CapTotals) -> CapForm:
+    """What a byte cap let through and delayed."""
+    return {
+        "virtual_cluster": cap.virtual_cluster,
+        "listener": cap.listener,
+        "direction": cap.direction,
+        "limit": cap.limit,
+        "read_bytes": cap.read_bytes,
+        "waits": cap.waits,
+        "waited_ms": cap.waited_ms,
+        "waiting": cap.waiting,
+    }
+
+
+def costs_form(virtual_cluster: str, costs: RequestCosts) -> Generator[None, None, CostsPage]:
+    """The cost of requests at each node, in us of thread time, by the model that limits request times. In steps."""
+    nodes: list[NodeCostsForm] = []
+    for node_id, of_node in sorted(costs.by_node().items()):
+        apis = {_api_name(reading.kind): _cost_form(reading) for reading in of_node.readings()}
+        nodes.append({"node_id": node_id, "floor_us": round(of_node.floor_us, 1), "apis": apis})
+        if not len(nodes) % _NODES_PER_STEP:
+            yield
     return {"virtual_cluster": virtual_cluster, "nodes": nodes}
 
 
@@ -99,7 +144,7 @@ def _api_name(kind: int) -> str:
     return APIS[kind].name
 
 
-def _cost_form(reading: CostReading) -> Form:
+def _cost_form(reading: CostReading) -> CostForm:
     origin = "pinned" if reading.pinned else "learned" if reading.samples else "shipped"
     cost = reading.cost
     return {
@@ -110,7 +155,7 @@ def _cost_form(reading: CostReading) -> Form:
     }
 
 
-def limit_form(limit: Limit) -> Form:
+def limit_form(limit: Limit) -> LimitForm:
     """A limit and the layer that it comes from."""
     return {"limit": number(limit.value), "layer": limit.layer}
 
@@ -129,20 +174,20 @@ def explained_form(
     node_throttles: Iterable[PastThrottle],
     now_epoch_ms: int | None,
     caps: Iterable[Cap] = (),
-) -> Form:
+) -> ExplanationPage:
     """The explanation of one client. `now_epoch_ms` is None without a running proxy."""
     now = now_epoch_ms or 0
     return {
         **origin.form(),
-        "client": client._asdict(),
+        "client": {"user": client.user, "client_id": client.client_id, "ip": client.ip},
         "live": now_epoch_ms is not None,
         "quotas": [_explanation_form(explanation, observed, now) for explanation, observed in explanations],
         "node_throttles": [throttle_form(past, now) for past in node_throttles],
-        "caps": [cap._asdict() for cap in caps],
+        "caps": [cap.form() for cap in caps],
     }
 
 
-def _explanation_form(explanation: Explanation, observed: Observed, now_epoch_ms: int) -> Form:
+def _explanation_form(explanation: Explanation, observed: Observed, now_epoch_ms: int) -> ExplanationForm:
     key = explanation.key
     return {
         "quota": key.text,
@@ -158,7 +203,7 @@ def _explanation_form(explanation: Explanation, observed: Observed, now_epoch_ms
     }
 
 
-def _rule_form(rule: Rule) -> Form:
+def _rule_form(rule: Rule) -> RuleForm:
     return {
         "entity": entity_form(rule.entity),
         "level": rule.level,
@@ -167,32 +212,31 @@ def _rule_form(rule: Rule) -> Form:
     }
 
 
-def _tags_form(tags: SensorTags) -> Form:
+def _tags_form(tags: SensorTags) -> TagsForm:
     return {"user": tags.user, "client_id": tags.client_id}
 
 
-def use_form(key: SensorKey, reading: SensorReading | BucketReading) -> Form:
+def use_form(key: SensorKey, reading: SensorReading | BucketReading) -> RateUseForm | BucketUseForm:
     """What one sensor measures now; a token bucket has tokens instead of a rate. `node_id` is null for all nodes.
 
     `shared_by` is the entity whose new clients share this sensor because the sensor table was full.
     """
-    if isinstance(reading, BucketReading):
-        tokens = None if reading.limit >= UNLIMITED else {"tokens": reading.tokens, "burst": reading.burst}
-        measured: Form = {"bucket": tokens, "refusals": reading.refusals}
-    else:
-        measured = {"rate": reading.rate, "debt_ms": round(reading.debt_ms)}
-    return {
+    use: UseForm = {
         "node_id": None if key.node_id == WHOLE_CLUSTER else key.node_id,
         "limit": number(reading.limit),
-        **measured,
         "throttles": reading.throttles,
         "throttled_ms": reading.throttled_ms,
         "capped": reading.capped,
         "shared_by": None if key.shared_by is None else entity_form(key.shared_by),
     }
+    if not isinstance(reading, BucketReading):
+        return {**use, "rate": reading.rate, "debt_ms": round(reading.debt_ms)}
+    limited = reading.limit < UNLIMITED
+    bucket: BucketForm | None = {"tokens": reading.tokens, "burst": reading.burst} if limited else None
+    return {**use, "bucket": bucket, "refusals": reading.refusals}
 
 
-def throttle_form(past: PastThrottle, now_epoch_ms: int) -> Form:
+def throttle_form(past: PastThrottle, now_epoch_ms: int) -> ThrottleForm:
     """One throttle; `left_ms` is how much longer it mutes the client, if the client is connected."""
     until_epoch_ms = past.at_epoch_ms + past.throttle_time_ms
     return {

@@ -1,99 +1,141 @@
-"""Limits the connections of an HTTP listener: their number, and how long each may send nothing.
+"""Limits the connections of an HTTP listener: their number, and how long each may read nothing of a response.
 
 Scrapers, probes and operators are few. Other peers that connect must not use up descriptors that Kafka clients need.
 """
 
 import asyncio
+import socket
+import ssl
 from collections.abc import Callable
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import structlog
 
-from common.at_most_every import AtMostEvery
+from common.plain_words import words_of
 from proxy.gate.fair_pool import FairPool
-from quotas.entities import plain_ip
+from proxy.observe.http_refusals import HttpRefusals, Refusal
 
-REPORTED_EVERY_S = 60.0
-"""A warning that any peer can cause is logged at most this often, with the number of times since."""
+_GOODBYE_WITHIN_S = 1.0
+"""How long the end of a TLS connection may take."""
 
 log = structlog.get_logger()
 
 
 class Guests:
-    """The connections of one HTTP listener: at most `most`, each closed when it has sent nothing for `idle_s`.
+    """The connections of one HTTP listener: at most `most`, each closed when it reads nothing for `idle_s` or longer.
 
-    `new_handler` makes the HTTP protocol object of one connection; `section` is the listener's section in the
-    configuration. When the listener is full, addresses with many connections give way to others (see FairPool).
+    `new_handler` makes the HTTP protocol object of one connection, which closes it when no request comes. When the
+    listener is full, addresses with many connections give way to others (see FairPool). New connections speak TLS if
+    there is a `tls` context; it may be replaced at any time.
     """
 
-    def __init__(self, section: str, new_handler: Callable[[], asyncio.Protocol], most: int, idle_s: float) -> None:
+    def __init__(
+        self, refusals: HttpRefusals, new_handler: Callable[[], asyncio.Protocol], most: int, idle_s: float
+    ) -> None:
+        self.tls: ssl.SSLContext | None = None
         self.new_handler = new_handler
         self.idle_s = idle_s
         self._most = most
+        self._refusals = refusals
         self._pool: FairPool[_Guest] = FairPool()
-        self._section = section
-        self._refused = AtMostEvery(REPORTED_EVERY_S)
 
     def __len__(self) -> int:
         return len(self._pool)
 
-    def __call__(self) -> asyncio.Protocol:
-        """The asyncio protocol for a new connection."""
-        return _Guest(self)
-
-    def enter(self, guest: "_Guest", address: str) -> bool:
-        """Add a connection. Returns False if it must be closed. May close another connection to make room for it."""
-        if len(self._pool) >= self._most:
-            leaving = self._pool.who_leaves_for(address)
-            self._note_refused(address)
-            if leaving is None:
-                return False
-            leaving.abort()
-            self.leave(leaving)
+    def take_in(self, sock: socket.socket, address: str) -> None:
+        """Serve a connection that was accepted, or close it. May close another connection to make room for it."""
+        if not self._has_room_for(address):
+            sock.close()
+            return
+        guest, loop = _Guest(self), asyncio.get_running_loop()
         self._pool.enter(guest, address)
-        return True
+        timeouts = {"ssl_handshake_timeout": self.idle_s, "ssl_shutdown_timeout": _GOODBYE_WITHIN_S} if self.tls else {}
+        opening = loop.connect_accepted_socket(lambda: guest, sock, ssl=self.tls, **timeouts)
+        guest.opening = loop.create_task(opening)
+        guest.opening.add_done_callback(partial(self._opened, guest, sock, address))
 
-    def _note_refused(self, address: str) -> None:
-        if times := self._refused.times(asyncio.get_running_loop().time()):
-            log.warning(
-                "http_connections_refused",
-                listener=self._section,
-                limit=self._most,
-                connections=times,
-                last_address=address,
-            )
+    def _opened(self, guest: "_Guest", sock: socket.socket, address: str, opening: "asyncio.Task[Any]") -> None:
+        """The connection is open; with TLS, its handshake is over."""
+        guest.opening = None
+        if not guest.is_open:
+            self.leave(guest)
+            sock.close()
+        if not opening.cancelled() and (error := opening.exception()) is not None:
+            self._note_failed(error, address)
+
+    def stop(self) -> None:
+        """Close the connections whose TLS handshake is under way."""
+        for guest in list(self._pool):
+            if not guest.is_open:
+                guest.abort()
 
     def leave(self, guest: "_Guest") -> None:
         """Remove a connection that has ended."""
         if guest in self._pool:
             self._pool.leave(guest)
 
+    def _has_room_for(self, address: str) -> bool:
+        if len(self._pool) < self._most:
+            return True
+        if times := self._refusals.times(Refusal.TOO_MANY_CONNECTIONS):
+            log.warning(
+                "http_connections_refused",
+                listener=self._refusals.listener,
+                limit=self._most,
+                connections=times,
+                last_address=address,
+            )
+        leaving = self._pool.who_leaves_for(address)
+        if leaving is None:
+            return False
+        leaving.abort()
+        self.leave(leaving)
+        return True
+
+    def _note_failed(self, error: BaseException, address: str) -> None:
+        if not isinstance(error, OSError):
+            raise error
+        if times := self._refusals.times(Refusal.TLS_FAILED):
+            log.warning(
+                "http_handshakes_failed",
+                listener=self._refusals.listener,
+                connections=times,
+                last_address=address,
+                problem=words_of(error),
+            )
+
 
 class _Guest(asyncio.Protocol):
-    """One connection: passes its events to the HTTP handler, and aborts when the peer was silent for too long."""
+    """One connection: passes its events to the HTTP handler, and aborts when the peer does not read the response.
 
-    def __init__(self, home: Guests) -> None:
-        self._host = home
+    `opening` is the task that opens it, with TLS the handshake.
+    """
+
+    def __init__(self, host: Guests) -> None:
+        self.opening: asyncio.Task[Any] | None = None
+        self._host = host
         self._handler: asyncio.Protocol | None = None
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._heard_s = 0.0
+        self._is_stuck = False
+        """Whether bytes wait for the peer since the last look, and it has taken or sent none that we know of."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the connection is served."""
+        return self._handler is not None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start the HTTP handler, if there is room for this connection."""
+        """Start the HTTP handler."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit it
-        peer = transport.get_extra_info("peername")
-        if not self._host.enter(self, plain_ip(peer[0]) if peer else ""):
-            self.abort()
-            return
         self._handler = self._host.new_handler()
         self._handler.connection_made(transport)
-        self._heard_s = asyncio.get_running_loop().time()
         self._wait()
 
     def data_received(self, data: bytes) -> None:
         """Pass received bytes on."""
-        self._heard_s = asyncio.get_running_loop().time()
+        self._is_stuck = False
         if self._handler is not None:
             self._handler.data_received(data)
 
@@ -108,6 +150,7 @@ class _Guest(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         """The write buffer has room again."""
+        self._is_stuck = False
         if self._handler is not None:
             self._handler.resume_writing()
 
@@ -125,15 +168,19 @@ class _Guest(asyncio.Protocol):
         """Close the connection at once, and drop bytes that are not sent."""
         if self._transport is not None:
             self._transport.abort()
+        elif self.opening is not None:
+            self.opening.cancel()
 
     def _wait(self) -> None:
-        at_s = self._heard_s + self._host.idle_s
-        self._timer = asyncio.get_running_loop().call_at(at_s, self._look)
+        self._timer = asyncio.get_running_loop().call_later(self._host.idle_s, self._look)
 
     def _look(self) -> None:
-        """Abort if the peer was silent for `idle_s`. Otherwise bytes came after the timer was set: set it again."""
-        if asyncio.get_running_loop().time() < self._heard_s + self._host.idle_s:
-            self._wait()
-        else:
-            self._timer = None
+        """Abort if bytes waited for the peer at the last look, too, and it has read none since."""
+        self._timer = None
+        assert self._transport is not None
+        is_unread = self._transport.get_write_buffer_size() > 0
+        if is_unread and self._is_stuck:
             self.abort()
+            return
+        self._is_stuck = is_unread
+        self._wait()

@@ -27,6 +27,10 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "accept_failed": "The system could not accept a connection at a port. The proxy tries again after a pause.",
         "http_connections_refused": "The HTTP listener is full. `connections` were closed since the last such line; "
         "one line a minute at most.",
+        "http_requests_refused": "An HTTP listener refuses requests, for `reason`: `requests` since the last such "
+        "line; one line a minute at most for each reason.",
+        "http_handshakes_failed": "TLS handshakes fail at an HTTP listener, on `connections` since the last such line; "
+        "one line a minute at most.",
         "http_requests_malformed": "Bytes that are not HTTP came at an HTTP listener, on `connections` since the last "
         "such line; one line a minute at most.",
         "status_page_failed": "A bug of the proxy: open status pages were not kept up to date, and connect again. "

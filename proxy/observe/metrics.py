@@ -219,7 +219,8 @@ class Metrics:
         )
         self.certificate_ends = Gauge(
             "kafka_throttle_certificate_expiry_timestamp_seconds",
-            "Expiry of the listener's certificate; without a listener, of the client certificate for the nodes.",
+            "Expiry of the listener's certificate; without a listener, of the client certificate for the nodes. The "
+            "listeners admin and metrics have no virtual cluster.",
             ("virtual_cluster", "listener"),
             registry=registry,
         )
@@ -227,6 +228,12 @@ class Metrics:
             "kafka_throttle_certificate_reloads",
             "Reloads of certificates whose files have changed, by result: applied or rejected.",
             ("virtual_cluster", "listener", "result"),
+            registry=registry,
+        )
+        self.http_refused = Counter(
+            "kafka_throttle_http_refused",
+            "Requests and connections that an HTTP listener (metrics or admin) refused, by reason.",
+            ("listener", "reason"),
             registry=registry,
         )
         self.event_loop_lag = Gauge(

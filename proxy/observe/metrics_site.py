@@ -9,7 +9,7 @@ from prometheus_client import Gauge
 from prometheus_client.exposition import choose_encoder
 
 from proxy.net.turns import finish_in_turns
-from proxy.observe.http_listener import MAX_BODY_BYTES, HttpListener
+from proxy.observe.http_listener import HttpListener
 from proxy.observe.metrics import Metrics
 
 _LAG_STEP_S = 0.25
@@ -28,13 +28,16 @@ class MetricsSite:
     ) -> None:
         self._metrics = metrics
         self._not_ready = not_ready
-        self._listener = HttpListener(self.application(), "metrics", most, idle_s)
-        self.open = self._listener.open
+        probes = {"/livez": self._get_livez, "/readyz": self._get_readyz}
+        pages = {"/metrics": self._get_metrics, **probes}
+        routes = [web.get(path, handler) for path, handler in pages.items()]
+        self.listener = HttpListener("metrics", routes, metrics.http_refused, most, idle_s, open_paths=probes)
+        self.open = self.listener.open
         self._lag: asyncio.Task[None] | None = None
 
     async def start(self, bind: str, port: int) -> int:
         """Listen, and return the port; for port 0 the system chooses one. Raises ConfigErrors if it cannot be bound."""
-        port = await self._listener.start(bind, port)
+        port = await self.listener.start(bind, port)
         self._lag = asyncio.create_task(measure_lag(self._metrics.event_loop_lag))
         return port
 
@@ -43,15 +46,7 @@ class MetricsSite:
         if self._lag is not None:
             self._lag.cancel()
             self._lag = None
-        await self._listener.stop()
-
-    def application(self) -> web.Application:
-        """The aiohttp application with the three pages."""
-        application = web.Application(client_max_size=MAX_BODY_BYTES)
-        application.router.add_get("/metrics", self._get_metrics)
-        application.router.add_get("/livez", self._get_livez)
-        application.router.add_get("/readyz", self._get_readyz)
-        return application
+        await self.listener.stop()
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         accept = request.headers.get("Accept", "")[:_MAX_ACCEPT_CHARACTERS]

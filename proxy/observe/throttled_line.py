@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from proxy.observe.explained import Form, number, time_form
+from proxy.observe.explained import number, time_form
+from proxy.observe.forms import BucketForm, ThrottledForm, ThrottlingRuleForm
 from proxy.observe.last_throttles import PastThrottle
 from quotas.changes import Limit, Quotas
 from quotas.entities import QuotaKey
@@ -21,6 +22,10 @@ class Bucket(NamedTuple):
 
     tokens: float
     burst: float
+
+    def form(self) -> BucketForm:
+        """As JSON."""
+        return {"tokens": self.tokens, "burst": self.burst}
 
 
 def measured(reading: SensorReading | BucketReading | None) -> tuple[float | None, Bucket | None]:
@@ -46,7 +51,7 @@ class ThrottledLine:
     throttled_ms: int
     connections: int
 
-    def form(self, virtual_cluster: str, source: str, quotas: Quotas) -> Form:
+    def form(self, virtual_cluster: str, source: str, quotas: Quotas) -> ThrottledForm:
         """As JSON. The limit is that of the rule in `quotas`, or the one that a removed rule had at the first throttle.
 
         Another rule may bind the client by then, and have moved the limit of the sensor.
@@ -64,7 +69,7 @@ class ThrottledLine:
             "rule": self._rule_form(rule, source),
             "limit": None if limit is None else number(limit),
             "rate": self.rate,
-            "bucket": None if self.bucket is None else self.bucket._asdict(),
+            "bucket": None if self.bucket is None else self.bucket.form(),
             "left_ms": self.left_ms,
             "since": time_form(first.at_epoch_ms),
             "throttles": self.throttles,
@@ -80,7 +85,7 @@ class ThrottledLine:
         limits: Mapping[QuotaKey, Limit] = quotas.get(entity, {})
         return limits.get(QuotaKey(quota_type))
 
-    def _rule_form(self, rule: Limit | None, source: str) -> Form | None:
+    def _rule_form(self, rule: Limit | None, source: str) -> ThrottlingRuleForm | None:
         """The rule that throttles, with its source; None for a throttle of the node.
 
         The layer is the file, znode or other place of the quota; None if the quota was removed after the throttle.

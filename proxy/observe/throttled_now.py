@@ -6,7 +6,8 @@ from heapq import nlargest
 from typing import Final, Protocol
 
 from proxy.clock import Clock
-from proxy.observe.explained import Form, Origin
+from proxy.observe.explained import Origin
+from proxy.observe.forms import ThrottledForm, ThrottledPage
 from proxy.observe.last_throttles import PastThrottle
 from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
 from proxy.observe.throttled_line import ThrottledLine, measured
@@ -82,7 +83,7 @@ class ThrottledClient:
             connections=self.connections,
         )
 
-    def form(self, now_ms: int) -> Form:
+    def form(self, now_ms: int) -> ThrottledForm:
         """As JSON. The limit is the one that the rule has now, or that a removed rule had when the throttle began."""
         cluster = self.cluster
         return self.line(now_ms).form(cluster.name, cluster.origin.source, cluster.quotas)
@@ -109,7 +110,9 @@ RANKS: Final[Mapping[str, Rank]] = {
 limit, the age of the throttle, the time for which the client was muted since then."""
 
 
-def throttled_form(clusters: Sequence[Cluster], sort: str, most: int, clock: Clock) -> Generator[None, None, Form]:
+def throttled_form(
+    clusters: Sequence[Cluster], sort: str, most: int, clock: Clock
+) -> Generator[None, None, ThrottledPage]:
     """The first `most` lines in the order `sort`, one for each client, quota and node; and how many more there are.
 
     Works in steps. `clients` counts a client once, by however many quotas and at however many nodes it is throttled.
@@ -128,7 +131,7 @@ def throttled_form(clusters: Sequence[Cluster], sort: str, most: int, clock: Clo
                     yield
             first.append((rank(client, clock.now_ms()), -total, client))
             total += 1
-    forms: list[Form] = []
+    forms: list[ThrottledForm] = []
     for number_of_forms, (_, _, client) in enumerate(nlargest(most, first), 1):
         forms.append(client.form(clock.now_ms()))
         if not number_of_forms % _PER_STEP:

@@ -4,8 +4,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from proxy.config.kinds import HostPort
+from proxy.config.secret_file import secret
 from proxy.config.settings import UpstreamConfig, VirtualClusterConfig, quota_entries
-from proxy.upstream.credentials import credentials_of, secret
+from proxy.upstream.credentials import credentials_of
 from quotas.changes import Alteration
 from quotas.entities import Entity, QuotaKey
 from quotas.sources.file import FileSource

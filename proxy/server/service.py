@@ -49,6 +49,7 @@ from proxy.observe.explained import Origin
 from proxy.observe.full_tables import FullTables
 from proxy.observe.health import ClusterHealth, Muted, Readiness
 from proxy.observe.http_listener import HttpListener
+from proxy.observe.http_secrets import HttpAccess, http_access
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals, Metrics, RelayTotals, SensorTotals, ShadowTotals
 from proxy.observe.metrics_site import MetricsSite
@@ -57,7 +58,6 @@ from proxy.observe.page.site import StatusPage
 from proxy.observe.past.history import History
 from proxy.observe.past.ring import Ring
 from proxy.observe.throttle_episode import ThrottledClients
-from proxy.observe.token_file import read_token
 from proxy.observe.top_entities import EntitySource, EntityUse
 from proxy.relay.connection_timeouts import TimeOuts
 from proxy.relay.costs import BUSY_SHARES, SHIPPED
@@ -412,10 +412,9 @@ class Service:
         self._metrics_site = MetricsSite(self._metrics, self._readiness.look, *http)
         self._api = AdminApi(self.clusters, clock)
         self._history = self._history_of(config.history, config.usage)
-        self._page = StatusPage(self._shown(), self._api.explained, *http)
-        admin = self._api.application()
-        admin.add_routes(self._page.routes())
-        self._api_listener = HttpListener(admin, "admin", *http)
+        self._page = StatusPage(self._shown(), self._api.explain, *http)
+        pages = [*self._api.routes(), *self._page.routes()]
+        self._admin = HttpListener("admin", pages, self._metrics.http_refused, *http)
         self._apply_limits()
         self._poller.sample(config.metrics.latency_sample, clock.now_us)
         self._add_metrics()
@@ -542,7 +541,14 @@ class Service:
     def _listeners(self) -> Iterator[Listener]:
         return (listener for cluster in self.clusters for listener in cluster.listeners)
 
+    def _set_access(self, access: HttpAccess) -> None:
+        self._admin.guard.access = access.admin
+        self._metrics_site.listener.guard.access = access.metrics
+
     def _show(self, place: TlsPlace, context: TlsMaterial | None) -> None:
+        for section, listener in (("admin", self._admin), ("metrics", self._metrics_site.listener)):
+            if place == TlsPlace("", section):
+                listener.guests.tls = None if context is None else context.context
         for cluster in self.clusters:
             if cluster.name == place.virtual_cluster:
                 cluster.set_certified(place.listener, context)
@@ -554,7 +560,7 @@ class Service:
 
         A process that takes over from another one gets its ports, and accepts when the other one has stopped to.
         """
-        self._api.token = read_token(self.config.admin, self._config_path)
+        self._set_access(http_access(self.config, self._config_path))
         self._certificates.take_up(await asyncio.to_thread(tls_sections, self.config))
         bound = self._bind_all(self._restart.passed_sockets(self.config))
         self._start_recording()
@@ -592,7 +598,7 @@ class Service:
 
     async def _start_http(self) -> None:
         await self._metrics_site.start(self.config.metrics.bind, self.config.metrics.port)
-        await self._api_listener.start(self.config.admin.bind, self.config.admin.port)
+        await self._admin.start(self.config.admin.bind, self.config.admin.port)
 
     async def _until_ready(self) -> None:
         """Wait until clients could be served if the ports were open."""
@@ -617,7 +623,7 @@ class Service:
         take = partial(passed.take, ipv6_only=True)
         http = (
             self._metrics_site.open(self.config.metrics.bind, self.config.metrics.port, take),
-            self._api_listener.open(self.config.admin.bind, self.config.admin.port, take),
+            self._admin.open(self.config.admin.bind, self.config.admin.port, take),
         )
         self._sockets = [*(sock for _, sockets in bound for sock in sockets.values()), *http]
         passed.close_rest()
@@ -707,7 +713,7 @@ class Service:
         if self._history is not None:
             await self._history.stop(_LAST_WRITES_AT_ONCE_S)
         self._page.live.end()
-        await self._api_listener.stop()
+        await self._admin.stop()
         await self._metrics_site.stop()
         log.info("stopped")
 
@@ -722,7 +728,7 @@ class Service:
                 listener.acceptor.sockets.accept_rest()
             listener.stop_listening()
         if self._restart.is_succeeded:
-            await asyncio.gather(self._api_listener.stop(), self._metrics_site.stop())
+            await asyncio.gather(self._admin.stop(), self._metrics_site.stop())
 
     def _stop_accepting(self) -> None:
         """Accept no more connections, and close those that are on their way in."""
@@ -833,7 +839,7 @@ class Service:
     async def _reload(self) -> bool:
         try:
             path = self._config_path
-            config, token, sections = await asyncio.to_thread(with_places, path, partial(_load_with_files, path))
+            config, access, sections = await asyncio.to_thread(with_places, path, partial(_load_with_files, path))
         except ConfigErrors as errors:
             self._refuse_reload([str(problem) for problem in errors.problems])
             return not isinstance(errors, ConfigUnreadable)
@@ -841,7 +847,7 @@ class Service:
             self._refuse_reload([f"{change} (needs a restart)" for change in fixed])
             return True
         self.config = config
-        self._api.token = token
+        self._set_access(access)
         self._certificates.take_up(sections)
         await self._apply()
         self._warn()
@@ -930,9 +936,9 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
         log.error("background_task_failed", exc_info=error)
 
 
-def _load_with_files(path: Path) -> tuple[Config, str | None, dict[TlsPlace, Section]]:
+def _load_with_files(path: Path) -> tuple[Config, HttpAccess, dict[TlsPlace, Section]]:
     config = load_config(path)
-    return config, read_token(config.admin, path), tls_sections(config)
+    return config, http_access(config, path), tls_sections(config)
 
 
 def run(config_path: Path, config: Config) -> int:

@@ -16,11 +16,11 @@ from protocol.errors import ProtocolError
 from protocol.identity.distinguished_names import host_names_of, not_after
 from protocol.identity.principal_rules import PrincipalRules, principal_rules
 from proxy.config.problems import ConfigErrors
-from proxy.config.settings import Config, ListenerTlsConfig, UpstreamTlsConfig
-from proxy.upstream.credentials import secret
+from proxy.config.secret_file import secret
+from proxy.config.settings import Config, ListenerTlsConfig, ServerTlsConfig, UpstreamTlsConfig
 from proxy.upstream.topology import plain_host
 
-TlsConfig = ListenerTlsConfig | UpstreamTlsConfig
+TlsConfig = ServerTlsConfig | UpstreamTlsConfig
 
 _CERTIFICATE = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]*)")
 """A certificate in a PEM file, in each spelling that OpenSSL accepts."""
@@ -33,7 +33,10 @@ _KEY = re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----")
 
 @dataclass(frozen=True, slots=True)
 class TlsPlace:
-    """Where TLS is used: at a listener, or between a virtual cluster and its nodes, where `listener` is ""."""
+    """Where TLS is used: at a listener, or between a virtual cluster and its nodes, where `listener` is "".
+
+    The HTTP listeners "admin" and "metrics" have the virtual cluster "".
+    """
 
     virtual_cluster: str
     listener: str
@@ -84,25 +87,34 @@ def _sections(config: Config) -> Iterator[tuple[TlsPlace, str, TlsConfig]]:
         for k, listener in enumerate(cluster.listeners):
             if listener.tls is not None:
                 yield TlsPlace(cluster.name, listener.name), f"{path}.listeners[{k}].tls", listener.tls
+    for section, http in (("admin", config.admin), ("metrics", config.metrics)):
+        if http.tls is not None:
+            yield TlsPlace("", section), f"{section}.tls", http.tls
 
 
 def certify(path: str, tls: TlsConfig) -> TlsMaterial:
     """Read the files of one section `tls`. `path` is its place in the configuration. Raises ConfigErrors."""
-    if isinstance(tls, ListenerTlsConfig):
+    if isinstance(tls, ServerTlsConfig):
         context = _new_context(path, ssl.PROTOCOL_TLS_SERVER, tls)
-        context.verify_mode = _VERIFY_MODES[tls.client_auth]
-        if tls.client_auth != "none":
-            # Without tickets a client that reconnects has to prove again who it is. TLS 1.2 resumes sessions anyway:
-            # a resumed session has the certificate it began with. The TLS stage therefore checks the certificate's
-            # expiry each time, and changed files end all sessions.
-            context.num_tickets = 0
-        rules = principal_rules(tls.principal_mapping_rules)
+        rules = principal_rules("DEFAULT")
+        if isinstance(tls, ListenerTlsConfig):
+            _verify_clients(context, tls)
+            rules = principal_rules(tls.principal_mapping_rules)
         return TlsMaterial(context, _load_own(path, context, tls), rules, _hosts_of(path, tls.certificate_file))
     context = _new_context(path, ssl.PROTOCOL_TLS_CLIENT, tls)
     context.check_hostname = tls.endpoint_identification
     if tls.ca_file is None:
         context.load_default_certs()
     return TlsMaterial(context, _load_own(path, context, tls), principal_rules("DEFAULT"))
+
+
+def _verify_clients(context: ssl.SSLContext, tls: ListenerTlsConfig) -> None:
+    context.verify_mode = _VERIFY_MODES[tls.client_auth]
+    if tls.client_auth != "none":
+        # Without tickets a client that reconnects has to prove again who it is. TLS 1.2 resumes sessions anyway: a
+        # resumed session has the certificate it began with. The TLS stage therefore checks the certificate's expiry
+        # each time, and changed files end all sessions.
+        context.num_tickets = 0
 
 
 _VERIFY_MODES = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
@@ -120,9 +132,14 @@ def _new_context(path: str, protocol: int, tls: TlsConfig) -> ssl.SSLContext:
     else:
         _use(f"{path}.ciphers", ciphers, lambda: context.set_ciphers(ciphers))
         _refuse_weak_ciphers(f"{path}.ciphers", context)
-    if (ca_file := tls.ca_file) is not None:
+    if (ca_file := _ca_file_of(tls)) is not None:
         _use(f"{path}.ca_file", ca_file, lambda: context.load_verify_locations(ca_file))
     return context
+
+
+def _ca_file_of(tls: TlsConfig) -> str | None:
+    """The authorities of the other side; an HTTP listener wants no certificates of clients."""
+    return tls.ca_file if isinstance(tls, ListenerTlsConfig | UpstreamTlsConfig) else None
 
 
 def _refuse_weak_ciphers(path: str, context: ssl.SSLContext) -> None:
@@ -146,7 +163,7 @@ def _load_own(path: str, context: ssl.SSLContext, tls: TlsConfig) -> int | None:
     files = own if tls.key_file is None else f"{own} with {tls.key_file}"
     _use(f"{path}.certificate_file", files, lambda: context.load_cert_chain(own, tls.key_file, lambda: password))
     ends: list[int] = []
-    _use(f"{path}.certificate_file", own, lambda: ends.extend(map(not_after, _certificates(Path(own).read_bytes()))))
+    _use(f"{path}.certificate_file", own, lambda: ends.extend(map(not_after, certificates_in(Path(own).read_bytes()))))
     return min(ends, default=None)
 
 
@@ -155,7 +172,7 @@ def _hosts_of(path: str, own: str) -> frozenset[str]:
     found: list[str] = []
 
     def read() -> None:
-        for certificate in islice(_certificates(Path(own).read_bytes()), 1):
+        for certificate in islice(certificates_in(Path(own).read_bytes()), 1):
             found.extend(host_names_of(certificate))
 
     _use(f"{path}.certificate_file", own, read)
@@ -181,7 +198,7 @@ def _read_into(found: dict[str, bytes], name: str) -> None:
     found[name] = Path(name).read_bytes()
 
 
-def _certificates(pem: bytes) -> Iterator[bytes]:
+def certificates_in(pem: bytes) -> Iterator[bytes]:
     """The certificates in a PEM file, in DER."""
     return map(b64decode, _CERTIFICATE.findall(pem))
 
@@ -204,7 +221,7 @@ def _error(path: str, problem: str) -> ConfigErrors:
 
 def files_of(tls: TlsConfig) -> list[str]:
     """All files that a section names."""
-    names = (tls.certificate_file, tls.key_file, tls.key_password_file, tls.ca_file)
+    names = (tls.certificate_file, tls.key_file, tls.key_password_file, _ca_file_of(tls))
     return [name for name in names if name is not None]
 
 

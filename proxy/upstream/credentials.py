@@ -1,15 +1,11 @@
 """The proxy's own credentials, from the configuration and the files that it names."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from common.problems import Problem
-from proxy.config.problems import ConfigErrors
+from proxy.config.secret_file import secret
 from proxy.config.settings import CredentialsConfig, UpstreamConfig, UsageTopicConfig
 from quotas.sources.cluster_connection import Credentials
-
-_MAX_SECRET_BYTES = 4096
 
 
 def credentials_of(upstream: UpstreamConfig) -> Credentials:
@@ -47,22 +43,3 @@ def _credentials(config: CredentialsConfig, path: str, announced: bool) -> Crede
         sasl_plain_password=secret(config.password_file, f"{path}.password_file"),
         announced=announced,
     )
-
-
-def secret(path: str | None, setting: str) -> str | None:
-    """What a file holds, without the line end behind it. ConfigErrors, naming the setting, if it cannot be read."""
-    if path is None:
-        return None
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(_MAX_SECRET_BYTES + 1)
-        text = data.decode().rstrip("\r\n")
-    except OSError as error:
-        problem = f"{path} cannot be read: {error.strerror or error}"
-    except UnicodeDecodeError:
-        problem = f"{path}: expected UTF-8"
-    else:
-        if text and len(data) <= _MAX_SECRET_BYTES:
-            return text
-        problem = f"{path}: expected a secret of 1 to {_MAX_SECRET_BYTES} bytes, got {len(data)}"
-    raise ConfigErrors([Problem(setting, problem)])

@@ -24,6 +24,7 @@ from proxy.config.settings import (
     CredentialsConfig,
     ListenerConfig,
     ListenerTlsConfig,
+    MetricsConfig,
     RequestCost,
     SaslConfig,
     UpstreamTlsConfig,
@@ -794,12 +795,20 @@ def test_the_admin_listener_needs_no_token_where_only_this_machine_reaches_it(bi
     assert config_of(changed(("admin", "bind"), bind)).admin.token_file is None
 
 
-def test_an_admin_listener_for_other_machines_is_warned_about_as_there_is_no_tls():
-    config = config_of(changed(("admin",), {"bind": "10.0.0.1", "token_file": "token"}))
+def test_an_http_listener_for_other_machines_whose_secrets_can_be_overheard_is_warned_about():
+    admin = {"bind": "10.0.0.1", "token_file": "token"}
+    metrics = {"bind": "0.0.0.0", "username": "prometheus", "password_file": "password"}
+    config = config_of(changed(("admin",), admin) | {"metrics": metrics})
     assert [str(warning) for warning in warnings_of(config, range(0))] == [
-        "admin.bind: expected a loopback address, as there is no TLS yet, got '10.0.0.1': the token and what is told"
-        " can be overheard"
+        "admin.bind: expected a loopback address without tls, got '10.0.0.1': the token and what is told can be"
+        " overheard",
+        "metrics.bind: expected a loopback address without tls, got '0.0.0.0': the password can be overheard",
     ]
+    tls = {"tls": {"certificate_file": "c"}}
+    config = config_of(changed(("admin",), admin | tls) | {"metrics": metrics | tls})
+    assert warnings_of(config, range(0)) == []
+    without_password = changed(("admin",), admin | tls) | {"metrics": {"bind": "0.0.0.0"}}
+    assert warnings_of(config_of(without_password), range(0)) == []
 
 
 def beaten(*entries):
@@ -1111,6 +1120,7 @@ WRONG_TOGETHER = {
     ),
     SaslConfig: ({"subject_claim": "a", "oauth_claims": ["b"]}, "", "expected oauth_claims without subject_claim"),
     AdminConfig: ({"bind": "0.0.0.0"}, "", "expected token_file"),
+    MetricsConfig: ({"username": "prometheus"}, "", "expected username and password_file together"),
     RequestCost: ({"api": "JoinGroup", "base_us": 1}, ".api", "expected Heartbeat, whose cost is also that of"),
     UsageConfig: ({"kafka": TOPIC}, "", "expected directory, as a topic gets what is in files"),
 }

@@ -6,17 +6,17 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from aiohttp import web
 from click.testing import CliRunner
+from structlog.testing import capture_logs
 
-from proxy.cli.admin_client import address_of
+from proxy.cli.admin_client import Way
 from proxy.cli.main import main
 from proxy.config.settings import AdminConfig
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.gate.admission import AddressStanding
 from proxy.observe.api import AdminApi
 from proxy.observe.explained import Origin
-from proxy.observe.http_listener import HttpListener
+from proxy.observe.http_access import Access, Account, Right
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals
 from proxy.relay.actions import Throttled
@@ -26,6 +26,7 @@ from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
+from tests.fakes.http import admin_listener, another_server
 
 TOKEN = "a-token-of-24-characters"
 PRODUCE, SHADOW = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.PRODUCE, shadow=True)
@@ -181,20 +182,19 @@ async def proxy(path):
             CapTotals("main", "plain", "egress", None, 5, 2, 1_500, 0),
         ],
     )
-    async with Serving(path, AdminApi([cluster], clock)) as api:
-        yield api
+    async with Serving(path, AdminApi([cluster], clock)) as listener:
+        yield listener
 
 
 class Serving:
-    """Serves an API, or any application, at the port that the configuration says."""
+    """Serves an API at the port that the configuration says."""
 
     def __init__(self, path, api):
-        self.api, self.path = api, path
-        self.listener = HttpListener(getattr(api, "application", lambda: api)(), "admin")
+        self.path, self.listener = path, admin_listener(api.routes())
 
     async def __aenter__(self):
         await self.listener.start("127.0.0.1", json.loads(self.path.read_text())["admin"]["port"])
-        return self.api
+        return self.listener
 
     async def __aexit__(self, *failure):
         await self.listener.stop()
@@ -235,8 +235,9 @@ async def test_its_json_is_passed_on(path, proxy):
 
 
 async def test_the_token_is_shown(path, proxy):
-    proxy.token = TOKEN
-    status, out, err = await asyncio.to_thread(explain, path)
+    proxy.guard.access = Access((Account(Right.READ, TOKEN),))
+    with capture_logs():
+        status, out, err = await asyncio.to_thread(explain, path)
     assert (status, out) == (1, "")
     assert "status 401: Authorization: expected 'Bearer'" in err
     write_config(path, {**json.loads(path.read_text())["admin"], "token_file": "token"})
@@ -254,7 +255,7 @@ async def test_a_proxy_that_does_not_know_the_virtual_cluster_refuses(path, prox
 
 
 async def test_another_http_server_at_the_port_is_reported(path):
-    async with Serving(path, web.Application()):
+    async with another_server(json.loads(path.read_text())["admin"]["port"]):
         status, _, err = await asyncio.to_thread(explain, path)
     assert status == 1
     assert err.endswith("answers, but not as kafka-throttle does: status 404\n")
@@ -277,7 +278,7 @@ async def test_a_server_that_speaks_no_http_is_reported(path):
     [("0.0.0.0", "127.0.0.1:1"), ("::", "[::1]:1"), ("10.1.1.1", "10.1.1.1:1"), ("::1", "[::1]:1")],
 )
 def test_it_is_reached_from_its_own_machine(bind, reached):
-    assert str(address_of(AdminConfig(bind=bind, port=1, token_file="token"))) == reached
+    assert str(Way().address_of(AdminConfig(bind=bind, port=1, token_file="token"))) == reached
 
 
 async def test_a_token_bucket_is_shown_with_its_tokens(path):

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from proxy.observe.http_listener import HttpListener
+from tests.fakes.http import admin_listener
 from tests.timeouts import TIMEOUT_S
 
 REQUEST = b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -18,9 +18,7 @@ async def serve():
     listeners = []
 
     async def serve(handler=None, **bounds):
-        application = web.Application()
-        application.router.add_get("/page", handler or content)
-        listeners.append(HttpListener(application, "metrics", **bounds))
+        listeners.append(admin_listener([web.get("/page", handler or content)], **bounds))
         return await listeners[-1].start("127.0.0.1", 0)
 
     yield serve
@@ -66,9 +64,7 @@ async def test_an_address_that_fills_it_makes_room_for_others_and_not_for_itself
         assert await idle[0].is_closed()
         assert [await one.ask() for one in (*idle[1:], other)] == [b"well"] * 3
     reported = [line for line in logs if line["event"] == "http_connections_refused"]
-    assert [(line["listener"], line["limit"], line["last_address"]) for line in reported] == [
-        ("metrics", 3, "127.0.0.1")
-    ]
+    assert [(line["listener"], line["limit"], line["last_address"]) for line in reported] == [("admin", 3, "127.0.0.1")]
 
 
 async def test_a_connection_that_has_ended_makes_room(serve):
@@ -142,7 +138,7 @@ async def test_what_is_not_http_is_summed_up_and_has_no_traceback(serve, caplog)
             visitor.writer.write(garbage)
             async with asyncio.timeout(TIMEOUT_S):
                 assert (await visitor.reader.readuntil(b"\r\n")).split()[1] == b"400"
-    assert [(line["event"], line["listener"]) for line in logs] == [("http_requests_malformed", "metrics")]
+    assert [(line["event"], line["listener"]) for line in logs] == [("http_requests_malformed", "admin")]
     assert not caplog.records
 
 

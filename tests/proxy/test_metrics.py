@@ -308,6 +308,7 @@ def test_every_metric_has_our_prefix_and_every_family_is_there_from_the_start(me
         "kafka_throttle_entity_throttle_seconds",
         "kafka_throttle_entity_tokens",
         "kafka_throttle_event_loop_lag_seconds",
+        "kafka_throttle_http_refused",
         "kafka_throttle_metadata_refresh_failures",
         "kafka_throttle_exempt_request_seconds",
         "kafka_throttle_mutations_refused",

@@ -23,7 +23,6 @@ from proxy.gate.connection_gate import ConnectionGate
 from proxy.net.poller import Poller
 from proxy.observe.api import AdminApi
 from proxy.observe.explained import Origin
-from proxy.observe.http_listener import HttpListener
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import Metrics
 from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
@@ -38,6 +37,7 @@ from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
+from tests.fakes.http import admin_listener
 from tests.relay.frames import produce, produced
 from tests.timeouts import TIMEOUT_S
 
@@ -78,7 +78,7 @@ class Proxy:
         self.cluster.upstream.directory.learn(NODE_ID, "127.0.0.1", node_port)
         self.metrics.add_entities(self.cluster.entities(clock))
         self.api = AdminApi([self.cluster], clock)
-        self.admin = HttpListener(self.api.application(), "admin")
+        self.admin = admin_listener(self.api.routes())
 
     async def start(self, stack):
         await self.cluster.book.start()

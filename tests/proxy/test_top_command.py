@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from demo.proxy_process import free_port_run
 from proxy.cli import top as top_module
 from proxy.cli.main import main
-from proxy.observe.http_listener import HttpListener
+from tests.fakes.http import admin_listener, another_server
 
 ETL = {
     "virtual_cluster": "main",
@@ -64,9 +64,8 @@ class Proxy:
     def __init__(self, path):
         self.form = {"sort": "left", "clients": 0, "total": 0, "more": 0, "throttled": []}
         self.asked = []
-        application = web.Application()
-        application.router.add_get("/api/v1/throttled", self._respond)
-        self.listener, self.port = HttpListener(application, "admin"), json.loads(path.read_text())["admin"]["port"]
+        self.listener = admin_listener([web.get("/api/v1/throttled", self._respond)])
+        self.port = json.loads(path.read_text())["admin"]["port"]
 
     def throttle(self, *lines, more=0, clients=1):
         page = {"clients": clients, "total": len(lines) + more, "more": more, "throttled": lines}
@@ -177,10 +176,8 @@ async def test_a_proxy_that_cannot_be_reached_is_reported_with_its_address_and_s
 
 
 async def test_a_proxy_that_does_not_have_the_page_is_reported(path):
-    listener = HttpListener(web.Application(), "admin")
-    await listener.start("127.0.0.1", json.loads(path.read_text())["admin"]["port"])
-    shown = await top(path, "--once")
-    await listener.stop()
+    async with another_server(json.loads(path.read_text())["admin"]["port"]):
+        shown = await top(path, "--once")
     assert shown.status == 1
     assert "answers, but not as kafka-throttle does: status 404" in shown.err
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 from aiohttp import hdrs, web
 
 from proxy.net.turns import finish_in_turns
-from proxy.observe.api import BadParameter
+from proxy.observe.api import ClientWanted
+from proxy.observe.endpoints import BadParameter, parameters_in
 from proxy.observe.explained import Form
 from proxy.observe.most_used import MostUsed
 from proxy.observe.page.history import History
@@ -26,12 +27,7 @@ _STREAM_PART_OF_IDLE = 0.8
 _RETRY_MS = 1_000
 _MAX_SEARCH_CHARACTERS = 256
 
-_HEADERS: Final[Mapping[str, str]] = {
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    hdrs.CACHE_CONTROL: "no-store",
-}
+_UNCHANGING: Final = {hdrs.CACHE_CONTROL: "private, max-age=31536000, immutable"}
 
 Handler = Callable[["StatusPage", web.Request], Awaitable[web.StreamResponse]]
 
@@ -44,7 +40,7 @@ def _with_error_page(handler: Handler) -> Handler:
         try:
             return await handler(self, request)
         except BadParameter as error:
-            return self.page("error", {"problem": str(error)}, HTTPStatus.BAD_REQUEST)
+            return self.page("error", {"problem": error.text}, HTTPStatus.BAD_REQUEST)
         except web.HTTPNotFound as error:
             return self.page("error", {"problem": error.text}, HTTPStatus.NOT_FOUND)
 
@@ -61,7 +57,7 @@ class StatusPage:
     def __init__(
         self,
         process: Process,
-        explained: Callable[[Mapping[str, str]], Awaitable[Form]],
+        explained: Callable[[ClientWanted], Awaitable[Form]],
         max_connections: int,
         idle_s: float,
     ) -> None:
@@ -93,7 +89,7 @@ class StatusPage:
         """A whole page as the response."""
         given = {"text": "", "several": len(self._clusters) > 1, **facts}
         text = self._rendering.html(template, given)
-        return web.Response(text=text, status=status, content_type="text/html", headers=_HEADERS)
+        return web.Response(text=text, status=status, content_type="text/html")
 
     @_with_error_page
     async def _index(self, request: web.Request) -> web.Response:
@@ -102,13 +98,13 @@ class StatusPage:
 
     async def _history(self, request: web.Request) -> web.Response:
         text = samples_as_json(self.history.latest())
-        return web.Response(text=text, content_type="application/json", headers=_HEADERS)
+        return web.Response(text=text, content_type="application/json")
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         """The sections as server-sent events, as they change."""
         if self.live.is_full:
             raise web.HTTPServiceUnavailable(text="too many status pages are open")
-        response = web.StreamResponse(headers={**_HEADERS, hdrs.CONTENT_TYPE: "text/event-stream"})
+        response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "text/event-stream"})
         stream = self.live.open()
         try:
             async with asyncio.timeout(self._stream_s):
@@ -137,16 +133,16 @@ class StatusPage:
     @_with_error_page
     async def _explain(self, request: web.Request) -> web.StreamResponse:
         """Which quotas apply to a client, and why. Empty parameters count as not given: forms send them."""
-        form = await self._explained({name: value for name, value in request.query.items() if value})
+        given = {name: value for name, value in request.query.items() if value}
+        form = await self._explained(parameters_in(given, ClientWanted))
         return self.page("explain", {"form": form, "at_ms": self._process.clock.epoch_ms()})
 
     async def _static(self, request: web.Request) -> web.Response:
         file = self._files.get(request.match_info["name"])
         if file is None:
             raise web.HTTPNotFound(text="no such file")
-        headers = {**_HEADERS, hdrs.CACHE_CONTROL: "private, max-age=31536000, immutable"}
-        return web.Response(body=file.content, content_type=file.content_type, charset="utf-8", headers=headers)
+        return web.Response(body=file.content, content_type=file.content_type, charset="utf-8", headers=_UNCHANGING)
 
 
 def _see(path: str) -> web.Response:
-    return web.Response(status=HTTPStatus.SEE_OTHER, headers={**_HEADERS, hdrs.LOCATION: path})
+    return web.Response(status=HTTPStatus.SEE_OTHER, headers={hdrs.LOCATION: path})

@@ -4,10 +4,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import starmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from proxy.decisions.client_ids import measured_client_id
-from proxy.observe.explained import Form, Observed, Origin, explained_form, number, time_form
+from proxy.observe.explained import Observed, Origin, explained_form, number, time_form
+from proxy.observe.forms import (
+    ChangeForm,
+    OperationForm,
+    OperationsForm,
+    OriginForm,
+    PastExplanationForm,
+    PastExplanationPage,
+    PastThrottledForm,
+    PastThrottledPage,
+    WhenForm,
+)
 from proxy.observe.past.moments import Held, NotHeld, second_of, second_text
 from proxy.observe.past.records import Damaged, Head, Kinds, Others, PastLine, QuotasOf, Seconds, Version
 from proxy.observe.past.segments import Reading, held_in, may_hold
@@ -107,7 +118,7 @@ class _PastQuotas:
         enforced, shadow = tables_of(self.quotas)
         return Tables(enforced.remembering(self.kinds.enforced), shadow.remembering(self.kinds.shadow))
 
-    def changes(self, key: QuotaKey) -> Iterator[Form]:
+    def changes(self, key: QuotaKey) -> Iterator[ChangeForm]:
         """The last change of this quota of each entity, as far as it is kept."""
         for entity, version in self.versions.items():
             old, new = _limit(version.before, key), _limit(version.limits, key)
@@ -147,12 +158,13 @@ class Past:
         """The range of seconds that may be asked for."""
         return held_in(self._directory, self._keep_s, now_s)
 
-    def throttled(self, virtual_clusters: Iterable[str], at: str, most: int, now_s: float) -> Form:
+    def throttled(self, virtual_clusters: Iterable[str], at: str, most: int, now_s: float) -> PastThrottledPage:
         """Who was throttled at a time: the clients that were muted for longest first, and the sums of the others."""
         found = self._find(at, now_s)
-        lines: list[tuple[int, Form]] = []
+        lines: list[tuple[int, PastThrottledForm]] = []
         clients: set[tuple[str, str]] = set()
-        others, unknown, total = Others(), [], 0
+        unknown: list[OriginForm] = []
+        others, total = Others(), 0
         for name in virtual_clusters:
             past = found.lines.get(name, [])
             quotas = found.quotas_of(name, {each.line.first.entity for each in past if each.line.first.entity})
@@ -186,7 +198,7 @@ class Past:
             "quotas_unknown": unknown,
         }
 
-    def explained(self, virtual_cluster: str, client: Client, at: str, now_s: float) -> Form:
+    def explained(self, virtual_cluster: str, client: Client, at: str, now_s: float) -> PastExplanationPage:
         """The explanation of a client's quotas at a time. The client-id is as the client gave it."""
         found = self._find(at, now_s)
         raw = client.client_id.encode(errors="replace")
@@ -199,17 +211,25 @@ class Past:
         trace = Trace() if self._traced is None else self._traced(virtual_cluster, found.second)
         origin = Origin(virtual_cluster, quotas.source, {}, quotas.known)
         form = explained_form(origin, client, [(each, Observed()) for each in explanations], (), None)
-        for explanation, of_quota in zip(explanations, form["quotas"], strict=True):
-            of_quota["changes"] = list(quotas.changes(explanation.key))
-            of_quota["throttled"] = [
-                _line_form(each, virtual_cluster, quotas) for each in lines if _is_of(each, explanation)
-            ]
-            of_quota.update(_operations(trace, explanation))
+        explained: list[PastExplanationForm] = [
+            {
+                **of_quota,
+                "changes": list(quotas.changes(explanation.key)),
+                "throttled": [_line_form(each, virtual_cluster, quotas) for each in lines if _is_of(each, explanation)],
+                **_operations(trace, explanation),
+            }
+            for explanation, of_quota in zip(explanations, form["quotas"], strict=True)
+        ]
         notes = {_NOT_KEPT: not quotas.kept, _DAMAGED: found.damaged, _NO_HOSTS: client.ip is not None}
-        precisions = {of_quota["precision"] for of_quota in form["quotas"]}
+        precisions = {of_quota["precision"] for of_quota in explained}
         return {
-            **form,
+            **origin.form(),
             **_when(found),
+            "client": form["client"],
+            "live": form["live"],
+            "quotas": explained,
+            "node_throttles": form["node_throttles"],
+            "caps": form["caps"],
             "precision": "exact" if "exact" in precisions else "second",
             "node_throttled": [
                 _line_form(each, virtual_cluster, quotas)
@@ -261,7 +281,7 @@ def _read(path: Path, second: int, found: _Second) -> bool:
     return has_any
 
 
-def _when(found: _Second) -> Form:
+def _when(found: _Second) -> WhenForm:
     """The second, the last one if several were recorded together, and how many damaged records were skipped."""
     return {"at": second_text(found.first_s), "until": second_text(found.last_s), "skipped": found.damaged}
 
@@ -272,7 +292,7 @@ def _entities_of(client: Client) -> set[Entity]:
     return found if client.ip is None else found | {Entity(ip=plain_ip(client.ip)), Entity(ip=DEFAULT)}
 
 
-def _line_form(past: PastLine, virtual_cluster: str, quotas: _PastQuotas) -> Form:
+def _line_form(past: PastLine, virtual_cluster: str, quotas: _PastQuotas) -> PastThrottledForm:
     line = past.line.form(virtual_cluster, quotas.source, quotas.quotas)
     return {**line, "given_ms": past.given_ms, "charged": past.charged}
 
@@ -287,7 +307,7 @@ def _is_of(past: PastLine, explanation: Explanation) -> bool:
     )
 
 
-def _operations(trace: Trace, explanation: Explanation) -> Form:
+def _operations(trace: Trace, explanation: Explanation) -> OperationsForm:
     """The traced operations on the sensors of a quota. The answer is exact if there are any, and none was dropped."""
     key, tags = explanation.key, explanation.tags
     events: list[TraceEvent] = []
@@ -306,7 +326,7 @@ def _operations(trace: Trace, explanation: Explanation) -> Form:
     }
 
 
-def _operation_form(event: TraceEvent) -> dict[str, Any]:
+def _operation_form(event: TraceEvent) -> OperationForm:
     return {
         "at": time_form(event.wall_ms),
         "operation": event.operation,

@@ -9,11 +9,11 @@ import aiohttp
 import pytest
 
 from proxy.observe.api import AdminApi
-from proxy.observe.http_listener import HttpListener
 from proxy.observe.page.site import StatusPage
 from quotas.changes import Limit
 from quotas.entities import Entity
 from tests.fakes.clock import FakeClock
+from tests.fakes.http import admin_listener
 from tests.proxy.page.shown import NODE, PRODUCE, QUOTAS, Cluster, Shown
 from tests.timeouts import TIMEOUT_S
 
@@ -34,10 +34,8 @@ def shown(clock):
 async def served(shown, most=8, idle_s=30.0):
     process = shown.process()
     api = AdminApi(process.clusters, process.clock)
-    page = StatusPage(process, api.explained, most, idle_s)
-    application = api.application()
-    application.add_routes(page.routes())
-    listener = HttpListener(application, "admin", most, idle_s)
+    page = StatusPage(process, api.explain, most, idle_s)
+    listener = admin_listener([*api.routes(), *page.routes()], most=most, idle_s=idle_s)
     port = await listener.start("127.0.0.1", 0)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
 
