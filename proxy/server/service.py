@@ -412,7 +412,8 @@ class Service:
         self._metrics_site = MetricsSite(self._metrics, self._readiness.look, *http)
         self._api = AdminApi(self.clusters, clock)
         self._history = self._history_of(config.history, config.usage)
-        self._page = StatusPage(self._shown(), self._api.explain, *http)
+        throttled_at = None if self._history is None else self._api.throttled
+        self._page = StatusPage(self._shown(), self._api.explain, *http, throttled_at)
         pages = [*self._api.routes(), *self._page.routes()]
         self._admin = HttpListener("admin", pages, self._metrics.http_refused, *http)
         self._apply_limits()

@@ -50,7 +50,8 @@ def scene(kafka, topic: str) -> Iterator[ProxyProcess]:
     """The proxy, while clients are at work. `topic` is made; all produce to it."""
     make_topic(kafka.bootstrap_servers, topic, partitions=1)
     source = {"state_file": "state.json"}
-    with ProxyProcess(kafka, QUOTAS, source=source, limits={"drain_s": 0}, usage={"instance": "proxy-1"}) as proxy:
+    sections = {"limits": {"drain_s": 0}, "usage": {"instance": "proxy-1"}, "history": {"directory": "history"}}
+    with ProxyProcess(kafka, QUOTAS, source=source, **sections) as proxy:
         ending = threading.Event()
         clients = [
             threading.Thread(target=_produce, args=(proxy.bootstrap, topic, name, rate, ending), daemon=True)

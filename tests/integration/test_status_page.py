@@ -66,6 +66,22 @@ async def test_a_throttled_client_is_found_in_two_clicks(proxy):
         checked(page, proxy)
 
 
+async def test_a_second_of_the_past_leads_to_its_explanation(proxy):
+    async with chromium() as page:
+        await page.open(url_of(proxy), 1440)
+        await until(page, f"document.getElementById('throttled').textContent.includes('{THROTTLED}')")
+        await asyncio.sleep(6)
+        await page.value("document.getElementById('at').value = '-3s'; document.querySelector('form').requestSubmit()")
+        await until(page, "location.pathname === '/past' && document.readyState === 'complete'")
+        link = f"[...document.querySelectorAll('main a')].find((one) => one.textContent.includes('{THROTTLED}'))"
+        await page.value(f"{link}.click()")
+        await until(page, "location.pathname === '/explain' && document.readyState === 'complete'")
+        text = await page.value("document.querySelector('main').textContent.replace(/\\s+/g, ' ')")
+        for expected in (THROTTLED, "1.00 MB/s", "Throttled by it in this second", "to the second"):
+            assert expected in text
+        checked(page, proxy)
+
+
 async def test_the_page_changes_without_a_reload_and_keeps_the_focus_and_what_is_open(proxy):
     async with chromium() as page:
         await page.open(url_of(proxy), 1440)
@@ -101,7 +117,8 @@ async def test_updates_can_be_paused(proxy):
 async def test_every_page_fits_and_axe_has_nothing_to_say(proxy, width, dark):
     explain = f"/explain?client_id={THROTTLED}"
     async with chromium() as page:
-        for path in ("/", explain, "/search?q=i", "/search?q=nobody", "/explain?ip=nonsense"):
+        then = ("/past?at=-5s", f"{explain}&at=-5s", "/search?q=i&at=-5s")
+        for path in ("/", explain, "/search?q=i", "/search?q=nobody", "/explain?ip=nonsense", *then):
             await page.open(url_of(proxy, path), width, dark)
             if path == "/":
                 await until(page, "document.querySelectorAll('.plot canvas').length === 6")

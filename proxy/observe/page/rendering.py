@@ -93,7 +93,12 @@ def samples_as_json(samples: Iterable[Sample]) -> str:
     )
 
 
-def explain_path(virtual_cluster: str, user: str = "", client_id: str = "", ip: str = "") -> str:
-    """The path of the page that explains the quotas of a client."""
-    given = {"virtual_cluster": virtual_cluster, "user": user, "client_id": client_id, "ip": ip}
+def past_path(at: str) -> str:
+    """The path of the page that shows who was throttled in a second of the past."""
+    return f"/past?{urlencode({'at': at})}"
+
+
+def explain_path(virtual_cluster: str, user: str = "", client_id: str = "", ip: str = "", at: str = "") -> str:
+    """The path of the page that explains the quotas of a client, now or in a second of the past."""
+    given = {"virtual_cluster": virtual_cluster, "user": user, "client_id": client_id, "ip": ip, "at": at}
     return f"/explain?{urlencode({name: value for name, value in given.items() if value})}"

@@ -9,14 +9,14 @@ from typing import Any, Final
 from aiohttp import hdrs, web
 
 from proxy.net.turns import finish_in_turns
-from proxy.observe.api import ClientWanted
+from proxy.observe.api import ClientWanted, ThrottledWanted
 from proxy.observe.endpoints import BadParameter, parameters_in
 from proxy.observe.explained import Form
 from proxy.observe.most_used import MostUsed
 from proxy.observe.page.history import History
 from proxy.observe.page.live import Live, Sections
 from proxy.observe.page.process import Process
-from proxy.observe.page.rendering import Rendering, explain_path, samples_as_json, static_files
+from proxy.observe.page.rendering import Rendering, explain_path, past_path, samples_as_json, static_files
 from proxy.observe.page.search import search
 from proxy.observe.page.sections import MAX_ROWS, Page
 from quotas.entities import is_ip
@@ -28,6 +28,9 @@ _RETRY_MS = 1_000
 _MAX_SEARCH_CHARACTERS = 256
 
 _UNCHANGING: Final = {hdrs.CACHE_CONTROL: "private, max-age=31536000, immutable"}
+
+_WORTH_A_SECTION = ("rule", "throttles", "throttled", "changes")
+"""What a quota of an explanation must have to be shown in a section of its own."""
 
 Handler = Callable[["StatusPage", web.Request], Awaitable[web.StreamResponse]]
 
@@ -50,6 +53,8 @@ def _with_error_page(handler: Handler) -> Handler:
 class StatusPage:
     """The status page of one process. `explained` explains the quotas of a client, with the parameters of the API.
 
+    `throttled_at` answers who was throttled in a second of the past; None if no history is written.
+
     The admin listener takes `max_connections` at a time and closes those that are silent for `idle_s`. Half of the
     connections may be open pages, so that others can always ask.
     """
@@ -60,10 +65,12 @@ class StatusPage:
         explained: Callable[[ClientWanted], Awaitable[Form]],
         max_connections: int,
         idle_s: float,
+        throttled_at: Callable[[ThrottledWanted], Awaitable[Form]] | None = None,
     ) -> None:
         self.history = History(process)
         self._process = process
         self._explained = explained
+        self._throttled_at = throttled_at
         self._clusters = {cluster.name: cluster for cluster in process.clusters}
         self._files = static_files()
         self._rendering = Rendering(process.name, self._files)
@@ -81,13 +88,15 @@ class StatusPage:
             "/history": self._history,
             "/search": self._search,
             "/explain": self._explain,
+            "/past": self._past,
             "/static/{name}": self._static,
         }
         return [web.get(path, handler, allow_head=False) for path, handler in handlers.items()]
 
     def page(self, template: str, facts: Mapping[str, Any], status: int = 200) -> web.Response:
         """A whole page as the response."""
-        given = {"text": "", "several": len(self._clusters) > 1, **facts}
+        has_past = self._throttled_at is not None
+        given = {"text": "", "at": "", "has_past": has_past, "several": len(self._clusters) > 1, **facts}
         text = self._rendering.html(template, given)
         return web.Response(text=text, status=status, content_type="text/html")
 
@@ -121,13 +130,15 @@ class StatusPage:
     @_with_error_page
     async def _search(self, request: web.Request) -> web.StreamResponse:
         text = request.query.get("q", "").strip()[:_MAX_SEARCH_CHARACTERS]
+        at = request.query.get("at", "").strip()[:_MAX_SEARCH_CHARACTERS]
         if not text:
-            return _see("/")
+            return _see(past_path(at) if at else "/")
         found = await finish_in_turns(search(self._process, text))
         if found.only is not None:
-            return _see(explain_path(*found.only))
+            return _see(explain_path(*found.only, at))
+        clusters = list(self._clusters)
         return self.page(
-            "search", {"text": text, "found": found, "clusters": list(self._clusters), "is_address": is_ip(text)}
+            "search", {"text": text, "at": at, "found": found, "clusters": clusters, "is_address": is_ip(text)}
         )
 
     @_with_error_page
@@ -135,7 +146,21 @@ class StatusPage:
         """Which quotas apply to a client, and why. Empty parameters count as not given: forms send them."""
         given = {name: value for name, value in request.query.items() if value}
         form = await self._explained(parameters_in(given, ClientWanted))
-        return self.page("explain", {"form": form, "at_ms": self._process.clock.epoch_ms()})
+        shown = [one for one in form["quotas"] if any(one.get(fact) for fact in _WORTH_A_SECTION)]
+        free = [one for one in form["quotas"] if one not in shown]
+        facts = {"form": form, "shown": shown, "free": free, "at_ms": self._process.clock.epoch_ms()}
+        return self.page("explain", {**facts, "at": given.get("at", "")})
+
+    @_with_error_page
+    async def _past(self, request: web.Request) -> web.StreamResponse:
+        """Who was throttled in a second of the past."""
+        at = request.query.get("at", "").strip()
+        if not at:
+            return _see("/")
+        if self._throttled_at is None:
+            raise web.HTTPNotFound(text="at: nothing is held of the past, as history.directory is not set")
+        form = await self._throttled_at(parameters_in({"at": at, "limit": str(MAX_ROWS)}, ThrottledWanted))
+        return self.page("past", {"form": form, "at": at})
 
     async def _static(self, request: web.Request) -> web.Response:
         file = self._files.get(request.match_info["name"])

@@ -31,10 +31,11 @@ def shown(clock):
 
 
 @contextlib.asynccontextmanager
-async def served(shown, most=8, idle_s=30.0):
+async def served(shown, most=8, idle_s=30.0, past=None):
     process = shown.process()
     api = AdminApi(process.clusters, process.clock)
-    page = StatusPage(process, api.explain, most, idle_s)
+    api.past = past
+    page = StatusPage(process, api.explain, most, idle_s, None if past is None else api.throttled)
     listener = admin_listener([*api.routes(), *page.routes()], most=most, idle_s=idle_s)
     port = await listener.start("127.0.0.1", 0)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
