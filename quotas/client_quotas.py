@@ -21,7 +21,7 @@ IDLE_MS: Final = 3_600_000
 
 KEYS_PER_SWEEP: Final = 1_000
 
-SHADOWS_PER_CALL: Final = 2_000
+SHADOWS_PER_CALL: Final = 1_000
 """How many sensors of shadow quotas one look at their sums reads: a few ms."""
 
 KEYS_PER_STEP: Final = 500

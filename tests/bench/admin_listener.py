@@ -23,19 +23,23 @@ from typing import Self
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-import structlog
+from proxy.installed import make_in_use, take_make
 
-from demo.proxy_process import free_port_run
-from proxy.clock import SystemClock
-from proxy.config.load import config_of
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.observe.throttle_episode import ThrottleEpisode
-from proxy.relay.actions import Throttled
-from proxy.server.service import Service
-from quotas.entities import QuotaType
-from tests.bench import machine
-from tests.bench.loop_lag import figures_during, table
-from tests.bench.processes import say
+take_make()
+
+import structlog  # noqa: E402
+
+from demo.proxy_process import free_port_run  # noqa: E402
+from proxy.clock import SystemClock  # noqa: E402
+from proxy.config.load import config_of  # noqa: E402
+from proxy.decisions.facts import ConnectionFacts, ListenerFacts  # noqa: E402
+from proxy.observe.throttle_episode import ThrottleEpisode  # noqa: E402
+from proxy.relay.actions import Throttled  # noqa: E402
+from proxy.server.service import Service  # noqa: E402
+from quotas.entities import QuotaType  # noqa: E402
+from tests.bench import machine  # noqa: E402
+from tests.bench.loop_lag import figures_during, table  # noqa: E402
+from tests.bench.processes import say  # noqa: E402
 
 PAGES = (
     ("/metrics", "a scrape"),
@@ -205,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         report = {"machine": machine.facts(), "clients": options.clients, "addresses": options.addresses}
         options.json.write_text(json.dumps({**report, "found": found, "sizes": sizes}, indent=1) + "\n")
-    print(table(found, f"{options.clients:,} client-ids, {options.addresses:,} addresses"))
+    print(table(found, f"{options.clients:,} client-ids, {options.addresses:,} addresses, {make_in_use()}"))
     for title, size in sizes.items():
         print(f"{title}: {size / 1024:.0f} KiB")
 
