@@ -238,7 +238,8 @@ virtual_clusters:
         bind: {_quoted(draft.bind)}
         # The bootstrap.servers of your clients: this port ...
         port: {draft.port}
-        # ... of this host. They are told to find every node at it, so write a name that all of them know.
+        # ... of this host. The proxy names it to the clients as the host of every node: it must be a name that all
+        # clients can resolve.
         advertised_host: {_quoted(draft.host)}"""
     if draft.nodes:
         yield f"""\
@@ -260,6 +261,9 @@ virtual_clusters:
       #   kafka-throttle quotas set -c {draft.out} --client-id etl producer_byte_rate=1048576
       # are kept in this file; the proxy must be able to write it and its folder.
       state_file: {_quoted(draft.state_file)}
+      # Who may change quotas with Kafka's own kafka-configs: every client of these listeners, or these users.
+      # admin_listeners: [plain]
+      # admin_users: [admin]
       # The quotas to begin with, in bytes per second at each node; the most specific entry applies. With the
       # prefix shadow_ a quota is only measured, and nobody is slowed down: docs/quotas.md.
       # entries:
@@ -277,8 +281,9 @@ admin:
   bind: 127.0.0.1
   port: {draft.metrics_port + 1}
 
-# Who was throttled in each second of the last 24 hours, by which quotas:
+# Who was throttled in each second of the last 24 hours, by which quotas; times are in UTC:
 #   kafka-throttle explain -c {draft.out} --client-id etl --at 03:12:07
+#   kafka-throttle top     -c {draft.out} --at -1m
 # The proxy must be able to make this directory, and to write to it.
 history:
   directory: {_quoted(str(Path(draft.state_file).with_name("history")))}
@@ -293,7 +298,7 @@ def _admin_lines(admin: Mapping[str, str]) -> Iterator[str]:
     """Who the proxy is to the cluster. Clients' connections to the nodes speak TLS if those of the proxy itself do."""
     if not admin:
         return
-    yield "      # Who the proxy is on connections of its own, by which it asks for the nodes."
+    yield "      # The login of the proxy for the connection by which it asks the cluster for its nodes."
     yield "      admin:"
     yield from (f"        {name}: {_quoted(value)}" for name, value in admin.items())
     if admin.get("security_protocol", "").endswith("SSL"):
