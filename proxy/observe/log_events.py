@@ -18,8 +18,8 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "handover_failed": "The process that was to take over did not start. This one goes on.",
         "successor_lost": "The process that has taken over has ended, while this one still had connections.",
         "predecessor_lost": "The process that was to hand over has ended. This one goes on without its measurements.",
-        "sensors_taken_over": "What the process before has measured goes on in `rows` rows. Nothing here measures what "
-        "`left_out` rows measured, or there is no room for them.",
+        "sensors_taken_over": "This process continues `rows` rows of sensors of the process before it. It left out "
+        "`left_out` rows, which no quota needs any more or for which there is no room.",
         "sensors_not_taken_over": "What the process before has measured is not used: the sensors begin empty, those of "
         "one virtual cluster if it is named.",
         "sensors_not_kept": "`restart.sensors_file` could not be written: the sensors of the next process begin empty.",
