@@ -100,6 +100,10 @@ class QuotaStore:
             problem = f"the quotas are not known yet: {effect}"
             self._log.error("quotas_unknown", problem=problem, setting="quotas.when_unknown")
 
+    async def cut_start_short(self) -> None:
+        """Have `start` wait no longer for a source that is not read yet, as the process ends."""
+        await self._in_thread(self.source.stop)
+
     async def stop(self) -> None:
         """Wait until alterations under way are written, then stop the source."""
         self._stopping = True

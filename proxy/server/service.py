@@ -637,9 +637,16 @@ class Service:
             loop.add_signal_handler(number, self._ask_to_stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload_asked.set)
         loop.add_signal_handler(signal.SIGUSR2, self._ask_for_successor)
+        cutting_short = loop.create_task(self._cut_start_short())
         await self.start()
+        cutting_short.cancel()
         await self._stop_asked.wait()
         await self.stop()
+
+    async def _cut_start_short(self) -> None:
+        """A signal to stop that comes during the start does not wait for sources of quotas that are silent."""
+        await self._stop_asked.wait()
+        await asyncio.gather(*(cluster.book.cut_start_short() for cluster in self.clusters))
 
     def _ask_to_stop(self) -> None:
         """A signal to stop has come. The proxy is not ready from now on; the second one ends it at once.

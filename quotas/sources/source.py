@@ -53,7 +53,10 @@ class Source(Protocol):
         """
 
     def stop(self) -> None:
-        """Tell nothing any more, and let go of files, connections and threads."""
+        """Tell nothing any more, and let go of files, connections and threads.
+
+        May be called twice, and while `start` waits, which then returns.
+        """
 
     def alter(self, alterations: Sequence[Alteration]) -> Sequence[Exception | None]:
         """Write each alteration, whole or not at all; for each, None or what went wrong.

@@ -150,9 +150,10 @@ class UpstreamSource:
         self._attempted.wait(self._settings.timeout_s)
 
     def stop(self) -> None:
-        """End the thread, also one that waits for the cluster; that may take a second."""
+        """End the thread, also one that waits for the cluster; that may take a second. `start` waits no longer."""
         self._stopped.set()
         self._wake.set()
+        self._attempted.set()
         if connection := self._connection:
             connection.interrupt()
         if self._thread.is_alive():

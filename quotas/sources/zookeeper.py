@@ -400,10 +400,11 @@ class ZooKeeperSource:
         self._tried.wait(_START_S)
 
     def stop(self) -> None:
-        """Tell of none any more, and end the session. What is being written has 3 s."""
+        """Tell of none any more, and end the session. What is being written has 3 s. `start` waits no longer."""
         self._changed = lambda: None
         self._stopping.set()
         self._wake.set()
+        self._tried.set()
         if self._thread.ident is not None:
             self._thread.join(_STOP_S)
 

@@ -174,6 +174,16 @@ def test_a_wrong_configuration_ends_the_start_with_every_problem():
     ]
 
 
+@pytest.mark.parametrize("source", ["upstream", "zookeeper"])
+def test_sigterm_during_the_start_does_not_wait_for_a_source_that_is_silent(source):
+    with socket.create_server((HOST, 0)) as silent:
+        address = f"{HOST}:{silent.getsockname()[1]}"
+        quotas = {"source": source, **({"zookeeper": {"servers": [address]}} if source == "zookeeper" else {})}
+        upstream = {"connect_timeout_ms": 300_000}
+        with ProxyProcess(address, ready=False, source=quotas, upstream=upstream, limits={"drain_s": 0}) as proxy:
+            proxy.stop()
+
+
 def test_after_sigterm_the_proxy_is_not_ready_at_once_and_stops_after_a_while():
     with ProxyProcess(f"{HOST}:9", ready=False, drain={"lame_duck_s": 1}, limits={"drain_s": 0}) as proxy:
         proxy.wait_for(lambda: proxy.events("listening"), 10, "open ports")
