@@ -1,5 +1,7 @@
 """The place of this process between the one before it and the one after it."""
 
+import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import ip_address
@@ -35,6 +37,7 @@ class Restart:
         self._metrics = metrics
         self._intake = SensorIntake(sensing, clock)
         self._predecessor: Predecessor | None = None
+        self._predecessor_ended = asyncio.Event()
         self._successor: Successor | None = None
         self._handing_over: HandingOver | None = None
 
@@ -88,6 +91,7 @@ class Restart:
         """Tell the process before that this one accepts connections, and note what it charges until its end."""
         assert self._predecessor is not None
         await self._predecessor.follow(self._intake)
+        self._predecessor_ended.set()
 
     # ------------------------------------------------------- the process after
 
@@ -127,6 +131,12 @@ class Restart:
         assert self._handing_over is not None
         assert self._successor is not None
         await self._handing_over.keep_charging(self._successor)
+
+    async def until_predecessor_ended(self, timeout_s: float) -> None:
+        """Wait until nothing comes any more that the process after this one has to know; at most this long."""
+        if self.takes_over and self.is_succeeded:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._predecessor_ended.wait(), timeout_s)
 
     async def leave_sensors(self, file: str | None) -> None:
         """At the end, leave what was measured to the process after: what it does not know yet, or all in the file."""

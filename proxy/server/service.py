@@ -703,6 +703,7 @@ class Service:
         self.gate.log.sum_up()
         log.info("stopping", connections=sum(len(listener.connections) for listener in self._listeners()))
         await self._drain(self.config.limits.drain_s)
+        await self._restart.until_predecessor_ended(0 if self._end_asked.is_set() else self.config.limits.drain_s)
         if charging is not None:
             charging.cancel()
         await self._restart.leave_sensors(self.config.restart.sensors_file)

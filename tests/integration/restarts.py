@@ -40,6 +40,11 @@ class RelayedProxy(ProxyProcess):
         return self._pids[-1] if self._pids else super().pid
 
     @property
+    def pids(self) -> list[int]:
+        """All processes, in the order in which they served."""
+        return [super().pid, *self._pids]
+
+    @property
     def running(self) -> bool:
         """Whether a process serves."""
         return is_running(self.pid) if self._pids else super().running
@@ -61,7 +66,7 @@ class RelayedProxy(ProxyProcess):
         if self.running:
             os.kill(self.pid, signal.SIGTERM)
         deadline = time.monotonic() + TIMEOUT_S
-        while any(map(is_running, [super().pid, *self._pids])):
+        while any(map(is_running, self.pids)):
             assert time.monotonic() < deadline, self.tail()
             time.sleep(0.02)
         return super().wait_for_exit()

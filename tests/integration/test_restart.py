@@ -92,7 +92,21 @@ def test_an_idle_connection_is_closed_and_its_client_comes_to_the_next_process(s
     proxy.wait_for(lambda: not is_running(first), 10, "the end of the old process")
 
 
-@pytest.mark.parametrize("how", ["configuration", "time", "death"])
+def test_of_three_processes_the_second_waits_for_what_the_first_has_to_say(stack):
+    proxy = relayed(stack, NOBODY, ready=False, limits={"drain_s": 5})
+    proxy.wait_for(lambda: proxy.events("listening"), 10, "open ports")
+    with socket.create_connection((HOST, proxy.port), TIMEOUT_S) as amid:
+        amid.sendall(b"\0\0\0\x20\0\x12")  # in the middle of a frame, so it stays as long as it may
+        proxy.wait_for(lambda: proxy.metric("client_sockets"), 10, "a connection")
+        for _ in range(2):
+            proxy.take_over()
+        first, second = proxy.pids[:2]
+        proxy.wait_for(lambda: not is_running(second), 10, "the end of the second process")
+        assert not is_running(first)
+    assert not proxy.events("successor_lost")
+
+
+@pytest.mark.parametrize("how", ["configuration", "time", pytest.param("death", marks=pytest.mark.nightly)])
 def test_if_the_next_process_does_not_start_the_old_one_goes_on(stack, tmp_path, how):
     timeout_s = 1 if how == "time" else 60
     proxy = relayed(stack, NOBODY, ready=False, restart={"successor_timeout_s": timeout_s})
@@ -130,6 +144,7 @@ def kill_child(proxy):
     child.kill()
 
 
+@pytest.mark.nightly
 def test_sigterm_during_a_handover_ends_both(stack, tmp_path):
     proxy = relayed(stack, NOBODY, ready=False)
     proxy.wait_for(lambda: proxy.events("listening"), 10, "open ports")
@@ -178,6 +193,7 @@ def test_a_socket_of_systemd_without_a_setting_ends_the_start(stack):
         proxy.start()
 
 
+@pytest.mark.nightly
 def test_what_was_measured_is_kept_in_a_file_for_the_next_process(stack, tmp_path):
     quotas = [{"default_ip": True, "connection_creation_rate": 1}]
     file = tmp_path / "sensors"
@@ -195,6 +211,7 @@ def test_what_was_measured_is_kept_in_a_file_for_the_next_process(stack, tmp_pat
     assert not file.exists()
 
 
+@pytest.mark.nightly
 def test_with_reuse_port_the_next_process_starts_while_the_old_one_still_runs(stack):
     settings = {"ready": False, "limits": {"drain_s": 0}, "restart": {"reuse_port": True}}
     old = stack.enter_context(ProxyProcess(NOBODY, **settings))
@@ -291,7 +308,7 @@ def assert_within_quota(leaders, loads, seconds):
 
 def throttled(stack, cls, cluster, tmp_path, **settings):
     quotas = [{"client_id": "steady", "producer_byte_rate": LIMIT}]
-    return stack.enter_context(cls(cluster, quotas, limits={"drain_s": 1}, **settings))
+    return stack.enter_context(cls(cluster, quotas, limits={"drain_s": 3}, **settings))
 
 
 def test_two_handovers_under_load(stack, newest_kafka, tmp_path):
