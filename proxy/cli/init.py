@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -207,10 +207,20 @@ def _is_free(bind: str, port: int) -> bool:
 def _write(draft: _Draft) -> None:
     """Write the file. Ends the process if it is there by now, or cannot be written."""
     try:
-        with draft.out.open("x", encoding="utf-8") as file:
+        with draft.out.open("x", encoding="utf-8") as file, _removed_if_it_fails(draft.out):
             file.write("\n".join(_lines(draft)) + "\n")
+            file.flush()
     except OSError as error:
         refuse(f"--out: {draft.out} cannot be written: {error.strerror or error}")
+
+
+@contextmanager
+def _removed_if_it_fails(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _lines(draft: _Draft) -> Iterator[str]:
@@ -286,7 +296,7 @@ admin:
 #   kafka-throttle top     -c {draft.out} --at -1m
 # The proxy must be able to make this directory, and to write to it.
 history:
-  directory: {_quoted(str(Path(draft.state_file).with_name("history")))}
+  directory: {_quoted(str(Path(draft.state_file).parent / "history"))}
 
 # Behind a load balancer: for how many seconds the proxy still accepts connections after SIGTERM, while /readyz says
 # that it is not ready. It should be longer than the load balancer needs to notice.

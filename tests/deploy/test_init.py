@@ -1,6 +1,9 @@
 """`kafka-throttle init` among simulated nodes; with a real cluster: tests/integration/test_init.py."""
 
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +13,8 @@ from proxy.config.load import load_config
 from proxy.config.warnings import ephemeral_ports, warnings_of
 from tests.quotas.sources.test_cluster_faults import TAKES_PLAIN, WANTS_SASL, Listener
 from tests.quotas.sources.test_cluster_nodes import metadata
+
+ROOT = Path(__file__).parents[2]
 
 
 def init(path, servers, *arguments):
@@ -177,3 +182,22 @@ def test_a_folder_that_is_not_there_is_said(tmp_path):
     result = init(tmp_path / "none" / "proxy.yaml", "127.0.0.1:9", "--offline")
     assert result.exit_code == 2
     assert "cannot be written: No such file or directory" in result.stderr
+
+
+def test_on_a_full_disk_nothing_is_left(path):
+    program = f"""if True:
+        import resource, signal
+        from proxy.cli.main import main
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        main(["init", "--offline", "--bootstrap", "a:1", "--out", {str(path)!r}])
+    """
+    done = subprocess.run([sys.executable, "-B", "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, f"--out: {path} cannot be written: File too large\n")
+    assert not path.exists()
+
+
+def test_a_state_file_that_is_a_folder_is_no_reason_to_stop(path):
+    result = init(path, "127.0.0.1:9", "--offline", "--state-file", "/")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert load_config(path).history.directory == "/history"

@@ -242,6 +242,17 @@ def test_what_is_older_than_it_is_to_be_kept_goes(directory, past):
     assert len(segments(directory)) == 1
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to(path.parent)])
+def test_what_has_the_name_of_a_segment_and_is_none_keeps_nobody_from_writing(directory, past, make):
+    ring = ring_in(directory)
+    ring.put_quotas(in_force(BEGIN - KEEP_S, alice=1000))
+    ring.put_seconds(throttled(BEGIN - KEEP_S))
+    make(directory / f"past-1-{BEGIN - 2 * KEEP_S}-another-1.log")
+    ring.put_seconds(throttled(BEGIN))
+    assert past.throttled(["main"], second_text(BEGIN), 10, BEGIN + 10)["at"] == second_text(BEGIN)
+
+
 def test_a_record_for_which_there_is_no_room_is_refused(directory):
     ring = ring_in(directory)
     with pytest.raises(TooLarge):

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import NamedTuple
 
 from common.atomic_file import own_as
@@ -40,7 +41,7 @@ class Found(NamedTuple):
 
     def is_live(self) -> bool:
         """Whether its writer still has it open."""
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -56,7 +57,8 @@ def segments_in(directory: Path) -> list[Found]:
             if name := _NAME.fullmatch(path.name):
                 with contextlib.suppress(FileNotFoundError):
                     state = path.stat()
-                    found.append(Found(int(name["first"]), name["writer"], path, state.st_mtime, state.st_size))
+                    if S_ISREG(state.st_mode):
+                        found.append(Found(int(name["first"]), name["writer"], path, state.st_mtime, state.st_size))
     return sorted(found)
 
 
