@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import Future
 
 import pytest
+import schemathesis
 from hypothesis import settings
 
 from proxy.observe.api import ENDPOINTS, AdminApi
@@ -14,7 +15,6 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.http import admin_listener
 from tests.proxy.test_admin_api import Cluster, begin_episode, use_and_be_throttled
 
-schemathesis = pytest.importorskip("schemathesis")
 pytestmark = pytest.mark.nightly
 
 TOKEN = "a-token-of-24-characters"
