@@ -567,7 +567,7 @@ class Service:
         self._start_recording()
         if not self._restart.takes_over:
             await self._start_http()
-        log.info("starting", version=installed_version(), make=make_in_use())
+        log.info("starting", version=installed_version(), make=make_in_use(), pid=os.getpid())
         await asyncio.gather(*(cluster.book.start() for cluster in self.clusters))
         self._report_unknown_quotas()
         if self._history is not None:
