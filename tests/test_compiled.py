@@ -199,7 +199,14 @@ def test_streams_of_the_pure_make_pass_with_the_sweep_in_c(tmp_path, sanitized):
         asked = ["cc", "-print-file-name=libasan.so"]
         library = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
         environment |= {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
-    files = ["test_sweep.py", "test_stream.py", "test_stream_batches.py", "test_poller.py", "test_tls_stream.py"]
+    files = [
+        "test_sweep.py",
+        "test_many_streams.py",
+        "test_stream.py",
+        "test_stream_batches.py",
+        "test_poller.py",
+        "test_tls_stream.py",
+    ]
     command = [
         sys.executable,
         "-m",

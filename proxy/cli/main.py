@@ -1,5 +1,6 @@
 """The command line `kafka-throttle`."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -40,6 +41,7 @@ def main() -> None:
 @config_option
 def run(path: Path) -> None:
     """Run the proxy."""
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until it has started, and can hand over
     config = load(path)
     if config.usage.trace.entities and make_in_use() == "compiled":
         if not path.is_file():

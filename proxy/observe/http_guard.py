@@ -90,7 +90,10 @@ class HttpGuard:
             if error.status < HTTPStatus.BAD_REQUEST:
                 raise
             allowed = [(hdrs.ALLOW, error.headers[hdrs.ALLOW])] if hdrs.ALLOW in error.headers else []
-            return _error(error.status, _why(error, request), allowed)
+            response = _error(error.status, _why(error, request), allowed)
+            if error.keep_alive is False:
+                response.force_close()
+            return response
 
     def _admit(self, request: web.Request) -> None:
         """Raise Refused unless the request may be served."""

@@ -67,7 +67,7 @@ def taken(column: Column, seconds: float) -> list[Taken]:
             measure(rig, load, target, proxy, node, cores)
             os.kill(proxy, signal.SIGUSR1)
             requests = measure(rig, load, target, proxy, node, cores)["requests_in_all"]
-            os.kill(proxy, signal.SIGUSR2)
+            os.kill(proxy, signal.SIGRTMIN)
             rows = read_when_written(file)
     found = [
         Taken(place(path, line, name), calls / requests, codes / requests) for path, line, name, calls, codes in rows

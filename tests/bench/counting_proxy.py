@@ -2,7 +2,7 @@
 
     python tests/bench/counting_proxy.py FILE run -c proxy.yaml
 
-From SIGUSR1 to SIGUSR2 it counts; then FILE has, as JSON, of each function its file, line and name, how often it was
+From SIGUSR1 to SIGRTMIN it counts; then FILE has, as JSON, of each function its file, line and name, how often it was
 called, and how many bytecodes that took.
 """
 
@@ -58,7 +58,7 @@ def main() -> None:
         aside.rename(file)
 
     signal.signal(signal.SIGUSR1, lambda *_: counted.begin())
-    signal.signal(signal.SIGUSR2, end)
+    signal.signal(signal.SIGRTMIN, end)
     sys.path[0] = str(Path(__file__).resolve().parents[2])
     sys.argv = ["proxy", *arguments]
     runpy.run_module("proxy", run_name="__main__", alter_sys=True)

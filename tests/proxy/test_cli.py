@@ -1,4 +1,5 @@
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,15 @@ def test_run_does_not_start_with_a_bad_file(service, bad_file):
     assert result.exit_code == 2
     assert "log.levle" in result.stderr
     assert service.calls == []
+
+
+def test_a_signal_to_hand_over_does_not_end_a_process_that_is_starting(service, bad_file):
+    former = signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    try:
+        invoke("run", "-c", bad_file)
+        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR2, former)
 
 
 def test_run_reports_a_setting_that_turns_out_wrong_at_start(service):

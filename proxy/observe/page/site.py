@@ -112,7 +112,9 @@ class StatusPage:
     async def _live(self, request: web.Request) -> web.StreamResponse:
         """The sections as server-sent events, as they change."""
         if self.live.is_full:
-            raise web.HTTPServiceUnavailable(text="too many status pages are open")
+            refused = web.HTTPServiceUnavailable(text="too many status pages are open")
+            refused.force_close()  # half of the connections are for other requests
+            raise refused
         response = web.StreamResponse(headers={hdrs.CONTENT_TYPE: "text/event-stream"})
         stream = self.live.open()
         try:

@@ -230,7 +230,8 @@ async def test_open_pages_leave_connections_for_others(shown):
     async with served(shown, most=4) as site, contextlib.AsyncExitStack() as stack:
         for _ in range(2):
             await stack.enter_async_context(site.session.get("/live"))
-        assert (await site.get("/live")).status == 503
+        refused = await site.get("/live")
+        assert (refused.status, refused.headers["Connection"]) == (503, "close")
         assert (await site.get("/explain")).status == 200
 
 
