@@ -4,6 +4,7 @@ import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
+from common.short_numbers import in_thousands, three_digits
 from pipeline.spark.day import DAY_MS
 
 MOST_NAME = 56
@@ -14,17 +15,7 @@ _SIZES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 def size(value: float) -> str:
     """Bytes in powers of 1,000, as prices are."""
-    step = 0
-    while abs(value) >= 999.5 and step < len(_SIZES) - 1:
-        value, step = value / 1_000, step + 1
-    return f"{_short(value) if step else f'{value:.0f}'} {_SIZES[step]}"
-
-
-def _short(value: float) -> str:
-    """The number with three digits."""
-    if abs(value) >= 99.95:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+    return in_thousands(value, _SIZES)
 
 
 def count(value: float) -> str:
@@ -36,8 +27,8 @@ def about(value: float) -> str:
     """A number with three digits, as `1.23 million`."""
     for least, name in ((999.5e9, "trillion"), (999.5e6, "billion"), (999.5e3, "million")):
         if abs(value) >= least:
-            return f"{_short(value / {'trillion': 1e12, 'billion': 1e9, 'million': 1e6}[name])} {name}"
-    return count(value) if abs(value) >= 100 or float(value).is_integer() else _short(value)
+            return f"{three_digits(value / {'trillion': 1e12, 'billion': 1e9, 'million': 1e6}[name])} {name}"
+    return count(value) if abs(value) >= 100 or float(value).is_integer() else three_digits(value)
 
 
 def duration(ms: float) -> str:
@@ -49,7 +40,7 @@ def duration(ms: float) -> str:
 
 
 def _whole_or_short(value: float) -> str:
-    return f"{value:.0f}" if value.is_integer() else _short(value)
+    return f"{value:.0f}" if value.is_integer() else three_digits(value)
 
 
 def share(fraction: float) -> str:

@@ -14,12 +14,12 @@ from proxy.clock import Clock
 from proxy.decisions.client_ids import measured_client_id
 from proxy.gate.admission import AddressStanding
 from proxy.net.turns import finish_in_turns
+from proxy.observe import throttled_now
 from proxy.observe.endpoints import BadParameter, Endpoint, Parameters, Query, one_of, text_that, whole
 from proxy.observe.explained import (
     MAX_THROTTLES,
     Cap,
     Observed,
-    Origin,
     cap_form,
     costs_form,
     explained_form,
@@ -39,9 +39,8 @@ from proxy.observe.metrics import CapTotals
 from proxy.observe.openapi import openapi
 from proxy.observe.past.look_up import Past
 from proxy.observe.past.moments import BadMoment, NotHeld
-from proxy.observe.throttle_episode import ThrottledClients
 from proxy.observe.throttled_now import MAX_THROTTLED, RANKS, throttled_form
-from quotas.changes import Quotas, Tables
+from quotas.changes import Tables
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
 from quotas.entities import Entity, QuotaType, is_ip
 from quotas.explain import Client, Explanation, explain
@@ -58,21 +57,10 @@ AnyCluster = TypeVar("AnyCluster")
 PastPage = TypeVar("PastPage")
 
 
-class Cluster(Protocol):
+class Cluster(throttled_now.Cluster, Protocol):
     """What the API needs of a virtual cluster."""
 
-    name: str
-    quota_manager: ClientQuotaManager
     last_throttles: LastThrottles
-    throttled: ThrottledClients
-
-    @property
-    def quotas(self) -> Quotas:
-        """The quotas in force."""
-
-    @property
-    def origin(self) -> Origin:
-        """The source of the quotas, and its problems."""
 
     def cap_totals(self) -> Iterable[CapTotals]:
         """The totals of each byte cap."""

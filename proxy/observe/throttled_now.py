@@ -25,7 +25,7 @@ _PER_STEP = 200
 
 
 class Cluster(Protocol):
-    """What the page needs of a virtual cluster."""
+    """What is needed of a virtual cluster: its quotas, what they measure, and whom they throttle."""
 
     name: str
     quota_manager: ClientQuotaManager

@@ -1,5 +1,6 @@
 """The sections of the status page as plain data. What may be very much is gathered in steps."""
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -174,10 +175,9 @@ class EndRow:
 @_at_once
 def _connections(page: Page) -> Facts:
     process = page.process
-    connections: dict[tuple[str, str], int] = {}
+    connections = Counter[tuple[str, str]]()
     for row in process.relays():
-        place = row.virtual_cluster, row.listener
-        connections[place] = connections.get(place, 0) + row.connections_open
+        connections[row.virtual_cluster, row.listener] += row.connections_open
     muted = {(one.virtual_cluster, one.listener): one.connections for one in process.muted()}
     listeners = []
     for gate in process.listeners():
@@ -185,7 +185,7 @@ def _connections(page: Page) -> Facts:
         listeners.append(
             ListenerRow(
                 *place,
-                connections.get(place, 0),
+                connections[place],
                 gate.connections_limit,
                 muted.get(place, 0),
                 gate.accept_rate,
@@ -227,10 +227,9 @@ class ClusterRow(NamedTuple):
 @_at_once
 def _nodes(page: Page) -> Facts:
     process = page.process
-    connections: dict[tuple[str, int], int] = {}
+    connections = Counter[tuple[str, int]]()
     for row in process.relays():
-        place = row.virtual_cluster, row.node_id
-        connections[place] = connections.get(place, 0) + row.connections_open
+        connections[row.virtual_cluster, row.node_id] += row.connections_open
     return {"clusters": [_cluster_row(cluster, connections) for cluster in process.clusters]}
 
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from math import isinf
 
 from common.printable import printable
+from common.short_numbers import in_thousands, three_digits
 from proxy.observe.explained import Form
 from quotas.entities import DEFAULT, Entity
 from quotas.limits import UNLIMITED
@@ -16,23 +17,14 @@ _LONG_KEY = 1_000
 
 def size(value: float) -> str:
     """Bytes, in powers of 1,000 as quotas are written."""
-    step = 0
-    while abs(value) >= 999.5 and step < len(_BYTES) - 1:
-        value, step = value / 1000, step + 1
-    return f"{_three_digits(value) if step else f'{value:.0f}'} {_BYTES[step]}"
-
-
-def _three_digits(value: float) -> str:
-    if abs(value) >= 99.95:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+    return in_thousands(value, _BYTES)
 
 
 def number(value: float) -> str:
     """A number with separators for thousands, and decimal places only if it is small."""
     if float(value).is_integer() or abs(value) >= 1000:
         return f"{value:,.0f}"
-    return _three_digits(value)
+    return three_digits(value)
 
 
 def amount(value: float | None, unit: str | None) -> str:

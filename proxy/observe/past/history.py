@@ -12,14 +12,12 @@ import structlog
 from common.private_directory import DirectoryUnusable
 from proxy.clock import Clock
 from proxy.net.turns import finish_in_turns
-from proxy.observe.explained import Origin
+from proxy.observe import throttled_now
 from proxy.observe.past.history_metrics import HistoryTotals
 from proxy.observe.past.records import Kinds, Seconds
 from proxy.observe.past.ring import InForce, Ring, TooLarge
 from proxy.observe.past.seconds import SecondsOfCluster
-from proxy.observe.throttle_episode import ThrottledClients
 from quotas.changes import Quotas
-from quotas.client_quotas import ClientQuotaManager
 
 log = structlog.get_logger()
 
@@ -31,24 +29,12 @@ _RETRY_S = 10.0
 _FLUSH_S = 2.0
 
 
-class Watched(Protocol):
+class Watched(throttled_now.Cluster, Protocol):
     """What the history needs of a virtual cluster."""
-
-    name: str
-    quota_manager: ClientQuotaManager
-    throttled: ThrottledClients
-
-    @property
-    def quotas(self) -> Quotas:
-        """The quotas in force."""
 
     @property
     def quotas_since_ms(self) -> int:
-        """When they came into force, by the wall clock."""
-
-    @property
-    def origin(self) -> Origin:
-        """The source of the quotas."""
+        """When the quotas came into force, by the wall clock."""
 
 
 class History:

@@ -4,18 +4,6 @@ import pytest
 
 from proxy.observe.metrics import RelayTotals
 from proxy.observe.page.history import EVERY_S, SAMPLES, History
-from tests.fakes.clock import FakeClock
-from tests.proxy.page.shown import Shown
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
-
-
-@pytest.fixture
-def shown(clock):
-    return Shown(clock)
 
 
 def test_a_sample_has_rates_since_the_one_before(shown, clock):

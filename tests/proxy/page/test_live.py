@@ -9,19 +9,7 @@ from proxy.observe.page.history import History
 from proxy.observe.page.live import Live, Sections, Stream, event_of
 from proxy.observe.page.rendering import Rendering, static_files
 from proxy.observe.page.sections import MAX_ROWS, SECTIONS, Page
-from tests.fakes.clock import FakeClock
-from tests.proxy.page.shown import Shown
 from tests.timeouts import TIMEOUT_S
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
-
-
-@pytest.fixture
-def shown(clock):
-    return Shown(clock)
 
 
 @pytest.fixture

@@ -5,13 +5,7 @@ import pytest
 from proxy.observe.page.search import MAX_HITS, Hit, search
 from quotas.changes import Limit
 from quotas.entities import Entity
-from tests.fakes.clock import FakeClock
 from tests.proxy.page.shown import PRODUCE, QUOTAS, Cluster, Shown
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture

@@ -12,22 +12,11 @@ from proxy.observe.api import AdminApi
 from proxy.observe.page.site import StatusPage
 from quotas.changes import Limit
 from quotas.entities import Entity
-from tests.fakes.clock import FakeClock
 from tests.fakes.http import admin_listener
 from tests.proxy.page.shown import NODE, PRODUCE, QUOTAS, Cluster, Shown
 from tests.timeouts import TIMEOUT_S
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"\u202e"
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
-
-
-@pytest.fixture
-def shown(clock):
-    return Shown(clock)
 
 
 @contextlib.asynccontextmanager
