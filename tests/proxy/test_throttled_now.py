@@ -28,8 +28,8 @@ from proxy.observe.metrics import Metrics
 from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
 from proxy.observe.throttled_now import RANKS, throttled_form
 from proxy.relay.actions import Throttled
-from proxy.server.service import VirtualCluster
 from proxy.server.sockets import bind_all
+from proxy.server.virtual_cluster import VirtualCluster
 from quotas.changes import Limit, tables_of
 from quotas.client_quotas import ClientQuotaManager
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas

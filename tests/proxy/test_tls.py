@@ -25,9 +25,9 @@ from proxy.net.poller import Poller
 from proxy.observe import logs as logging_setup
 from proxy.observe.metrics import Metrics
 from proxy.server.certificate_watcher import CertificateWatcher
-from proxy.server.service import VirtualCluster
 from proxy.server.sockets import bind_all
 from proxy.server.tls_material import certify, tls_sections
+from proxy.server.virtual_cluster import VirtualCluster
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, NodeDirectory
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from tests.certificates import Authority, client_context, server_context
