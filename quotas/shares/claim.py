@@ -1,0 +1,103 @@
+"""One member's own claim of one key."""
+
+from typing import Final
+
+from quotas.shares.demand import Demand
+from quotas.shares.division import Claim, Division, is_short
+from quotas.shares.document import Entry, size_of
+from quotas.shares.history import NOTHING, Freed, Windows, added, scaled
+from quotas.shares.moves import Key, Use
+
+_WAITS_FOR_MS: Final = 10_000
+
+
+class OwnClaim:
+    """A key that this member claims. `enforced` is never more than `claim`, nor than any published claim that others
+    may see now or later."""
+
+    __slots__ = (
+        "claim",
+        "demand",
+        "enforced",
+        "freed",
+        "is_acknowledged",
+        "joined",
+        "key",
+        "over_since_ms",
+        "published",
+        "short_since_ms",
+        "size",
+        "use",
+        "used_ms",
+    )
+
+    def __init__(self, key: Key, claim: float, now_ms: int) -> None:
+        self.key = key
+        self.claim = claim
+        """What the next document says."""
+        self.enforced = claim
+        self.joined = 0
+        """The seq of the document in which it appeared first; 0: not yet in one."""
+        self.is_acknowledged = False
+        """Every other member knows that this one claims the key."""
+        self.published: Claim | None = None
+        """As in the last document that was made."""
+        self.demand = Demand()
+        self.freed: Freed = NOTHING
+        self.use = Use(key, 0.0, False, ())
+        self.used_ms = now_ms
+        """When there was use last."""
+        self.short_since_ms: int | None = None
+        """Since when this member has been short."""
+        self.over_since_ms: int | None = None
+        """Since when all claims have added up to too much."""
+        self.size = size_of(key)
+        """Bytes in a document."""
+
+    @property
+    def is_raised(self) -> bool:
+        """Whether a larger claim is about to be published, or to be confirmed."""
+        return self.claim > self.enforced
+
+    def lower(self, to: float, floor: float, windows: Windows, now_ms: int) -> None:
+        """Enforce less. What the window loses is freed."""
+        lost = 1 - (to + floor) / (self.enforced + floor)
+        freed = windows.now(self.freed, now_ms)
+        by_age = added(freed.by_age, scaled(self.use.used, lost))
+        self.freed = Freed(freed.share + self.enforced - to, by_age, now_ms)
+        self.use = self.use._replace(used=scaled(self.use.used, 1 - lost))
+        self.enforced = self.claim = to
+
+    def give_freed(self, free: float, windows: Windows, now_ms: int) -> None:
+        """Keep as freed only what belongs to the share that is still free."""
+        freed = windows.now(self.freed, now_ms)
+        if freed.share > 0 and free < freed.share:
+            part = max(free, 0.0) / freed.share
+            freed = Freed(max(free, 0.0), scaled(freed.by_age, part), freed.since_ms) if part > 0.01 else NOTHING
+        self.freed = freed
+
+    def note(self, fair: float, now_ms: int) -> None:
+        """Remember since when this member has been short."""
+        if not is_short(self.enforced, fair):
+            self.short_since_ms = None
+        elif self.short_since_ms is None:
+            self.short_since_ms = now_ms
+
+    def waits(self, now_ms: int) -> bool:
+        """Whether throttles are cut: a larger share is about to come. If it does not come, they are whole again."""
+        return self.short_since_ms is not None and now_ms - self.short_since_ms < _WAITS_FOR_MS
+
+    def has_to_be_published(self, division: Division) -> bool:
+        """Whether others have to know: the claim has changed, or the demand has and somebody demands more."""
+        if self.published is None or self.claim != self.published.claim:
+            return True
+        before, now = self.published.demand, self.demand.value
+        return division.is_contended and abs(now - before) > 0.1 * max(before, 0.01)
+
+    def entry(self, windows: Windows, now_ms: int) -> Entry:
+        """What the next document says."""
+        freed = windows.now(self.freed, now_ms)
+        by_age = tuple(round(amount, 3) for amount in freed.by_age)
+        demand = round(self.demand.value, 4)
+        self.published = Claim(self.claim, demand)
+        return Entry(self.claim, demand, round(freed.share, 4) if any(by_age) else 0.0, by_age if any(by_age) else ())

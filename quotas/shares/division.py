@@ -1,0 +1,90 @@
+"""How one limit is divided: max-min fair by demand.
+
+All numbers are parts of the limit, from 0 to 1.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+FLOORS: Final = 0.02
+"""What is set aside for members that do not claim a key which others claim: half of it for those that know each other,
+half for members that are just joining."""
+
+TOTAL: Final = 1 - FLOORS
+"""What all claims of a key together may be."""
+
+TOLERANCE: Final = 0.05
+"""A claim that differs from its target by a smaller part of the target stays as it is."""
+
+LEAST: Final = 0.002
+"""A smaller part of a limit is not worth a publication."""
+
+
+class Claim(NamedTuple):
+    """What one member claims of a key, and what it could use."""
+
+    claim: float
+    demand: float
+
+
+class Division(NamedTuple):
+    """How a key is divided, as one of its members sees it."""
+
+    fair: float
+    """This member's part by max-min fairness; at most its demand."""
+    target: float
+    """The same with its part of what nobody demands."""
+    lacking: float
+    """What others claim less than their fair parts, if it is more than the tolerance."""
+    free: float
+    """What nobody claims; negative while claims add up to more than TOTAL."""
+    is_contended: bool
+    """Somebody demands more than it claims."""
+
+
+def floor_share(members: int) -> float:
+    """The share of a member that does not claim a key which another one of `members` claims."""
+    return FLOORS / (2 * max(members, 2))
+
+
+def implicit_share(members: int) -> float:
+    """The share of each of `members` of a key that nobody claims."""
+    return 1.0 if members <= 1 else TOTAL / members + floor_share(members)
+
+
+def fair_level(demands: Sequence[float], total: float = TOTAL) -> float:
+    """The level up to which every demand is met when `total` is divided; above all demands if `total` is enough.
+
+    The parts min(demand, level) add up to `total`, or to all demands with equal parts of the rest on top.
+    """
+    left, count = total, len(demands)
+    for demand in sorted(demands):
+        if demand * count >= left:
+            return left / count
+        left -= demand
+        count -= 1
+    return max(demands, default=0.0) + left
+
+
+def is_short(claim: float, fair: float) -> bool:
+    """Whether a claim is too small to be left as it is."""
+    return fair - claim > max(TOLERANCE * fair, LEAST)
+
+
+def is_ample(claim: float, target: float) -> bool:
+    """Whether a claim is too large to be left as it is when others are short."""
+    return is_short(target, claim)
+
+
+def divide(mine: Claim, others: Iterable[Claim]) -> Division:
+    """Divide a key among the members that claim it."""
+    claims = [mine, *others]
+    demands = [claim.demand for claim in claims]
+    level = fair_level(demands)
+    spare = TOTAL - sum(min(demand, level) for demand in demands)
+    wanting = sum(demand > 0 for demand in demands)
+    fair = min(mine.demand, level)
+    target = fair + max(spare, 0.0) / wanting if mine.demand > 0 else 0.0
+    lacking = sum(min(demand, level) - claim for claim, demand in claims[1:] if is_short(claim, min(demand, level)))
+    free = TOTAL - sum(claim.claim for claim in claims)
+    return Division(fair, target, lacking, free, any(is_short(claim, demand) for claim, demand in claims))

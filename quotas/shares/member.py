@@ -1,0 +1,514 @@
+"""What one instance of a fleet claims, and which share of each limit it enforces."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from quotas.shares.claim import OwnClaim
+from quotas.shares.division import (
+    LEAST,
+    TOTAL,
+    Claim,
+    Division,
+    divide,
+    floor_share,
+    implicit_share,
+    is_ample,
+    is_short,
+)
+from quotas.shares.document import MAX_BYTES, Document, rounded_down
+from quotas.shares.history import ByAge, Windows, scaled
+from quotas.shares.moves import Enforced, Key, Move, Use
+from quotas.shares.publications import Publications
+from quotas.shares.view import OtherMembers
+
+_UNUSED_MS: Final = 60_000
+"""A claim without use for so long ends."""
+_PRESSED_ALONE_MS: Final = 10_000
+"""A member that was alone claims keys that were pressed within this time when another member comes."""
+_OVER_MS: Final = 5_000
+"""Claims that add up to more than TOTAL for so long are an error of some member, and no conflict of two raises."""
+_ROUNDING: Final = 1e-6
+_MAX_SIZE: Final = MAX_BYTES * 3 // 4
+"""What keys may take in a document; the rest is for what is freed and seen."""
+
+
+class State(Enum):
+    """Where a member stands. `Member` has the transitions."""
+
+    JOINING = "joining"
+    """Not yet acknowledged by all others: the floor, for every key."""
+    MEMBER = "member"
+    CUT_OFF = "cut off"
+    """Not heard from the others: the implicit share of the last known number of members, for every key."""
+    RETURNING = "returning"
+    """Heard again, and not yet acknowledged by all others: shares are as before."""
+
+
+class Why(Enum):
+    """Why a key has the share it has."""
+
+    ALONE = "this instance is alone"
+    JOINING = "this instance has just joined, and the others do not know it yet"
+    CUT_OFF = "this instance is cut off from the others"
+    UNCLAIMED = "no instance claims the limit, so that each has the same part"
+    FLOOR = "other instances claim the limit, and this one does not"
+    ENTERING = "this instance has just begun to claim the limit, and not all others know it yet"
+    SHORT = "this instance needs more, and others have not yet lowered their claims"
+    CLAIMED = "this instance has what it claims"
+
+
+class Explained(NamedTuple):
+    """The share of a key, and why."""
+
+    share: float
+    claim: float | None
+    """None: this member does not claim the key."""
+    demand: float | None
+    others: Mapping[str, Claim]
+    """By member id."""
+    why: Why
+
+
+@dataclass(slots=True)
+class Totals:
+    """What has happened since the start."""
+
+    raises: int = 0
+    lowers: int = 0
+    conflicts: int = 0
+    """Claims that could not be raised because another one came first."""
+    over: int = 0
+    """Claims that were lowered because all claims added up to too much for long: an error of some member."""
+    crowded_out: int = 0
+    """Keys that did not fit into the document, and stay as they were."""
+
+
+class Member:
+    """An instance in the fleet of one virtual cluster.
+
+    ===========  ========================================================  =========
+    state        what happens                                              state
+    ===========  ========================================================  =========
+    JOINING      all others have acknowledged it, at a look                MEMBER
+    JOINING      not heard for `cut_off_ms`, or the record is lost         JOINING
+    MEMBER       not heard for `cut_off_ms`, or the record is lost         CUT_OFF
+    CUT_OFF      heard again, at a look                                    RETURNING
+    RETURNING    not heard for `cut_off_ms`, or the record is lost         CUT_OFF
+    RETURNING    all others have acknowledged it, at a look                MEMBER
+    ===========  ========================================================  =========
+
+    All times are monotonic ms of this instance. `windows` and `window_ms` are those of the sensors.
+    """
+
+    def __init__(self, member_id: str, windows: int, window_ms: int, now_ms: int, *, cut_off_ms: int) -> None:
+        self.id = member_id
+        self.state = State.JOINING
+        self.totals = Totals()
+        self._windows = Windows(windows, window_ms)
+        self._cut_off_ms = cut_off_ms
+        self._others = OtherMembers(self._windows)
+        self._fleet: set[str] = set()
+        """Members in the view that may use shares of unclaimed keys: this one has acknowledged them, or is about to."""
+        self._known_others = 1
+        """The number of others when this member was cut off."""
+        self._claims: dict[Key, OwnClaim] = {}
+        self._size = 0
+        """What the claims take in a document, in bytes."""
+        self._fresh: set[Key] = set()
+        """Keys that others claim, which this member has neither claimed nor gone down to the floor for."""
+        self._enforced = Enforced(floor_share(2))
+        self._publications = Publications()
+        self._heard_ms: int | None = None
+        self._looked_ms = now_ms
+        self._pressed_alone: dict[Key, int] = {}
+
+    # What is known of the fleet
+
+    @property
+    def members(self) -> int:
+        """How many members the fleet has, this one included; while it is cut off how many it had."""
+        others = len(self._others.documents)
+        return 1 + (max(others, self._known_others) if self.is_cut_off else others)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this member is acknowledged by all others, and so has more than the floor."""
+        return self.state is State.MEMBER
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether this member does not hear the others, or they have not yet acknowledged that it is back."""
+        return self.state in (State.CUT_OFF, State.RETURNING)
+
+    @property
+    def viewed_ms(self) -> int | None:
+        """When the last view came."""
+        return self._others.viewed_ms
+
+    @property
+    def heard_ms(self) -> int | None:
+        """The latest time given to `heard`."""
+        return self._heard_ms
+
+    @property
+    def keys(self) -> int:
+        """How many keys this member claims."""
+        return len(self._claims)
+
+    @property
+    def claimed(self) -> float:
+        """The enforced claims of all keys together, in limits."""
+        return sum(claim.enforced for claim in self._claims.values())
+
+    @property
+    def moves(self) -> int:
+        """How many moves were taken."""
+        return self._enforced.moved
+
+    # What comes in
+
+    def heard(self, sent_ms: int) -> None:
+        """The transport is alive: when the last answered request was sent."""
+        if self._heard_ms is not None and sent_ms - self._heard_ms > self._cut_off_ms:
+            self.lost()
+        self._heard_ms = sent_ms if self._heard_ms is None else max(self._heard_ms, sent_ms)
+
+    def lost(self) -> None:
+        """The others may have lost the record of this member, so that they may divide its shares among them."""
+        if self.state is State.JOINING:
+            self._publications.restart()
+        elif self.state is State.RETURNING:
+            self.state = State.CUT_OFF
+        elif self.state is State.MEMBER:
+            self.state = State.CUT_OFF
+            self._known_others = len(self._others.documents)
+            self._set_default()
+            self._forget_claims()
+
+    def view(self, documents: Mapping[str, Document | None], now_ms: int) -> None:
+        """All other members with their last good documents; None: it has none yet."""
+        changes = self._others.update(documents, now_ms)
+        if self.state is not State.MEMBER:
+            self._set_default()
+            return
+        self._fresh -= changes.lost
+        self._fresh |= {key for key in changes.found if not self._enforced.has_own(key)}
+        for key in changes.lost:
+            if self._enforced.has_own(key) and key not in self._claims:
+                self._enforced.release(key, self._gain(key, self._enforced.default - self._enforced.of(key), now_ms))
+        if not self._fleet <= documents.keys():
+            self._fleet &= documents.keys()
+            self._set_default()
+            if self._fleet:
+                self._refresh_floors(now_ms)
+            else:
+                self._be_alone(now_ms)
+
+    def look(self, uses: Iterable[Use], now_ms: int) -> None:
+        """Decide anew, about each 250 ms to 1 s: `uses` has the keys of `watched`, and all that are pressed."""
+        passed_ms, self._looked_ms = now_ms - self._looked_ms, now_ms
+        is_deaf = self._heard_ms is None or now_ms - self._heard_ms > self._cut_off_ms
+        if self._heard_ms is not None and (is_deaf or passed_ms > self._cut_off_ms):
+            self.lost()
+        if self.state is State.CUT_OFF and not is_deaf:
+            self.state = State.RETURNING
+            self._publications.restart()
+        by_key = {use.key: use for use in uses}
+        if self.state in (State.JOINING, State.RETURNING) and self._is_acknowledged():
+            self._become_known(by_key, now_ms)
+        if self.state is State.MEMBER:
+            self._look_at(by_key, max(passed_ms, 1), now_ms)
+        self._publications.look(self._others.documents, self._fresh)
+
+    def published(self, seq: int, now_ms: int) -> None:
+        """The document `seq` was ordered, after all that `document` returned before and before all that it returns
+        later. The last view contains everything that was ordered before it."""
+        made = self._publications.made
+        if made is None or seq != made.seq:
+            return
+        self._publications.confirmed = seq
+        if self.state is State.MEMBER:
+            for claim in self._claims.values():
+                if claim.is_raised and claim.key in made.keys:
+                    self._raise(claim, made.keys[claim.key].claim, now_ms)
+
+    # What comes out
+
+    def document(self, now_ms: int) -> Document | None:
+        """What has to be published now; None: nothing. The caller keeps to one write a second (the first one at once),
+        and does not call this while it publishes. Whatever is returned has to be published, or asked for again."""
+        publications = self._publications
+        if self.state is State.CUT_OFF or not publications.are_wanted():
+            return None
+        if self.state is State.MEMBER:
+            self._acknowledge_others(now_ms)
+        seq = publications.next_seq
+        keys = {key: claim.entry(self._windows, now_ms) for key, claim in self._claims.items()}
+        asks = 0 if self.is_known else publications.joined
+        for claim in self._claims.values():
+            claim.joined = claim.joined or seq
+            if not claim.is_acknowledged:
+                asks = max(asks, claim.joined)
+        publications.made = Document(self.id, seq, asks, publications.applied, keys)
+        publications.is_due = False
+        return publications.made
+
+    def take_moves(self) -> list[Move]:
+        """The moves since the last call, to be applied to the rows at once."""
+        return self._enforced.take()
+
+    def share_of(self, key: Key) -> float:
+        """The share that a row of this key enforces, after all moves."""
+        return self._enforced.of(key)
+
+    def waits_of(self, key: Key) -> bool:
+        """Whether throttles of this key are cut, after all moves."""
+        return self._enforced.waits(key)
+
+    def has_own_share(self, key: Key) -> bool:
+        """Whether moves for EVERY_KEY do not concern this key."""
+        return self._enforced.has_own(key)
+
+    def watched(self) -> Collection[Key]:
+        """The keys whose Use the next look needs, if there is a row."""
+        if self.state is not State.MEMBER:
+            return set(self._others.keys)
+        was_alone = self._others.documents and not self._fleet
+        return self._claims.keys() | self._fresh | (self._pressed_alone.keys() if was_alone else set())
+
+    def explain(self, key: Key) -> Explained:
+        """The share of a key, and why."""
+        others = {member: Claim(entry.claim, entry.demand) for member, entry in self._others.claims_of(key).items()}
+        claim = self._claims.get(key)
+        share = self._enforced.of(key)
+        if claim is None:
+            return Explained(share, None, None, others, self._why(claim, key))
+        return Explained(share, claim.enforced, claim.demand.value, others, self._why(claim, key))
+
+    def _why(self, claim: OwnClaim | None, key: Key) -> Why:
+        if self.is_cut_off:
+            return Why.CUT_OFF
+        if self.state is State.JOINING:
+            return Why.JOINING
+        if not self._fleet:
+            return Why.ALONE
+        if claim is None:
+            return Why.FLOOR if self._enforced.has_own(key) else Why.UNCLAIMED
+        if claim.short_since_ms is None:
+            return Why.CLAIMED
+        return Why.SHORT if claim.is_acknowledged else Why.ENTERING
+
+    # Members
+
+    @property
+    def _n(self) -> int:
+        return 1 + len(self._fleet)
+
+    def _is_acknowledged(self) -> bool:
+        least = self._others.acknowledged(self.id, self._others.documents)
+        return self._publications.has_joined and (least is None or least >= self._publications.joined)
+
+    def _set_default(self) -> None:
+        """The share of all keys without a share of their own."""
+        before = self._enforced.default
+        if self.state is State.JOINING:
+            self._enforced.set_default(floor_share(self.members), 1.0)
+        elif self.is_cut_off:
+            share = implicit_share(self.members)
+            self._enforced.set_default(share, share / before)
+        else:
+            share = implicit_share(self._n)
+            self._enforced.set_default(share, share / before)
+
+    def _become_known(self, uses: Mapping[Key, Use], now_ms: int) -> None:
+        was_joining = self.state is State.JOINING
+        self.state = State.MEMBER
+        self._fleet = set(self._others.documents)
+        share = implicit_share(self._n)
+        self._enforced.set_default(share, 1.0 if was_joining else share / self._enforced.default)
+        self._fresh.clear()
+        for key in self._others.keys:
+            self._go_to_floor(key)
+        for key, use in uses.items():
+            if self._others.is_claimed(key) and _is_in_use(use):
+                self._enter(key, now_ms)
+
+    def _acknowledge_others(self, now_ms: int) -> None:
+        """Before a document acknowledges the others: have no share that they do not expect."""
+        applied = self._publications.applied
+        fleet = {member for member, known in self._others.documents.items() if known is None or member in applied}
+        if not fleet <= self._fleet:
+            self._fleet |= fleet
+            self._set_default()
+            self._refresh_floors(now_ms)
+        for key in self._publications.offered:
+            if key in self._fresh:
+                self._go_to_floor(key)
+
+    def _refresh_floors(self, now_ms: int) -> None:
+        """The number of members is another one."""
+        floor, implicit = floor_share(self._n), rounded_down(TOTAL / self._n)
+        for key in self._enforced.own:
+            claim = self._claims.get(key)
+            if claim is None:
+                self._enforced.set(key, floor, self._enforced.waits(key))
+            else:
+                if not claim.is_acknowledged and claim.enforced > implicit:
+                    claim.lower(implicit, floor, self._windows, now_ms)
+                    self._publications.is_due = True
+                self._enforced.set(key, claim.enforced + floor, self._enforced.waits(key))
+
+    def _be_alone(self, now_ms: int) -> None:
+        """All others have left: every limit is whole."""
+        for key, claim in self._claims.items():
+            if now_ms - claim.used_ms < _PRESSED_ALONE_MS:
+                self._pressed_alone[key] = now_ms
+        for key in self._enforced.own:
+            self._enforced.release(key, self._gain(key, self._enforced.default - self._enforced.of(key), now_ms))
+        self._publications.is_due = self._publications.is_due or bool(self._claims)
+        self._claims.clear()
+        self._size = 0
+        self._fresh = set(self._others.keys)
+
+    def _forget_claims(self) -> None:
+        """Every key has the implicit share. What is more than before comes without a burst."""
+        for key in self._enforced.own:
+            more = self._enforced.default - self._enforced.of(key)
+            self._enforced.release(key, self._windows.full(more) if more > 0 else ())
+        self._claims.clear()
+        self._size = 0
+        self._fresh.clear()
+        self._pressed_alone.clear()
+
+    # Claims
+
+    def _look_at(self, uses: Mapping[Key, Use], passed_ms: int, now_ms: int) -> None:
+        if not self._fleet:
+            self._look_alone(uses, now_ms)
+        if not self._others.documents:
+            return
+        for key, use in uses.items():
+            if key not in self._claims and (use.is_pressed or (key in self._fresh and _is_in_use(use))):
+                self._enter(key, now_ms)
+        self._acknowledge_claims()
+        for claim in list(self._claims.values()):
+            self._update(claim, uses.get(claim.key) or Use(claim.key, 0.0, False, ()), passed_ms, now_ms)
+
+    def _look_alone(self, uses: Mapping[Key, Use], now_ms: int) -> None:
+        """Nobody else may use anything yet: claims begin with all, so that a member that comes finds them."""
+        self._pressed_alone = {
+            key: pressed_ms
+            for key, pressed_ms in self._pressed_alone.items()
+            if now_ms - pressed_ms < _PRESSED_ALONE_MS
+        } | {key: now_ms for key, use in uses.items() if use.is_pressed}
+        if self._others.documents:
+            for key in self._pressed_alone:
+                if key in uses and key not in self._claims:
+                    self._enter(key, now_ms)
+
+    def _enter(self, key: Key, now_ms: int) -> None:
+        """Claim what this member may use of the key anyway."""
+        share = 0.0
+        if not self._enforced.has_own(key):
+            share = rounded_down(TOTAL / self._n)
+        claim = OwnClaim(key, share, now_ms)
+        if self._size + claim.size > _MAX_SIZE:
+            self.totals.crowded_out += 1
+            return
+        claim.is_acknowledged = not self._fleet
+        self._claims[key] = claim
+        self._size += claim.size
+        self._fresh.discard(key)
+        self._publications.is_due = True
+        self._enforced.set(key, claim.enforced + floor_share(self._n), self._enforced.waits(key))
+
+    def _leave(self, claim: OwnClaim, now_ms: int) -> None:
+        del self._claims[claim.key]
+        self._size -= claim.size
+        self._publications.is_due = True
+        if self._others.is_claimed(claim.key):
+            self._go_to_floor(claim.key)
+        else:
+            self._enforced.release(claim.key)
+
+    def _go_to_floor(self, key: Key) -> None:
+        self._fresh.discard(key)
+        self._enforced.set(key, floor_share(self._n), True)
+
+    def _acknowledge_claims(self) -> None:
+        least = self._others.acknowledged(self.id, self._fleet)
+        for claim in self._claims.values():
+            if not claim.is_acknowledged and claim.joined:
+                claim.is_acknowledged = least is None or least >= claim.joined
+
+    def _update(self, claim: OwnClaim, use: Use, passed_ms: int, now_ms: int) -> None:
+        claim.use = use
+        if _is_in_use(use):
+            claim.used_ms = now_ms
+        elif now_ms - claim.used_ms >= _UNUSED_MS:
+            self._leave(claim, now_ms)
+            return
+        floor = floor_share(self._n)
+        share = claim.enforced + floor
+        claim.demand.update(use, share, implicit_share(self._n), self._windows, passed_ms, now_ms)
+        others = [Claim(entry.claim, entry.demand) for entry in self._others.claims_of(claim.key).values()]
+        division = divide(Claim(claim.enforced, claim.demand.value), others)
+        claim.give_freed(division.free, self._windows, now_ms)
+        self._divide(claim, division, floor, now_ms)
+        claim.note(division.fair, now_ms)
+        if claim.has_to_be_published(division):
+            self._publications.is_due = True
+        self._enforced.set(claim.key, claim.enforced + floor, claim.waits(now_ms))
+
+    def _divide(self, claim: OwnClaim, division: Division, floor: float, now_ms: int) -> None:
+        """Lower or raise the claim, if it has to be."""
+        target = rounded_down(min(max(division.target, claim.use.held - floor), TOTAL))
+        if division.free >= -_ROUNDING:
+            claim.over_since_ms = None
+        elif claim.over_since_ms is None:
+            claim.over_since_ms = now_ms
+        elif now_ms - claim.over_since_ms >= _OVER_MS and claim.enforced > 0:
+            self.totals.over += 1
+            claim.lower(rounded_down(max(claim.enforced + division.free, 0.0)), floor, self._windows, now_ms)
+            return
+        if division.lacking > max(division.free, 0.0) + LEAST and is_ample(claim.enforced, target):
+            self.totals.lowers += 1
+            claim.lower(target, floor, self._windows, now_ms)
+        elif _may_raise(claim, division):
+            claim.claim = rounded_down(min(target, claim.enforced + division.free))
+
+    def _raise(self, claim: OwnClaim, published: float, now_ms: int) -> None:
+        """The larger claim was ordered: enforce it, as far as others leave it."""
+        room = rounded_down(TOTAL - self._others.claimed(claim.key) + _ROUNDING / 2)
+        to = min(published, claim.claim, room)
+        if room < published:
+            self.totals.conflicts += 1
+            claim.claim = max(to, claim.enforced)
+            self._publications.is_due = True
+        if to > claim.enforced:
+            self.totals.raises += 1
+            gain = self._gain(claim.key, to - claim.enforced, now_ms, claim)
+            claim.enforced = to
+            self._enforced.set(claim.key, to + floor_share(self._n), self._enforced.waits(claim.key), gain)
+
+    def _gain(self, key: Key, more: float, now_ms: int, claim: OwnClaim | None = None) -> ByAge:
+        """What belongs to `more` share of what was given away of the key."""
+        freed = self._others.freed(key, now_ms)
+        if claim is not None:
+            freed.append(claim.freed)
+        pool = self._windows.together(freed, now_ms)
+        if more <= 0 or pool.share <= 0:
+            return ()
+        free = TOTAL - self._others.claimed(key) - (claim.enforced if claim is not None else 0.0)
+        return scaled(pool.by_age, more / max(free, pool.share))
+
+
+def _may_raise(claim: OwnClaim, division: Division) -> bool:
+    is_ready = claim.is_acknowledged and not claim.is_raised
+    return is_ready and division.free > LEAST and is_short(claim.enforced, division.fair)
+
+
+def _is_in_use(use: Use) -> bool:
+    return use.is_pressed or use.rate > 0 or use.held > 0 or any(use.used)

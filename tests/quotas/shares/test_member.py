@@ -1,0 +1,222 @@
+"""A member claims, acknowledges, raises and lowers."""
+
+import pytest
+
+from quotas.shares.division import TOTAL, floor_share, implicit_share
+from quotas.shares.member import Member, State, Why
+from quotas.shares.moves import EVERY_KEY, Move, Use
+from tests.quotas.shares.fleet import CUT_OFF_MS, WINDOW_MS, WINDOWS, Fleet
+
+KEY = ("client", "vc", "1", "produce", "alice")
+FULL = (1.0,) * 10
+
+
+@pytest.fixture
+def fleet():
+    return Fleet()
+
+
+def settle(fleet, *instances, uses=None, rounds=4, step_ms=1000):
+    """Everybody looks and publishes, again and again; returns how many documents were published."""
+    published = 0
+    for _ in range(rounds):
+        fleet.now_ms += step_ms
+        for instance in instances:
+            fleet.hear(instance)
+            fleet.deliver(instance)
+            fleet.look(instance, [use for use in [(uses or {}).get(instance.member.id)] if use is not None])
+            published += fleet.publish_at_once(instance)
+    return published
+
+
+def joined(fleet, count):
+    instances = []
+    for _ in range(count):
+        instances.append(fleet.join())
+        settle(fleet, *instances)
+    for instance in instances:
+        instance.member.take_moves()
+    return instances
+
+
+def pressed(share):
+    return Use(KEY, share, True, tuple(share * second for second in FULL))
+
+
+def steady(rate):
+    return Use(KEY, rate, False, tuple(rate * second for second in FULL))
+
+
+def test_one_instance_alone_publishes_once_and_has_exactly_the_limit(fleet):
+    one = fleet.join()
+    assert settle(fleet, one, uses={"m1": pressed(1.0)}, rounds=20) == 1
+    assert one.member.is_known
+    assert one.member.share_of(KEY) == 1.0
+    assert one.member.explain(KEY).why is Why.ALONE
+    assert one.member.take_moves() == [Move(EVERY_KEY, 1.0, 1.0, (), False)]
+    assert settle(fleet, one, uses={"m1": pressed(1.0)}, rounds=20) == 0
+    assert one.member.take_moves() == []
+
+
+def test_a_new_member_is_on_the_floor_until_all_others_have_acknowledged_it(fleet):
+    (one,) = joined(fleet, 1)
+    two = fleet.join()
+    fleet.publish_at_once(two)
+    fleet.look(two)
+    assert two.member.state is State.JOINING
+    assert two.member.share_of(KEY) == floor_share(2)
+    fleet.deliver(one)
+    fleet.look(one)
+    assert one.member.share_of(KEY) == 1.0
+    fleet.publish(one)
+    assert one.member.share_of(KEY) == implicit_share(2)
+    fleet.order(one)
+    fleet.deliver(two)
+    fleet.look(two)
+    assert two.member.is_known
+    assert two.member.share_of(KEY) == implicit_share(2)
+
+
+def test_without_use_nothing_more_is_published(fleet):
+    instances = joined(fleet, 4)
+    assert settle(fleet, *instances, rounds=10) == 0
+    assert {instance.member.share_of(KEY) for instance in instances} == {implicit_share(4)}
+    assert {instance.member.members for instance in instances} == {4}
+
+
+def test_who_is_pressed_alone_gets_what_the_others_do_not_use(fleet):
+    instances = joined(fleet, 3)
+    settle(fleet, *instances, uses={"m1": pressed(0.33)}, rounds=3)
+    one, two, _ = (instance.member for instance in instances)
+    assert one.share_of(KEY) == pytest.approx(TOTAL + floor_share(3))
+    assert two.share_of(KEY) == floor_share(3)
+    assert two.waits_of(KEY)
+    assert two.explain(KEY).why is Why.FLOOR
+    assert one.explain(KEY).why is Why.CLAIMED
+    assert settle(fleet, *instances, uses={"m1": pressed(0.98)}) == 0
+
+
+def test_two_greedy_members_have_half_each_and_then_nothing_is_published(fleet):
+    instances = joined(fleet, 2)
+    one, two = (instance.member for instance in instances)
+    settle(fleet, *instances, uses={"m1": pressed(0.5)}, rounds=3)
+    settle(fleet, *instances, uses={"m1": pressed(0.98), "m2": pressed(0.005)}, rounds=5)
+    assert one.share_of(KEY) == pytest.approx(TOTAL / 2 + floor_share(2), rel=0.01)
+    assert two.share_of(KEY) == pytest.approx(TOTAL / 2 + floor_share(2), rel=0.01)
+    assert settle(fleet, *instances, uses={"m1": pressed(0.49), "m2": pressed(0.49)}) == 0
+
+
+def test_a_member_that_uses_a_key_moderately_keeps_its_part_when_another_one_is_pressed(fleet):
+    instances = joined(fleet, 2)
+    one, two = (instance.member for instance in instances)
+    least = 1.0
+    for _ in range(12):
+        settle(fleet, *instances, uses={"m1": pressed(0.495), "m2": steady(0.3)}, rounds=1, step_ms=250)
+        least = min(least, two.share_of(KEY))
+    assert least > 0.3
+    assert one.share_of(KEY) == pytest.approx(TOTAL - 0.33, abs=0.03)
+
+
+def test_history_moves_with_the_share(fleet):
+    instances = joined(fleet, 2)
+    one, two = (instance.member for instance in instances)
+    settle(fleet, *instances, uses={"m1": pressed(0.5)}, rounds=3)
+    one.take_moves(), two.take_moves()
+    settle(fleet, *instances, uses={"m1": pressed(0.98), "m2": pressed(0.005)}, rounds=5)
+    lost = 9.8 * (1 - one.take_moves()[0].keep)
+    gained = sum(sum(move.gain) for move in two.take_moves())
+    assert lost == pytest.approx(4.9, rel=0.02)
+    assert gained == pytest.approx(lost, rel=0.25)
+    assert gained <= lost * 1.01
+
+
+def test_an_unused_claim_ends_after_a_minute(fleet):
+    instances = joined(fleet, 2)
+    one, two = (instance.member for instance in instances)
+    settle(fleet, *instances, uses={"m1": pressed(0.5)}, rounds=3)
+    settle(fleet, *instances, rounds=62)
+    assert one.keys == 0
+    assert one.share_of(KEY) == two.share_of(KEY) == implicit_share(2)
+    assert not two.waits_of(KEY)
+
+
+def test_shares_of_a_member_that_vanishes_go_to_the_others_with_a_full_window(fleet):
+    instances = joined(fleet, 3)
+    uses = {"m1": pressed(0.33), "m2": pressed(0.33)}
+    settle(fleet, *instances, uses=uses)
+    one, two, three = instances
+    assert one.member.share_of(KEY) == pytest.approx(0.49, abs=0.01)
+    one.member.take_moves()
+    fleet.remove(two)
+    settle(fleet, one, three, uses={"m1": pressed(0.49)}, rounds=2)
+    assert one.member.share_of(KEY) == pytest.approx(TOTAL + floor_share(2))
+    gained = sum(sum(move.gain) for move in one.member.take_moves())
+    assert 0.49 * (WINDOWS - 2) <= gained <= 0.49 * WINDOWS + 0.01
+
+
+def test_a_member_that_was_alone_keeps_what_its_clients_use_when_another_one_comes(fleet):
+    (one,) = joined(fleet, 1)
+    settle(fleet, one, uses={"m1": pressed(1.0)})
+    two = fleet.join()
+    least = 1.0
+    for _ in range(5):
+        settle(fleet, two, one, uses={"m1": pressed(1.0)}, rounds=1, step_ms=250)
+        least = min(least, one.member.share_of(KEY))
+    assert least == pytest.approx(TOTAL + floor_share(2))
+    assert two.member.is_known
+    assert two.member.share_of(KEY) == floor_share(2)
+
+
+def test_when_all_others_have_left_the_limit_is_whole_again(fleet):
+    one, two = joined(fleet, 2)
+    settle(fleet, one, two, uses={"m1": pressed(0.5), "m2": pressed(0.5)})
+    fleet.remove(two)
+    settle(fleet, one, uses={"m1": pressed(0.5)}, rounds=2)
+    assert one.member.share_of(KEY) == one.member.share_of(("other",)) == 1.0
+    assert one.member.keys == 0
+
+
+def test_who_does_not_hear_from_the_others_has_an_equal_part_and_comes_back_without_claims(fleet):
+    one, two = joined(fleet, 2)
+    settle(fleet, one, two, uses={"m1": pressed(0.5)})
+    fleet.now_ms += CUT_OFF_MS + 1
+    fleet.look(one, [pressed(0.98)])
+    assert one.member.is_cut_off
+    assert one.member.share_of(KEY) == one.member.share_of(("other",)) == implicit_share(2)
+    assert one.member.explain(KEY).why is Why.CUT_OFF
+    assert one.member.document(fleet.now_ms) is None
+    settle(fleet, one, two, rounds=1)
+    assert one.member.is_cut_off
+    settle(fleet, one, two)
+    assert one.member.is_known
+    assert two.member.share_of(KEY) == implicit_share(2)
+
+
+def test_a_member_without_a_good_document_counts_and_blocks_raises(fleet):
+    one, _ = joined(fleet, 2)
+    for _ in range(4):
+        fleet.now_ms += 1000
+        fleet.hear(one)
+        one.member.view({"m2": fleet.registers.histories["m2"][-1], "bad": None}, fleet.now_ms)
+        fleet.look(one, [pressed(0.33)])
+        one.member.document(fleet.now_ms)
+    assert one.member.members == 3
+    assert one.member.share_of(KEY) == pytest.approx(implicit_share(3), rel=1e-4)
+    assert one.member.explain(KEY).why is Why.ENTERING
+
+
+def test_a_document_that_was_lost_is_asked_for_again(fleet):
+    one = Member("one", WINDOWS, WINDOW_MS, 0, cut_off_ms=CUT_OFF_MS)
+    one.heard(0)
+    first = one.document(0)
+    second = one.document(100)
+    assert first is not None
+    assert second is not None
+    assert second.seq == first.seq + 1
+    one.published(first.seq, 200)
+    one.look([], 200)
+    assert not one.is_known
+    one.published(second.seq, 300)
+    one.look([], 300)
+    assert one.is_known
+    assert one.document(400) is None
