@@ -97,7 +97,7 @@ class Crowd:
     def fill(self) -> None:
         """Charge all clients and addresses."""
         service, now_ms = self.service, self.service.clock.now_ms()
-        [cluster] = service.clusters
+        [cluster] = service.instance.clusters
         manager = cluster.quota_manager
         for number in range(self.clients):
             facts = ConnectionFacts(ListenerFacts("main", None, manager, None), _NODE, f"user-{number % _USERS}")
@@ -112,7 +112,7 @@ class Crowd:
                 episode = ThrottleEpisode(past, now_ms, now_ms)
                 episode.note(throttle_time_ms, now_ms)
                 cluster.throttled.add(episode)
-        rates = service.gate.admission.quotas.rates("main")
+        rates = service.instance.gate.admission.quotas.rates("main")
         for number in range(self.addresses):
             rates.measure(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 100.0, False, now_ms)
 

@@ -40,8 +40,8 @@ async def test_too_few_descriptors_are_reported_once_unless_the_numbers_change(t
     service = Service(tmp_path / "proxy.yaml", config_of({"virtual_clusters": [cluster]}), FakeClock())
     with capture_logs() as logged:
         for possible in (500, 500, 400, 400):
-            service._max_sockets = possible
-            service._warn()
+            service.instance._max_sockets = possible
+            service.instance.warn_of_descriptors()
     assert [line["max_connections"] for line in logged if line["event"] == "few_descriptors"] == [500, 400]
 
 

@@ -109,11 +109,11 @@ async def service(tmp_path):
 
 
 async def test_a_proxy_is_ready_once_ports_cluster_and_quotas_are_there(service):
-    [cluster] = service.clusters
+    [cluster] = service.instance.clusters
     directory, discovery = cluster.upstream.directory, cluster.upstream.discovery
     cluster.book.source = cluster.source = FakeSource()
     assert service.not_ready() == ["listeners are not bound yet"]
-    service._bound = True
+    service.instance._is_serving = True
     assert service.not_ready() == [
         "virtual cluster main: the cluster is unreachable: it has not named its nodes yet",
         "virtual cluster main: quotas are not known yet (source upstream)",
@@ -134,16 +134,16 @@ async def test_a_proxy_is_ready_once_ports_cluster_and_quotas_are_there(service)
 
 
 async def test_a_proxy_that_was_told_to_stop_is_not_ready(service):
-    service._bound = True
+    service.instance._is_serving = True
     service._ask_to_stop()
     assert service.not_ready() == ["stopping"]
-    assert not service._end_asked.is_set()
+    assert not service.instance.end_asked.is_set()
     service._ask_to_stop()
-    assert service._end_asked.is_set()
+    assert service.instance.end_asked.is_set()
 
 
 async def test_the_log_says_loudly_that_quotas_are_not_known_and_what_that_means(service):
-    [cluster] = service.clusters
+    [cluster] = service.instance.clusters
     book, clock = cluster.book, service.clock
     book.source = FakeSource()
     with capture_logs() as logged:
@@ -166,7 +166,7 @@ async def test_the_log_says_loudly_that_quotas_are_not_known_and_what_that_means
 
 
 async def test_connections_are_refused_only_while_quotas_are_not_known_and_only_if_that_is_wanted(service):
-    [cluster] = service.clusters
+    [cluster] = service.instance.clusters
     book = cluster.book
     book.source = FakeSource()
     assert book.may_serve()

@@ -106,7 +106,7 @@ async def test_both_listeners_speak_tls_and_know_their_tokens(proxy, authority):
 async def test_a_reload_takes_up_tokens_and_a_changed_file_the_certificate(proxy, authority):
     proxy.read_token.write_text(NEW_TOKEN)
     assert await status(proxy.admin, authority, READ_TOKEN) == 200
-    assert await proxy.service.reload()
+    assert await proxy.service.configuration.reload()
     assert await status(proxy.admin, authority, READ_TOKEN) == 401
     assert await status(proxy.admin, authority, NEW_TOKEN) == 200
     before = await certificate(proxy.admin_port)

@@ -1,0 +1,130 @@
+"""The configuration file of a running process: read again when it has changed, or a signal asks for it."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from common.file_signature import signature
+from common.places import with_places
+from common.problems import bounded
+from common.service_manager import monotonic_usec
+from proxy.clock import Clock
+from proxy.config.load import load_config
+from proxy.config.problems import ConfigErrors, ConfigUnreadable
+from proxy.config.reload import changes_needing_restart
+from proxy.config.settings import Config
+from proxy.config.warnings import ephemeral_ports, warnings_of
+from proxy.observe import logs
+from proxy.observe.http_secrets import HttpAccess, http_access
+from proxy.observe.metrics import Metrics
+from proxy.server.tls_material import Section, TlsPlace, tls_sections
+
+_WATCH_S = 0.25
+_REREAD_S = 2.0
+
+log = structlog.get_logger()
+
+
+class Loaded(NamedTuple):
+    """A configuration, with what was read from the files that it names."""
+
+    config: Config
+    access: HttpAccess
+    sections: dict[TlsPlace, Section]
+
+
+def load_with_files(path: Path) -> Loaded:
+    """The configuration in the file. Raises ConfigErrors with every problem."""
+    config = load_config(path)
+    return Loaded(config, http_access(config, path), tls_sections(config))
+
+
+class ConfigWatch:
+    """Has changes of the configuration file put in force by `apply`. If anything in it is wrong, nothing changes.
+
+    `notify` tells systemd about it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        config: Config,
+        clock: Clock,
+        metrics: Metrics,
+        apply: Callable[[Loaded], Awaitable[None]],
+        notify: Callable[..., None],
+    ) -> None:
+        self.config = config
+        """The configuration in force."""
+        self.reload_asked = asyncio.Event()
+        self._path = path
+        self._clock = clock
+        self._metrics = metrics
+        self._apply = apply
+        self._notify = notify
+        self._signature_at_start = signature(path)
+        """Taken before the first port is bound: an operator who sees a port open may already change the file."""
+        self._note_reload(is_applied=True)
+
+    async def watch(self) -> None:
+        """Reload the configuration when the file has changed or `reload_asked` is set, until cancelled."""
+        seen = self._signature_at_start
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.reload_asked.wait(), _WATCH_S)
+            found = signature(self._path)
+            if found != seen or self.reload_asked.is_set():
+                self.reload_asked.clear()
+                seen = found
+                if not await self.reload():
+                    seen = None
+                    await asyncio.sleep(_REREAD_S)
+
+    async def reload(self) -> bool:
+        """Load the configuration file again. If anything in it is wrong, the old configuration stays in force.
+
+        Returns False if the file could not be read; then a later try may succeed.
+        """
+        self._notify("RELOADING=1", monotonic_usec())
+        try:
+            return await self._reload()
+        finally:
+            self._notify("READY=1")
+
+    async def _reload(self) -> bool:
+        try:
+            loaded = await asyncio.to_thread(with_places, self._path, partial(load_with_files, self._path))
+        except ConfigErrors as errors:
+            self._refuse([str(problem) for problem in errors.problems])
+            return not isinstance(errors, ConfigUnreadable)
+        if fixed := changes_needing_restart(self.config, loaded.config):
+            self._refuse([f"{change} (needs a restart)" for change in fixed])
+            return True
+        self.config = loaded.config
+        await self._apply(loaded)
+        logs.set_level(loaded.config.log.level)
+        self.warn()
+        self._metrics.config_reloads.labels("applied").inc()
+        self._note_reload(is_applied=True)
+        log.info("config_reloaded")
+        return True
+
+    def warn(self) -> None:
+        """Log warnings about settings that are allowed but probably not intended."""
+        for warning in bounded(warnings_of(self.config, ephemeral_ports()), "warnings"):
+            log.warning("config_warning", problem=str(warning))
+
+    def _refuse(self, problems: list[str]) -> None:
+        self._metrics.config_reloads.labels("rejected").inc()
+        self._note_reload(is_applied=False)
+        log.error("config_rejected", file=str(self._path), problems=problems)
+
+    def _note_reload(self, *, is_applied: bool) -> None:
+        self._metrics.last_reload_ok.set(is_applied)
+        if is_applied:
+            self._metrics.last_reload_at.set(self._clock.epoch_ms() / 1000)
