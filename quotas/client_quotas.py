@@ -1,6 +1,6 @@
 """Binds clients to the sensors that measure them, and keeps the limits of sensors equal to the quota tables."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import chain, islice
@@ -33,6 +33,9 @@ _LOOKED_AT_FOR_ROOM: Final = 512
 _TOUCHED_KEPT: Final = 10_000
 
 _MAX_CLIENT_IDS: Final = 10_000
+
+WAITS_MS: Final = 1_000
+"""The largest throttle time of a sensor whose share of the limit is about to grow."""
 
 NO_CEILING_BYTES: Final = 2**31 - 1
 
@@ -131,6 +134,12 @@ class ClientQuotaManager:
         entity of their quota; it needs TracedSensors and TracedBuckets.
         """
         self._traces = traces
+        self.share_of: Callable[[SensorKey], float] | None = None
+        """Which part of a limit this instance enforces, if it shares the limits with others; None: all of each."""
+        self.waits_of: Callable[[SensorKey], bool] | None = None
+        """Whether single throttles of a sensor that is opened now are cut to WAITS_MS, see `reshare`; None: none."""
+        self._pressable: dict[tuple[Rows, int], SensorKey] | None = None
+        """The key of each open sensor by its table and handle, from `watch_pressed` on."""
         self.sensors = sensors
         self.request_sensors = _of_request_time(sensors)
         self.shadow_request_sensors = _of_request_time(sensors)
@@ -310,7 +319,7 @@ class ClientQuotaManager:
         if limit is None:
             self._close(key)
         else:
-            self._set_limit(key, handle, limit, now_ms)
+            self._set_limit(key, handle, self._enforced(key, limit), now_ms)
 
     def _keys_under(self, changed: Collection[Entity] | None) -> Iterator[Iterable[SensorKey]]:
         """Keys of all sensors that quotas of these entities can bind, in batches. Other keys may be among them."""
@@ -362,6 +371,70 @@ class ClientQuotaManager:
             self._touched_before, self._touched = self._touched, {}
             self._begin_of_touched = self.version + 1
         self._touched[user, client_id] = self.version + 1
+
+    # ------------------------------------------------------------------ shares
+
+    def _enforced(self, key: SensorKey, limit: float) -> float:
+        """The part of a limit from the tables that this instance enforces."""
+        return limit if self.share_of is None or limit >= UNLIMITED else limit * self.share_of(key)
+
+    def reshare(
+        self, key: SensorKey, share: float, keep: float, gain: Sequence[float], waits: bool, now_ms: int
+    ) -> None:
+        """Enforce `share` times the limit of the tables from the next charge of this sensor on.
+
+        The sensor keeps the part `keep` of its history, and gets `gain` in addition: seconds of the whole limit by age
+        in windows. With `waits` its single throttles are cut to WAITS_MS; the rest is owed. Does nothing if the sensor
+        is not open or has no limit. Raises ValueError if the share is not above 0.
+        """
+        if not share > 0:
+            raise ValueError(f"expected a share above 0 of {key}, got {share}")
+        handle, limit = self._handles.get(key), self._limit(key)
+        if handle is None or limit is None or limit >= UNLIMITED:
+            return
+        rows, enforced = self._rows_of(key), limit * share
+        was_bytes = self._ceiling_bytes(rows.limit(handle))
+        rows.reshare(handle, enforced, keep, [seconds * limit for seconds in gain], now_ms)
+        rows.set_cap_of(handle, WAITS_MS if waits else 0)
+        if key.quota_type is QuotaType.FETCH and not key.shadow and self._ceiling_bytes(enforced) != was_bytes:
+            self._touch_clients_with(key)
+            self.version += 1
+
+    def resharing(self, now_ms: int) -> Iterator[None]:
+        """Set the limits of all sensors to what `share_of` says now, in steps of a few ms. Their history stays."""
+        for keys in _batches(list(self._handles)):
+            for key in keys:
+                share = 1.0 if self.share_of is None else self.share_of(key)
+                waits = self.waits_of is not None and self.waits_of(key)
+                self.reshare(key, share, 1.0, (), waits, now_ms)
+            yield
+
+    def share_history(self, key: SensorKey, now_ms: int) -> tuple[float, float, tuple[float, ...]] | None:
+        """What a sensor has recorded in total, its limit by the tables, and its history, in units by age in windows.
+
+        None if it is not open or has no limit.
+        """
+        handle, limit = self._handles.get(key), self._limit(key)
+        if handle is None or limit is None or limit >= UNLIMITED:
+            return None
+        rows = self._rows_of(key)
+        return rows.total(handle), limit, rows.history(handle, now_ms)
+
+    def watch_pressed(self) -> None:
+        """Note from now on which sensors throttle or refuse, for `take_pressed`."""
+        self._pressable = {(self._rows_of(key), handle): key for key, handle in self._handles.items()}
+        for rows in self._rows.values():
+            rows.pressed = set()
+
+    def take_pressed(self) -> list[SensorKey]:
+        """The sensors that have throttled or refused since the last call."""
+        if self._pressable is None:
+            return []
+        pressed: list[SensorKey] = []
+        for rows in dict.fromkeys(self._rows.values()):
+            handles, rows.pressed = rows.pressed or set(), set()
+            pressed += [self._pressable[rows, handle] for handle in handles if (rows, handle) in self._pressable]
+        return pressed
 
     def set_caps(self, max_throttle_ms: int, max_debt_ms: int) -> None:
         """Set the limit of a single throttle time, and the limit of how far ahead a debt may reach."""
@@ -434,8 +507,8 @@ class ClientQuotaManager:
         """A copy of the row of a sensor, for `adopt`. Raises StaleSensor if it is closed."""
         return self._rows_of(key).copied(handle)
 
-    def mark(self, key: SensorKey, handle: int) -> tuple[float, int, int]:
-        """Everything that a sensor has recorded, and numbers that change with each use. Raises StaleSensor."""
+    def mark(self, key: SensorKey, handle: int) -> tuple[float, int, int, float]:
+        """Everything that a sensor has recorded, numbers that change with each use, its limit. Raises StaleSensor."""
         return self._rows_of(key).mark(handle)
 
     def adopt(self, key: SensorKey, copied: bytes, now_ms: int) -> bool:
@@ -469,7 +542,7 @@ class ClientQuotaManager:
         if rows.used == rows.capacity or (key.shared_by is None and not _has_room(rows)):
             return None
         entity = table.by_tags(key.quota_type, key.tags)[1] if key.shared_by is None else key.shared_by
-        return self._open(key, entity, limit, now_ms)
+        return self._open(key, entity, self._enforced(key, limit), now_ms)
 
     def readings(self, now_ms: int) -> Iterator[tuple[SensorKey, SensorReading]]:
         """The measurements of all windowed rates. Sensors may be opened and closed between two items."""
@@ -537,6 +610,7 @@ class ClientQuotaManager:
         if shadow and entity is None:
             return None, UNLIMITED
         key = SensorKey(virtual_cluster, node_id, quota_type, tags, shadow=shadow)
+        limit = self._enforced(key, limit)
         handle = self._handles.get(key)
         if handle is not None:
             self._set_limit(key, handle, limit, now_ms)
@@ -595,17 +669,25 @@ class ClientQuotaManager:
         """Close sensors whose quotas remain in force. Their clients get new sensors with their next request."""
         for key in keys:
             self._close(key)
-            if key.shared_by is None:
-                self._touch(key.tags.user, key.tags.client_id)
-            else:
-                self._shared_closed = self.version + 1
+            self._touch_clients_with(key)
         self.version += 1
+
+    def _touch_clients_with(self, key: SensorKey) -> None:
+        """Make the sensors of clients that this sensor measures stale from the next version on."""
+        if key.shared_by is None:
+            self._touch(key.tags.user, key.tags.client_id)
+        else:
+            self._shared_closed = self.version + 1
 
     def _open(self, key: SensorKey, entity: Entity | None, limit: float, now_ms: int) -> int:
         handle = self._rows_of(key).open(limit, now_ms)
         if self._traces is not None and self._traces(key.tags, entity):
             handle = self._traced(key, entity, handle, limit, now_ms)
         self._handles[key] = handle
+        if self.waits_of is not None and self.waits_of(key):
+            self._rows_of(key).set_cap_of(handle, WAITS_MS)
+        if self._pressable is not None:
+            self._pressable[self._rows_of(key), handle] = key
         if key.shadow:
             self._summed_up[key] = _NONE_SUMMED_UP
         self._places.add((key.virtual_cluster, key.node_id))
@@ -624,6 +706,8 @@ class ClientQuotaManager:
             self._sum_up(key)
             del self._summed_up[key]
         handle, rows = self._handles.pop(key), self._rows_of(key)
+        if self._pressable is not None:
+            del self._pressable[rows, handle]
         if isinstance(handle, TracedHandle) and isinstance(rows, TracedSensors | TracedBuckets):
             at_ms, limit = rows.idle_since_ms(handle), rows.limit(handle)
             rows.note(Traced(Operation.CLOSE, handle.subject, int(handle), 0.0, 1, 0, limit, at_ms))

@@ -20,8 +20,8 @@ FORMAT: Final = 1
 KEYS_PER_STEP: Final = 200
 """How many rows one step of a Copier looks at."""
 
-_Mark = tuple[float, int, int]
-_UNSEEN: Final[_Mark] = (0.0, -1, -1)
+_Mark = tuple[float, int, int, float]
+_UNSEEN: Final[_Mark] = (0.0, -1, -1, -1.0)
 
 _CLIENT: Final = "client"
 _CONNECTION: Final = "connection"

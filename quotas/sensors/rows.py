@@ -8,7 +8,7 @@ others 0). All rows have as many words, and they begin alike:
 word  content
 ====  ====================================================
 0     generation: odd while the row is in use
-1     lock, reserved for implementations with threads; not used here
+1     the largest throttle time of this row in ms; 0: that of the table
 2     limit in units/s (float)
 ====  ====================================================
 
@@ -25,6 +25,7 @@ ROW_BITS: Final = 40
 ROW_MASK: Final = (1 << ROW_BITS) - 1
 
 GENERATION: Final = 0
+CAP: Final = 1
 LIMIT: Final = 2
 
 _WORD_BYTES: Final = 8
@@ -57,6 +58,8 @@ class Rows:
         self.samples = samples
         self.window_ms = window_ms
         self.used = 0
+        self.pressed: set[int] | None = None
+        """Handles of rows that gave a throttle time or refused since they were cleared here. None: nobody asks."""
         self._words_of_row = words_of_row
         # The kernel provides zeroed pages at their first use: rows that are never opened cost no memory.
         words = HEAD_WORDS + (capacity + scratch_rows) * words_of_row
@@ -79,6 +82,12 @@ class Rows:
         """The limit of the row, in units/s."""
         return self._floats[self._row(handle) + LIMIT]
 
+    def set_cap_of(self, handle: int, cap_ms: int) -> None:
+        """Limit single throttle times of this row to `cap_ms`, also while the table allows more. 0: as the table."""
+        if cap_ms < 0:
+            raise ValueError(f"expected a cap from 0, got {cap_ms}")
+        self._ints[self._row(handle) + CAP] = cap_ms
+
     def copied(self, handle: int) -> bytes:
         """A copy of the row's words, for `overwrite`, also in a table of another process with the same windows."""
         row = self._row(handle)
@@ -87,12 +96,13 @@ class Rows:
     def overwrite(self, handle: int, copied: bytes) -> None:
         """Give the row the content of a copy that `copied` made, of this row or another one. The handle stays valid.
 
-        Raises ValueError if the copy has another size.
+        The row keeps its cap: whether clients wait for a share here says nothing about the row that was copied. Raises
+        ValueError if the copy has another size.
         """
         row = self._row(handle)
-        generation = self._ints[row + GENERATION]
+        generation, cap_ms = self._ints[row + GENERATION], self._ints[row + CAP]
         self._ints[row : row + self._words_of_row] = memoryview(copied).cast("q")
-        self._ints[row + GENERATION] = generation
+        self._ints[row + GENERATION], self._ints[row + CAP] = generation, cap_ms
 
     def _open_row(self, limit: float) -> int:
         """The handle of a new row, which is zero except for its limit. Raises SensorsFull if no row is free."""
@@ -109,6 +119,14 @@ class Rows:
         self._floats[row + LIMIT] = limit
         self.used += 1
         return generation << ROW_BITS | row
+
+    def _press(self, row: int) -> None:
+        if self.pressed is not None:
+            self.pressed.add(self._ints[row + GENERATION] << ROW_BITS | row)
+
+    def _cap_of(self, row: int, of_table_ms: int) -> int:
+        cap_ms = self._ints[row + CAP]
+        return cap_ms if 0 < cap_ms < of_table_ms else of_table_ms
 
     @property
     def _blank(self) -> memoryview:

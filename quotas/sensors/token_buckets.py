@@ -8,7 +8,7 @@ Rows are as `quotas.sensors.rows` says; times are monotonic milliseconds. A row 
 ====  ========================================================================================================
 word  content
 ====  ========================================================================================================
-0-2   generation, lock, limit in units/s (float)
+0-2   generation, largest throttle time of the row in ms or 0, limit in units/s (float)
 3     tokens (float); infinity until the first use, which cuts them to the size of the bucket
 4     time of the last refill
 5     time of the last charge or give-back, or of the opening
@@ -21,6 +21,7 @@ word  content
 ====  ========================================================================================================
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, inf
 from typing import Final
@@ -155,6 +156,31 @@ class TokenBuckets(Rows):
         """Take `value` out of the bucket without checking what is left; the next use finds an overdraft."""
         self.give_back(handle, -value, now_ms)
 
+    def history(self, handle: int, now_ms: int) -> tuple[float, ...]:
+        """The tokens that are missing in the bucket, as the use of one window."""
+        return (self.burst(self.limit(handle)) - self.tokens(handle, now_ms),)
+
+    def scale(self, handle: int, factor: float, now_ms: int) -> None:
+        """Multiply the missing tokens by `factor`. Neither the limit nor `total` changes."""
+        missing = self.history(handle, now_ms)[0]
+        self._set_tokens(handle, self.burst(self.limit(handle)) - missing * factor, now_ms)
+
+    def add_history(self, handle: int, by_age: Sequence[float], now_ms: int) -> None:
+        """Take as many tokens as another bucket misses. `total` does not change."""
+        self._set_tokens(handle, self.tokens(handle, now_ms) - sum(by_age), now_ms)
+
+    def reshare(self, handle: int, limit: float, keep: float, gain: Sequence[float], now_ms: int) -> None:
+        """Use `limit` from now on. The part `keep` of the missing tokens is still missing, and `gain` in addition."""
+        missing = self.history(handle, now_ms)[0] * keep + sum(gain)
+        self.set_limit(handle, limit, now_ms)
+        self.scale(handle, 0.0, now_ms)
+        self.add_history(handle, (missing,), now_ms)
+
+    def _set_tokens(self, handle: int, tokens: float, now_ms: int) -> None:
+        row = self._row(handle)
+        self._floats[row + _TOKENS] = tokens
+        self._ints[row + _REFILLED] = now_ms
+
     def _refill(self, row: int, now_ms: int) -> None:
         self._floats[row + _TOKENS] = self._tokens(row, now_ms)
         self._ints[row + _REFILLED] = now_ms
@@ -177,8 +203,9 @@ class TokenBuckets(Rows):
     def _reported_ms(self, row: int) -> int:
         """The throttle time of an overdrawn bucket, cut to the maximum, and counted."""
         ints, floats = self._ints, self._floats
+        self._press(row)
         wanted_ms = overdraft_ms(floats[row + _TOKENS], floats[row + LIMIT])
-        throttle_ms = min(wanted_ms, self.max_throttle_ms)
+        throttle_ms = min(wanted_ms, self._cap_of(row, self.max_throttle_ms))
         if wanted_ms > throttle_ms:
             ints[row + _CAPPED] += 1
             self.capped += 1
@@ -196,16 +223,18 @@ class TokenBuckets(Rows):
     def throttle_ms(self, handle: int, now_ms: int) -> int:
         """The throttle time of a refusal at `now_ms`, 0 if there would be none. Changes nothing."""
         tokens = self.tokens(handle, now_ms)
-        return min(overdraft_ms(tokens, self.limit(handle)), self.max_throttle_ms) if tokens < 0 else 0
+        cap_ms = self._cap_of(self._row(handle), self.max_throttle_ms)
+        return min(overdraft_ms(tokens, self.limit(handle)), cap_ms) if tokens < 0 else 0
 
     def total(self, handle: int) -> float:
         """Everything charged less what was given back."""
         return self._floats[self._row(handle) + _TOTAL]
 
-    def mark(self, handle: int) -> tuple[float, int, int]:
-        """The total, the number of charges and refusals, the time of the last use: one is another after each use."""
-        row, ints = self._row(handle), self._ints
-        return self._floats[row + _TOTAL], ints[row + _CHARGES] + ints[row + _REFUSALS], ints[row + _REFILLED]
+    def mark(self, handle: int) -> tuple[float, int, int, float]:
+        """The total, the number of charges and refusals, the time of the last use, the limit: one changes with use."""
+        row, ints, floats = self._row(handle), self._ints, self._floats
+        uses = ints[row + _CHARGES] + ints[row + _REFUSALS]
+        return floats[row + _TOTAL], uses, ints[row + _REFILLED], floats[row + LIMIT]
 
     def idle_since_ms(self, handle: int) -> int:
         """Time of the last charge or give-back, or of the opening. As in a broker, a refusal does not count."""

@@ -9,7 +9,7 @@ Rows are as `quotas.sensors.rows` says; times are monotonic milliseconds. A row 
 ====  ======================================================================================================
 word  content
 ====  ======================================================================================================
-0-2   generation, lock, limit in units/s (float)
+0-2   generation, largest throttle time of the row in ms or 0, limit in units/s (float)
 3     position of the current sample, in words from the begin of the row; 0: no sample yet
 4     number of samples so far, at most N+1
 5     before this time no sample expires and the current one does not end
@@ -27,7 +27,7 @@ word  content
 ====  ======================================================================================================
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, inf, isnan
 from typing import Final
@@ -262,11 +262,13 @@ class Sensors(Rows):
 
     def owed_ms(self, handle: int, now_ms: int) -> int:
         """The throttle time of a charge of 0, or the rest of the wait for the latest refused one. Changes nothing."""
-        copy, capped = self._copy(handle), self.capped
+        copy, capped, pressed = self._copy(handle), self.capped, self.pressed
+        self.pressed = None
         owed_ms = self.charge(copy, 0.0, now_ms)
-        self.capped = capped
-        refused_ms = self._ints[self._row(handle) + _REFUSED_UNTIL] - now_ms
-        return max(owed_ms, min(refused_ms, self.max_throttle_ms))
+        self.capped, self.pressed = capped, pressed
+        row = self._row(handle)
+        refused_ms = self._ints[row + _REFUSED_UNTIL] - now_ms
+        return max(owed_ms, min(refused_ms, self._cap_of(row, self.max_throttle_ms)))
 
     def _copy(self, handle: int) -> int:
         """The handle of a copy of the row. There is one copy at a time, in the scratch row."""
@@ -375,20 +377,26 @@ class Sensors(Rows):
         rate = total / (window_ms / 1000.0)
         delay_ms = 0 if rate <= limit else delay(rate, limit, window_ms)
         paid_at = floats[row + _PAID_AT]
-        if delay_ms <= self.max_throttle_ms and paid_at == -inf:
-            return delay_ms
-        return self._throttle_in_debt_ms(row, value, delay_ms, paid_at, now_ms)
+        if not delay_ms and paid_at == -inf:
+            return 0
+        cap_ms = self._cap_of(row, self.max_throttle_ms)
+        if delay_ms > cap_ms or paid_at != -inf:
+            delay_ms = self._throttle_in_debt_ms(row, value, delay_ms, cap_ms, now_ms)
+        if delay_ms:
+            self._press(row)
+        return delay_ms
 
-    def _throttle_in_debt_ms(self, row: int, value: float, delay_ms: int, paid_at: float, now_ms: int) -> int:
+    def _throttle_in_debt_ms(self, row: int, value: float, delay_ms: int, cap_ms: int, now_ms: int) -> int:
         """The throttle time if Kafka's exceeds the maximum, or if there is a debt because an earlier one did.
 
         A charge in debt moves the end of the debt; waiting pays it. So all clients that share the row together get what
         the limit allows. The throttle time is never less than Kafka's, cut to the maximum.
         """
         floats = self._floats
+        paid_at = floats[row + _PAID_AT]
         if paid_at > now_ms:
             paid_at += value / floats[row + LIMIT] * 1000
-        if delay_ms > self.max_throttle_ms:
+        if delay_ms > cap_ms:
             paid_at = max(paid_at, now_ms + delay_ms)
         paid_at = min(paid_at, now_ms + self.max_debt_ms)
         if paid_at > now_ms:
@@ -398,11 +406,95 @@ class Sensors(Rows):
             floats[row + _PAID_AT] = -inf
             self._ints[row + _QUIET_UNTIL] = _NEVER
         wanted_ms = max(delay_ms, ceil(paid_at - now_ms)) if paid_at > now_ms else delay_ms
-        if wanted_ms > self.max_throttle_ms:
+        if wanted_ms > cap_ms:
             self._ints[row + _CAPPED] += 1
             self.capped += 1
-            return self.max_throttle_ms
+            return cap_ms
         return wanted_ms
+
+    # ----------------------------------------------------------------- history
+
+    def history(self, handle: int, now_ms: int) -> tuple[float, ...]:
+        """What was recorded in the last N windows, in units by age in windows: index 0 is the last window.
+
+        Use counts as even between the first and the last event of its sample. A debt that reaches further than the
+        throttle time of that use is added at index 0, as use with the throttle time of the debt.
+        """
+        row = self._row(handle)
+        by_age = self._by_age(row, now_ms)
+        debt_ms = self._floats[row + _PAID_AT] - now_ms
+        if debt_ms > 0:
+            owed = self._floats[row + LIMIT] * ((self._least_window_ms + debt_ms) / 1000)
+            by_age[0] += max(owed - sum(by_age), 0.0)
+        return tuple(by_age)
+
+    def scale(self, handle: int, factor: float, now_ms: int) -> None:
+        """Multiply what the window holds, and a debt, by `factor`. Neither the limit nor `total` changes."""
+        row, total = self._row(handle), self.total(handle)
+        ints, floats = self._ints, self._floats
+        for of_sample in range(row + _FIRST_SUM, row + self._ring_end, _SAMPLE_WORDS):
+            floats[of_sample] *= factor
+        if current := ints[row + _CURRENT]:
+            # In two steps, so that the two add up to the same total to the last bit.
+            floats[row + _EARLIER] = earlier = total - floats[row + current + _SUM]
+            floats[row + current + _SUM] = total - earlier
+        if (debt_ms := floats[row + _PAID_AT] - now_ms) > 0:
+            floats[row + _PAID_AT] = now_ms + debt_ms * factor
+        ints[row + _QUIET_UNTIL] = _NEVER
+
+    def add_history(self, handle: int, by_age: Sequence[float], now_ms: int) -> None:
+        """Add use of another row, as its `history`, to what the window holds. `total` does not change.
+
+        The samples begin anew, one for each age that holds something: a throttle time after it may differ by up to two
+        windows from that of a row which recorded all of it.
+        """
+        row = self._row(handle)
+        held = self._by_age(row, now_ms)
+        for age, units in enumerate(by_age[: self.samples]):
+            held[age] += units
+        total, used_ms = self.total(handle), self.idle_since_ms(handle)
+        ints, floats, window_ms = self._ints, self._floats, self.window_ms
+        sample = row + _ROW_WORDS
+        for age in range(self.samples - 1, -1, -1):
+            if held[age]:
+                # Only a part of the oldest window is left, on average one half.
+                before_ms = window_ms if age < self.samples - 1 else window_ms // 2
+                ints[sample + _LAST] = now_ms - age * window_ms
+                ints[sample + _START] = now_ms - age * window_ms - before_ms
+                floats[sample + _SUM] = held[age]
+                sample += _SAMPLE_WORDS
+        # An empty sample is the current one, so that all of `total` is earlier.
+        ints[row + _CURRENT] = sample - row
+        ints[row + _SAMPLES] = (sample - row - _ROW_WORDS) // _SAMPLE_WORDS + 1
+        ints[sample + _START], ints[sample + _LAST] = now_ms, used_ms
+        for of_sample in range(sample + _SUM, row + self._ring_end, _SAMPLE_WORDS):
+            floats[of_sample] = 0.0
+        floats[row + _EARLIER] = total
+        ints[row + _QUIET_UNTIL] = _NEVER
+
+    def reshare(self, handle: int, limit: float, keep: float, gain: Sequence[float], now_ms: int) -> None:
+        """Use `limit` from the next charge on, with the part `keep` of the history, and with `gain` in addition."""
+        if keep != 1:
+            self.scale(handle, keep, now_ms)
+        if limit != self.limit(handle):
+            self.set_limit(handle, limit, now_ms)
+        if any(gain):
+            self.add_history(handle, gain, now_ms)
+
+    def _by_age(self, row: int, now_ms: int) -> list[float]:
+        ints, floats, window_ms = self._ints, self._floats, self.window_ms
+        by_age = [0.0] * self.samples
+        first = row + _ROW_WORDS
+        for sample in range(first, first + ints[row + _SAMPLES] * _SAMPLE_WORDS, _SAMPLE_WORDS):
+            youngest_ms, oldest_ms = now_ms - ints[sample + _LAST], now_ms - ints[sample + _START]
+            if youngest_ms >= self._expire_age_ms:
+                continue
+            units, span_ms = floats[sample + _SUM], max(oldest_ms - youngest_ms, 1)
+            for age in range(youngest_ms // window_ms, oldest_ms // window_ms + 1):
+                part_ms = min(oldest_ms, (age + 1) * window_ms) - max(youngest_ms, age * window_ms)
+                part = part_ms / span_ms if oldest_ms > youngest_ms else 1.0
+                by_age[min(age, self.samples - 1)] += units * part
+        return by_age
 
     # -------------------------------------------------------------------- read
 
@@ -429,9 +521,10 @@ class Sensors(Rows):
         current = self._ints[row + _CURRENT]
         return self._floats[row + _EARLIER] + (self._floats[row + current + _SUM] if current else 0.0)
 
-    def mark(self, handle: int) -> tuple[float, int, int]:
-        """The total, the number of charges and the time of the last use: at least one is another after each use."""
-        return self.total(handle), self._ints[self._row(handle) + _CHARGES], self.idle_since_ms(handle)
+    def mark(self, handle: int) -> tuple[float, int, int, float]:
+        """The total, the number of charges, the time of the last use, the limit: one is another after each use."""
+        row = self._row(handle)
+        return self.total(handle), self._ints[row + _CHARGES], self.idle_since_ms(handle), self._floats[row + LIMIT]
 
     def idle_since_ms(self, handle: int) -> int:
         """Time of the last recording, or of the opening."""
