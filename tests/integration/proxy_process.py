@@ -39,8 +39,11 @@ class ProxyProcess:
     `quotas` are entries as the YAML has them; `settings` are whole sections ("limits", "drain", "log", "usage",
     "restart", "history", "metrics") or settings of the only virtual cluster ("throttle", "upstream"; "source" for those
     of its quotas) or of its listener ("listener"); "more_listeners" are whole. With `ready=False` it does not wait for
-    the cluster. `environment` has further variables for the process.
+    the cluster. `environment` has further variables for the process. It is reached at `host`, on six
+    ports from `first_port` on, or free ones.
     """
+
+    host = HOST
 
     def __init__(
         self,
@@ -49,10 +52,13 @@ class ProxyProcess:
         *,
         ready: bool = True,
         environment: Mapping[str, str] | None = None,
+        first_port: int | None = None,
         **settings: Any,
     ) -> None:
         servers = getattr(bootstrap_servers, "bootstrap_servers", bootstrap_servers)
-        self.port, *_, self.metrics_port, self.admin_port = free_port_run(6)
+        self.port, *_, self.metrics_port, self.admin_port = (
+            free_port_run(6) if first_port is None else range(first_port, first_port + 6)
+        )
         self.node_ports = {node_id: self.port + node_id for node_id in (1, 2, 3)}
         self._ready = ready
         self._environment = environment or {}
@@ -70,7 +76,7 @@ class ProxyProcess:
     @property
     def bootstrap(self) -> str:
         """Where clients begin, as host:port."""
-        return f"{HOST}:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def ports(self) -> set[int]:
@@ -165,7 +171,7 @@ class ProxyProcess:
 
     def config(self, quotas: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         """The configuration with these quota entries."""
-        listener = {"name": "plain", "bind": HOST, "port": self.port, "node_ids": ["1-3"]}
+        listener = {"name": "plain", "bind": self.host, "port": self.port, "node_ids": ["1-3"]}
         listener |= self._settings.get("listener", {})
         listeners = [listener, *self._settings.get("more_listeners", ())]
         sections = {key: value for key, value in self._settings.items() if key in _SECTIONS}
@@ -204,7 +210,9 @@ class ProxyProcess:
     def get(self, page: str) -> tuple[int, str]:
         """HTTP status and body of a page, (0, "") while there is no response."""
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{self.metrics_port}/{page}", timeout=TIMEOUT_S) as response:
+            with urllib.request.urlopen(
+                f"http://{self.host}:{self.metrics_port}/{page}", timeout=TIMEOUT_S
+            ) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -223,7 +231,9 @@ class ProxyProcess:
 
     def admin(self, page: str) -> Any:
         """The response of the admin API."""
-        with urllib.request.urlopen(f"http://{HOST}:{self.admin_port}/api/v1/{page}", timeout=TIMEOUT_S) as response:
+        with urllib.request.urlopen(
+            f"http://{self.host}:{self.admin_port}/api/v1/{page}", timeout=TIMEOUT_S
+        ) as response:
             return json.load(response)
 
     def metric(self, name: str, **labels: str) -> float:

@@ -1,0 +1,212 @@
+"""All real parts of a run: ZooKeeper, Kafka, instances on machines of their own, HAProxy before them."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, Self
+
+from kafka import KafkaProducer
+from kafka.admin import KafkaAdminClient, NewTopic
+
+from demo.kafka_cluster import KafkaCluster
+from tests.integration.proxy_process import ProxyProcess
+from tests.integration.quota_client import QuotaClient
+from tests.integration.topics import wait_until_known
+from tests.integration.zookeeper_process import ZooKeeperEnsemble
+from tests.live_fleet.balancer import Balancer, Front
+from tests.live_fleet.load import VALUE_BYTES
+from tests.live_fleet.network import ENSEMBLE_HOST, NODES_HOST, Machine, Network
+from tests.live_fleet.scenarios import LIMIT
+
+INSTANCES = 3
+FLEET, SINGLE, BROKER = "fleet", "single", "broker"
+SIDES = (FLEET, SINGLE, BROKER)
+"""The fleet; one instance without a fleet; a broker with a quota in the cluster, and no proxy."""
+
+LEADER = 1
+"""The node that has all the load, as a quota is one node's."""
+STORED = "stored"
+"""The topic that is read, again and again."""
+
+SESSION_TIMEOUT_MS = 6000
+_LISTENER = "BALANCED"
+_FIRST_PORT = {FLEET: 21_000, SINGLE: 22_000}
+_STORED_VALUES = 2000
+QUOTAS = ({"default_client_id": True, "producer_byte_rate": LIMIT, "consumer_byte_rate": LIMIT},)
+
+
+class Instance(ProxyProcess):
+    """A proxy on a machine of its own; `fleet` is the section of its virtual cluster, None: none."""
+
+    def __init__(
+        self, name: str, machine: Machine, front: str, cluster: Any, quotas: Sequence[Mapping[str, Any]], side: str
+    ) -> None:
+        self.name = name
+        self.host = machine.address
+        self.fleet: Mapping[str, Any] | None = None
+        self._machine = machine
+        super().__init__(
+            cluster,
+            quotas,
+            first_port=_FIRST_PORT[side],
+            listener={"advertised_host": front},
+            metrics={"bind": machine.address},
+            usage={"instance": name},
+            limits={"drain_s": 0},
+        )
+        self._quotas = quotas
+
+    def config(self, quotas: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+        """As above, with the section of the fleet."""
+        config = super().config(quotas)
+        if self.fleet is not None:
+            config["virtual_clusters"][0]["fleet"] = dict(self.fleet)
+        return config
+
+    def command(self) -> list[str]:
+        """What is run, there."""
+        return self._machine.command(super().command())
+
+    def configure(self, fleet: Mapping[str, Any] | None) -> None:
+        """Put it into a fleet, or take it out of it, before it starts."""
+        self.fleet = fleet
+        self.write_config(self._quotas)
+
+    def crash(self) -> None:
+        """SIGKILL; it can be started again."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def cut_off(self) -> None:
+        """From ZooKeeper."""
+        self._machine.cut_off()
+
+    def join(self) -> None:
+        """See `cut_off`."""
+        self._machine.join()
+
+
+class Rig:
+    """Everything but clients; use it as a context manager."""
+
+    def __init__(self, quotas: Sequence[Mapping[str, Any]] = QUOTAS, heap: str = "320m") -> None:
+        self._quotas = quotas
+        self._heap = heap
+        self._stack = ExitStack()
+        self._epoch = 0
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kafka-throttle-fleet-")))
+            network = stack.enter_context(Network())
+            self.addresses = {side: network.add_address(11 + number) for number, side in enumerate(SIDES)}
+            self.ensemble = stack.enter_context(ZooKeeperEnsemble(host=ENSEMBLE_HOST))
+            self.cluster = stack.enter_context(self._cluster())
+            self.instances = [
+                self._instance(stack, f"i{number}", network.machine(), FLEET) for number in range(1, 1 + INSTANCES)
+            ]
+            self.single = self._instance(stack, "s1", network.machine(), SINGLE)
+            self.balancer = stack.enter_context(Balancer(self._fronts(), self.folder))
+            self.single.start()
+            self._store()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def bootstrap(self, side: str) -> str:
+        """Where the clients of a side begin."""
+        ports = {FLEET: _FIRST_PORT[FLEET], SINGLE: _FIRST_PORT[SINGLE], BROKER: self._balanced(LEADER)}
+        return f"{self.addresses[side]}:{ports[side]}"
+
+    # ------------------------------------------------------------- instances
+
+    def run_instances(self, count: int, *, fleet: bool) -> None:
+        """Have the first so many run, in a new fleet or each by itself, and no others."""
+        for instance in self.instances:
+            if instance.running:
+                instance.stop()
+        self._epoch += 1
+        section = {
+            "path": f"/fleet-{self._epoch}",
+            "zookeeper": {"servers": self.ensemble.addresses},
+            "session_timeout_ms": SESSION_TIMEOUT_MS,
+        }
+        for instance in self.instances[:count]:
+            instance.configure(section if fleet else None)
+            instance.start()
+
+    def _instance(self, stack: ExitStack, name: str, machine: Machine, side: str) -> Instance:
+        instance = Instance(name, machine, self.addresses[side], self.cluster, self._quotas, side)
+        stack.callback(instance.kill)
+        return instance
+
+    # ----------------------------------------------------------------- nodes
+
+    def set_broker_quota(self, client_id: str, rate: float) -> None:
+        """In the cluster."""
+        keys = ("producer_byte_rate", "consumer_byte_rate")
+        with QuotaClient(self.cluster.address(LEADER)) as client:
+            [altered] = client.alter([((("client-id", client_id),), [(key, rate, False) for key in keys])])
+            assert altered.error_code == 0, altered
+
+    def make_topics(self, names: Sequence[str]) -> None:
+        """Topics of one partition, on one node."""
+        with closing(KafkaAdminClient(bootstrap_servers=self.cluster.bootstrap_servers)) as admin:
+            admin.create_topics([NewTopic(name, replica_assignments={0: [LEADER]}) for name in names])
+        for name in names:
+            wait_until_known(self.cluster, name, 1)
+
+    def delete_topics(self, names: Sequence[str]) -> None:
+        """What `make_topics` has made."""
+        with closing(KafkaAdminClient(bootstrap_servers=self.cluster.bootstrap_servers)) as admin:
+            admin.delete_topics(list(names))
+
+    def written_bytes(self, topic: str) -> int:
+        """How long the log of a topic's partition is: what has arrived, as the node has it on its disk."""
+        folder = self.cluster.data_folder(LEADER) / f"{topic}-0"
+        return sum(path.stat().st_size for path in folder.glob("*.log"))
+
+    def _cluster(self) -> KafkaCluster:
+        def extra(node_id: int) -> dict[str, str]:
+            host, port = cluster.address(node_id)
+            balanced = f"{self.addresses[BROKER]}:{self._balanced(node_id)}"
+            return {"advertised.listeners": f"PLAINTEXT://{host}:{port},{_LISTENER}://{balanced}"}
+
+        cluster = KafkaCluster(
+            "4.3.1", nodes=3, host=NODES_HOST, listeners={_LISTENER: "PLAINTEXT"}, extra=extra, heap=self._heap
+        )
+        self.cluster = cluster
+        return cluster
+
+    def _balanced(self, node_id: int) -> int:
+        return self.cluster.address(node_id, _LISTENER)[1]
+
+    def _fronts(self) -> list[Front]:
+        return [
+            Front(
+                FLEET,
+                self.addresses[FLEET],
+                sorted(self.instances[0].ports),
+                {one.name: one.host for one in self.instances},
+            ),
+            Front(SINGLE, self.addresses[SINGLE], sorted(self.single.ports), {self.single.name: self.single.host}),
+            Front(
+                BROKER,
+                self.addresses[BROKER],
+                [self._balanced(id_) for id_ in self.cluster.node_ids],
+                {"node": NODES_HOST},
+            ),
+        ]
+
+    def _store(self) -> None:
+        """Values to be read, by an idempotent producer: so who gives out producer ids is there, too."""
+        self.make_topics([STORED])
+        settings = {"batch_size": 64_000, "enable_idempotence": True}
+        with closing(KafkaProducer(bootstrap_servers=self.cluster.bootstrap_servers, **settings)) as producer:
+            for number in range(_STORED_VALUES):
+                producer.send(STORED, number.to_bytes(8) * (VALUE_BYTES // 8), partition=0)
+            producer.flush(60)

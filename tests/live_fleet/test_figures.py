@@ -1,0 +1,69 @@
+"""The arithmetic of the measurement."""
+
+import pytest
+
+from tests.live_fleet.figures import by_second, excess_s, figures, jain, long_run, max_min, settled_after_s
+
+
+def test_totals_between_samples_are_divided_evenly():
+    assert by_second([(0.0, 0), (0.5, 100), (2.5, 300), (3.0, 300)], 3) == [150, 100, 50]
+
+
+def test_before_the_first_sample_and_after_the_last_nothing_comes():
+    assert by_second([(1.5, 10), (2.0, 20)], 4) == [0, 10, 0, 0]
+
+
+def test_the_long_run_is_of_whole_windows_at_the_end():
+    assert long_run([1000] * 22 + [90] * 5 + [110] * 11, 100, begin=22) == 1.1
+
+
+def test_the_excess_is_that_of_the_worst_stretch():
+    assert excess_s([100, 300, 250, 0, 0, 100], 100) == pytest.approx(3.5)
+    assert excess_s([0, 0, 50], 100) == 0
+    assert excess_s([900, 100, 100], 100, begin=1) == 0
+
+
+def test_a_stretch_has_at_most_so_many_seconds():
+    assert excess_s([150] * 10, 100, longest=4) == pytest.approx(2)
+
+
+def test_a_burst_after_a_pause_is_an_excess():
+    assert excess_s([0] * 50 + [500], 100) == pytest.approx(4)
+
+
+def test_jain():
+    assert jain([5, 5, 5]) == 1
+    assert jain([9, 0, 0]) == pytest.approx(1 / 3)
+    assert jain([0, 0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("demands", "fair"),
+    [([1000, 1000], [500, 500]), ([100, 1000, 1000], [100, 450, 450]), ([1, 2], [1, 2]), ([0, 1000], [0, 1000])],
+)
+def test_the_fair_division(demands, fair):
+    assert max_min(demands, 1000) == fair
+
+
+def test_clients_have_settled_when_all_are_close_to_their_fair_rates():
+    first, second = [10, 10, 10, 50, 50, 50, 50], [90, 90, 90, 80, 50, 51, 49]
+    assert settled_after_s([first, second], [50, 50], 2, 7) == 2
+    assert settled_after_s([first, second], [10, 90], 0, 7) == 0
+    assert settled_after_s([first, second], [100, 0], 0, 7) is None
+
+
+def test_figures_of_a_scenario_follow_the_changes_of_demand():
+    found = {
+        "limit": 100,
+        "seconds": 60,
+        "clients": [{"name": name, "kind": "produce", "demand": demand} for name, demand in (("a", 20), ("b", None))],
+        "events": [{"at": 30.0, "action": "demand", "client": "a", "rate": None}],
+        "sides": {"fleet": {"produce": {"a": [20] * 32 + [50] * 28, "b": [80] * 32 + [50] * 28}}},
+    }
+    assert figures(found)["fleet"]["produce"] == {
+        "long_run": 1,
+        "worst_s": 0,
+        "worst_later_s": 0,
+        "jain": 1,
+        "settled_after_s": [2],
+    }
