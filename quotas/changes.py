@@ -1,20 +1,29 @@
 """Quotas with the layers that they come from, their changes, and the tables of enforced and shadow quotas."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from quotas.entities import Entity, QuotaKey, QuotaType
+from quotas.entities import SCOPED, Entity, InvalidQuota, QuotaKey, QuotaType, Scope
 from quotas.limits import valid_limit
 from quotas.quota_table import QuotaTable
 from quotas.shared_map import SharedMap
 
 
 class Limit(NamedTuple):
-    """A limit, and the layer that it comes from (a file, a znode, the cluster), as `quotas describe` names it."""
+    """A limit, and the layer that it comes from (a file, a znode, the cluster), as `quotas describe` names it.
+
+    `scope` counts for the quota types in SCOPED only. All quotas of an entity that have one have the same.
+    """
 
     value: float
     layer: str
+    scope: Scope = Scope.NODE
+
+
+def limit_of(key: QuotaKey, value: float, layer: str, scope: Scope) -> Limit:
+    """The limit of a quota of an entity with this scope."""
+    return Limit(value, layer, scope if key.quota_type in SCOPED else Scope.NODE)
 
 
 Quotas = Mapping[Entity, Mapping[QuotaKey, Limit]]
@@ -38,16 +47,35 @@ class AlterationRefused(Exception):
 class Alteration:
     """A change of the quotas of one entity, all or nothing. Raises InvalidQuota for an invalid limit.
 
-    `limits` has a limit for each key, or None to remove the quota if it exists.
+    `limits` has a limit for each key, or None to remove the quota if it exists. `scope` is the new scope of all quotas
+    of the entity that have one; None leaves it as it is. The scope is removed together with the last of these quotas.
     """
 
     entity: Entity
     limits: Mapping[QuotaKey, float | None] = field(default_factory=dict)
+    scope: Scope | None = None
 
     def __post_init__(self) -> None:
         for key, limit in self.limits.items():
             if limit is not None:
                 valid_limit(self.entity, key.quota_type, limit)
+
+
+def has_scope(keys: Iterable[QuotaKey]) -> bool:
+    """Whether one of these quotas has a scope."""
+    return any(key.quota_type in SCOPED for key in keys)
+
+
+def scope_of(limits: Mapping[QuotaKey, Limit]) -> Scope:
+    """The scope of the quotas of one entity; NODE if none of them has one."""
+    return next((limit.scope for key, limit in limits.items() if key.quota_type in SCOPED), Scope.NODE)
+
+
+def check_scope(entity: Entity, keys: Iterable[QuotaKey]) -> None:
+    """Raises InvalidQuota if an entity with these quotas cannot be given a scope."""
+    if not has_scope(keys):
+        expected = " or ".join(quota_type.value for quota_type in QuotaType if quota_type in SCOPED)
+        raise InvalidQuota(f"scope of {entity}: expected {expected} with it, as other quotas are per cluster always")
 
 
 def changes_between(before: Quotas, now: Quotas) -> Changes:
@@ -77,10 +105,13 @@ class Tables(NamedTuple):
         """The tables after these changes. The cost depends on the number of changes, not on the size of the tables."""
         enforced: dict[Entity, dict[QuotaType, float]] = {}
         shadow: dict[Entity, dict[QuotaType, float]] = {}
+        of_cluster: set[Entity] = set()
         for entity, limits in changes.items():
             enforced[entity] = {key.quota_type: limit.value for key, limit in (limits or {}).items() if not key.shadow}
             shadow[entity] = {key.quota_type: limit.value for key, limit in (limits or {}).items() if key.shadow}
-        return Tables(self.enforced.changed(enforced), self.shadow.changed(shadow))
+            if limits and scope_of(limits) is Scope.CLUSTER:
+                of_cluster.add(entity)
+        return Tables(self.enforced.changed(enforced, of_cluster), self.shadow.changed(shadow, of_cluster))
 
 
 def tables_of(quotas: Quotas) -> Tables:

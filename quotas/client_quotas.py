@@ -6,7 +6,7 @@ from heapq import nsmallest
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
-from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
+from quotas.entities import DEFAULT, SCOPED, Entity, Name, QuotaType, Scope, SensorTags
 from quotas.limits import UNLIMITED
 from quotas.quota_table import LONG_CLIENT_ID, QuotaTable
 from quotas.records.trace import Operation
@@ -47,7 +47,8 @@ WHOLE_CLUSTER: Final = -2
 class ClientSensors:
     """The sensors that measure one client at one node, as handles; None for a quota type that is not measured.
 
-    They are valid while `version` is the version of their ClientQuotaManager, or if its `renews` accepts them.
+    A sensor of a quota with the scope CLUSTER measures all nodes together. They are valid while `version` is the
+    version of their ClientQuotaManager, or if its `renews` accepts them.
 
     `fetch_ceiling_bytes` is the most that one Fetch may ask for. `mutation` is a token bucket that all nodes share;
     `limits_mutations` is False if it has no limit. `costs` has the costs of requests at this node, if request time is
@@ -85,7 +86,8 @@ class ClientSensors:
 class SensorKey:
     """What one sensor measures: a quota type, enforced or shadow, under some tags at one node.
 
-    Controller mutations are measured for the WHOLE_CLUSTER, because Kafka's bucket is at the controller.
+    Controller mutations are measured for the WHOLE_CLUSTER, because Kafka's bucket is at the controller, and so is
+    use that a quota with the scope CLUSTER binds.
 
     `shared_by` is the entity whose new clients share this sensor because the table was full. Its tags then have
     `<overflow>` in place of the names of these clients.
@@ -231,8 +233,7 @@ class ClientQuotaManager:
         self._crowded.clear()
 
         def sensor(quota_type: QuotaType, shadow: bool = False) -> tuple[int | None, float]:
-            where = WHOLE_CLUSTER if quota_type is QuotaType.CONTROLLER_MUTATION else node_id
-            return self._sensor(virtual_cluster, where, quota_type, user, client_id, shadow, now_ms)
+            return self._sensor(virtual_cluster, node_id, quota_type, user, client_id, shadow, now_ms)
 
         produce, produce_limit = sensor(QuotaType.PRODUCE)
         fetch, fetch_limit = sensor(QuotaType.FETCH)
@@ -466,12 +467,21 @@ class ClientQuotaManager:
         if handle is None:
             return False
         idle_ms = now_ms - rows.idle_since_ms(handle)
-        if idle_ms <= (IDLE_MS if _has_room(rows) else rows.samples * rows.window_ms):
+        if idle_ms <= rows.samples * rows.window_ms:
+            return False
+        if idle_ms <= IDLE_MS and _has_room(rows) and self._is_in_scope(key):
             return False
         reading = rows.reading(handle, now_ms)
         if isinstance(reading, BucketReading):
             return idle_ms > IDLE_MS or reading.tokens == reading.burst
         return reading.debt_ms == 0
+
+    def _is_in_scope(self, key: SensorKey) -> bool:
+        """Whether a sensor measures use where the scope of its quota says; if not, clients are measured elsewhere."""
+        table, entity = self.shadow if key.shadow else self.table, key.shared_by
+        if entity is None:
+            entity = table.by_tags(key.quota_type, key.tags)[1]
+        return (table.scope_of(key.quota_type, entity) is Scope.CLUSTER) == (key.node_id == WHOLE_CLUSTER)
 
     def _rows_of(self, key: SensorKey) -> Sensors | TokenBuckets:
         return self._rows[key.quota_type, key.shadow]
@@ -609,7 +619,8 @@ class ClientQuotaManager:
         tags, limit, entity = table.tags_and_limit(quota_type, user, client_id)
         if shadow and entity is None:
             return None, UNLIMITED
-        key = SensorKey(virtual_cluster, node_id, quota_type, tags, shadow=shadow)
+        where = measured_at(node_id, table.scope_of(quota_type, entity))
+        key = SensorKey(virtual_cluster, where, quota_type, tags, shadow=shadow)
         limit = self._enforced(key, limit)
         handle = self._handles.get(key)
         if handle is not None:
@@ -691,7 +702,33 @@ class ClientQuotaManager:
         if key.shadow:
             self._summed_up[key] = _NONE_SUMMED_UP
         self._places.add((key.virtual_cluster, key.node_id))
+        if key.quota_type in SCOPED:
+            self._take_history(key, handle, now_ms)
         return handle
+
+    def _take_history(self, key: SensorKey, handle: int, now_ms: int) -> None:
+        """Give a new sensor what was used in the scope that its quota had until now, so that nobody has a fresh burst.
+
+        A sensor of all nodes takes over what those of the nodes hold. That of a node copies what the sensor of all
+        nodes holds, as nobody knows at which node it was used.
+        """
+        rows = self._rows_of(key)
+        for other in self._in_other_scope(key):
+            other_handle = self._handles.get(other)
+            if other_handle is not None and any(held := rows.history(other_handle, now_ms)):
+                rows.add_history(handle, held, now_ms)
+                if key.node_id == WHOLE_CLUSTER:
+                    rows.scale(other_handle, 0.0, now_ms)
+
+    def _in_other_scope(self, key: SensorKey) -> Iterator[SensorKey]:
+        """The keys of the sensors that measured the same clients if their quota had the other scope."""
+        if key.node_id != WHOLE_CLUSTER:
+            if (key.virtual_cluster, WHOLE_CLUSTER) in self._places:
+                yield replace(key, node_id=WHOLE_CLUSTER)
+            return
+        for virtual_cluster, node_id in self._places:
+            if virtual_cluster == key.virtual_cluster and node_id != WHOLE_CLUSTER:
+                yield replace(key, node_id=node_id)
 
     def _traced(self, key: SensorKey, entity: Entity | None, handle: int, limit: float, now_ms: int) -> int:
         rows, tags = self._rows_of(key), key.tags
@@ -729,6 +766,11 @@ class ClientQuotaManager:
         if limit >= UNLIMITED:
             return NO_CEILING_BYTES
         return int(min(self.sensors.burst(limit), NO_CEILING_BYTES))
+
+
+def measured_at(node_id: int, scope: Scope) -> int:
+    """Where the use of a node is measured by a quota with this scope, as the node id of a SensorKey."""
+    return WHOLE_CLUSTER if scope is Scope.CLUSTER else node_id
 
 
 def _used_by(handle: int | None, user: str, client_id: str, entity: Entity | None) -> int | None:

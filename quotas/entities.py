@@ -26,6 +26,20 @@ class QuotaType(Enum):
 
 BYTE_RATES: Final = frozenset({QuotaType.PRODUCE, QuotaType.FETCH})
 
+SCOPED: Final = frozenset({QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.REQUEST})
+"""The quota types that have a Scope. The others are always measured over all nodes together."""
+
+
+class Scope(Enum):
+    """Where the use of a quota is measured: at each node by itself, as in Kafka, or over all nodes together."""
+
+    NODE = "node"
+    CLUSTER = "cluster"
+
+
+SCOPE: Final = "scope"
+"""The key of a scope, beside those of quotas: in YAML, znodes, state files and command lines."""
+
 _SHADOW_PREFIX = "shadow_"
 
 

@@ -6,7 +6,7 @@ from itertools import starmap
 from typing import Final, NamedTuple
 
 from quotas.changes import Limit, Quotas, Tables
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, SensorTags, plain_ip
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope, SensorTags, plain_ip
 from quotas.precedence import always_before, covering, level_of
 from quotas.quota_table import QuotaTable
 
@@ -31,7 +31,7 @@ class Client(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A quota that covers the client: its entity, level of precedence, limit, and the layer that it comes from.
+    """A quota that covers the client: its entity, level of precedence, limit, its layer, and its scope.
 
     Of Kafka's eight levels for users and client-ids the first with a quota binds; addresses have two other levels.
     """
@@ -40,6 +40,7 @@ class Rule(NamedTuple):
     level: int
     limit: float
     layer: str
+    scope: Scope
 
 
 class BeatenRule(NamedTuple):
@@ -95,7 +96,7 @@ def explain(
 def _of_client(quotas: Quotas, table: QuotaTable, key: QuotaKey, client: Client) -> Explanation:
     quota_type = key.quota_type
     rules = [
-        Rule(entity, level_of(entity), limit.value, limit.layer)
+        Rule(entity, level_of(entity), limit.value, limit.layer, table.scope_of(quota_type, entity))
         for entity in starmap(Entity, covering(client.user, client.client_id))
         if (limit := _limit(quotas, entity, key)) is not None
     ]
@@ -107,7 +108,7 @@ def _of_client(quotas: Quotas, table: QuotaTable, key: QuotaKey, client: Client)
     if rule is None and key.shadow:
         return Explanation(key, None, beaten, notes=("no shadow quota covers this client, so none is measured",))
     notes = () if rule is not None else ("no quota binds: measured without a limit, as in a broker",)
-    return Explanation(key, rule, beaten, tags, _sharers(tags, quota_type), notes)
+    return Explanation(key, rule, beaten, tags, _sharers(tags, table.scope_of(quota_type, binding)), notes)
 
 
 def _limit(quotas: Quotas, entity: Entity, key: QuotaKey) -> Limit | None:
@@ -122,7 +123,7 @@ def _why_beaten(beaten: Rule, binding: Rule | None) -> str:
     return f"level {binding.level} comes before level {beaten.level}"
 
 
-def _sharers(tags: SensorTags, quota_type: QuotaType) -> str:
+def _sharers(tags: SensorTags, scope: Scope) -> str:
     """In words: the clients that are measured together under `tags`."""
     if tags.user and tags.client_id:
         who = f"only {Entity(tags.user, tags.client_id)}"
@@ -132,7 +133,7 @@ def _sharers(tags: SensorTags, quota_type: QuotaType) -> str:
         who = f"{Entity(client_id=tags.client_id)} of all users"
     else:
         who = "all clients with an empty client-id"
-    return who if quota_type is QuotaType.CONTROLLER_MUTATION else f"{who}, at each node by itself"
+    return f"{who}, at each node by itself" if scope is Scope.NODE else f"{who}, at all nodes together"
 
 
 # ------------------------------------------------------------------- addresses
@@ -141,7 +142,7 @@ def _sharers(tags: SensorTags, quota_type: QuotaType) -> str:
 def _of_address(quotas: Quotas, key: QuotaKey, address: str, hosts: Collection[str]) -> Explanation:
     ip = plain_ip(address)
     own, *of_hosts, default = (
-        [Rule(entity, level_of(entity), limit.value, limit.layer)]
+        [Rule(entity, level_of(entity), limit.value, limit.layer, Scope.CLUSTER)]
         if (limit := _limit(quotas, entity, key)) is not None
         else []
         for entity in (Entity(ip=ip), *(Entity(ip=host) for host in hosts), Entity(ip=DEFAULT))

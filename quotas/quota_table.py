@@ -1,12 +1,12 @@
 """The table of the quotas in force, which finds the quota that binds a client."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Set
 from copy import copy
 from enum import Flag, auto
 from types import MappingProxyType
 from typing import NamedTuple
 
-from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags, is_ip
+from quotas.entities import DEFAULT, SCOPED, Entity, Name, QuotaType, Scope, SensorTags, is_ip
 from quotas.limits import UNLIMITED, valid_limit
 from quotas.precedence import able_to_bind, covering
 from quotas.shared_map import SharedMap
@@ -44,33 +44,40 @@ LONG_CLIENT_ID = 256
 class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
     """The quotas of all entities; immutable, in no special order. Limits are in the unit of their type.
 
-    Raises InvalidQuota for a limit that `valid_limit` refuses. `ip_limit` looks up the limits of addresses.
+    Raises InvalidQuota for a limit that `valid_limit` refuses. `ip_limit` looks up the limits of addresses. The quotas
+    of entities in `of_cluster` have the scope CLUSTER.
 
     A quota type is off until an entity has a quota of it. From then on clients without a quota are measured too. Their
     tags depend on the kinds of entity (user, client-id, pair) that ever had a quota of this type: a broker remembers
     these kinds until it restarts, and a table takes them over from its predecessor by `succeeding` or `changed`.
     """
 
-    def __init__(self, quotas: Mapping[Entity, Mapping[QuotaType, float]] | None = None) -> None:
+    def __init__(
+        self, quotas: Mapping[Entity, Mapping[QuotaType, float]] | None = None, of_cluster: Container[Entity] = ()
+    ) -> None:
         self._quotas: SharedMap[Entity, Mapping[QuotaType, float]] = SharedMap()
         self._limits: dict[QuotaType, SharedMap[tuple[Name, Name], float]] = {t: SharedMap() for t in QuotaType}
         self._kinds = dict.fromkeys(QuotaType, _OFF)
         self._long_client_ids: Mapping[str, int] = {}
+        self._of_cluster: SharedMap[Entity, bool] = SharedMap()
         self.connection_rates = ConnectionRates()
         """The limits of ip entities, with addresses in their plain spelling."""
-        self._put(quotas or {})
+        self._put(quotas or {}, of_cluster)
 
-    def changed(self, changes: Mapping[Entity, Mapping[QuotaType, float]]) -> "QuotaTable":
+    def changed(
+        self, changes: Mapping[Entity, Mapping[QuotaType, float]], of_cluster: Container[Entity] = ()
+    ) -> "QuotaTable":
         """A new table in which each of these entities has exactly the given quotas, or none for an empty mapping.
 
-        The cost depends on the number of changes, not on the size of the table.
+        Their scope is CLUSTER for those in `of_cluster`, and NODE for the others. The cost depends on the number of
+        changes, not on the size of the table.
         """
         table = copy(self)
         table._limits, table._kinds = dict(self._limits), dict(self._kinds)
-        table._put(changes)
+        table._put(changes, of_cluster)
         return table
 
-    def _put(self, changes: Mapping[Entity, Mapping[QuotaType, float]]) -> None:
+    def _put(self, changes: Mapping[Entity, Mapping[QuotaType, float]], of_cluster: Container[Entity]) -> None:
         quotas: dict[Entity, Mapping[QuotaType, float] | None] = {}
         limits_of: dict[QuotaType, dict[tuple[Name, Name], float | None]] = {t: {} for t in QuotaType}
         kinds: set[tuple[QuotaType, _Kind]] = set()
@@ -88,6 +95,13 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
             self._kinds[quota_type] |= kind
         self._long_client_ids = self._counted_long_client_ids(quotas)
         self.connection_rates = self._changed_connection_rates(quotas)
+        self._of_cluster = self._of_cluster.changed(
+            {
+                entity: True if limits and entity in of_cluster else None
+                for entity, limits in quotas.items()
+                if entity in of_cluster or entity in self._of_cluster
+            }
+        )
         self._quotas = self._quotas.changed(quotas)
         for quota_type, changed_limits in limits_of.items():
             if changed_limits:
@@ -155,6 +169,17 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
     def is_on(self, quota_type: QuotaType) -> bool:
         """Whether use of this quota type is measured: true from the first quota of the type on."""
         return self._kinds[quota_type] is not _OFF
+
+    @property
+    def of_cluster(self) -> Set[Entity]:
+        """The entities whose quotas have the scope CLUSTER."""
+        return self._of_cluster.keys()
+
+    def scope_of(self, quota_type: QuotaType, entity: Entity | None) -> Scope:
+        """Where use is measured that a quota of this entity binds. Without a quota (None) that is at each node."""
+        if quota_type not in SCOPED:
+            return Scope.CLUSTER
+        return Scope.CLUSTER if entity in self._of_cluster else Scope.NODE
 
     def tags_and_limit(self, quota_type: QuotaType, user: str, client_id: str) -> EffectiveQuota:
         """The tags, limit and entity for a client. The first of Kafka's eight levels that has a quota decides."""

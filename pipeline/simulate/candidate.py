@@ -10,7 +10,7 @@ Any of these shapes, as YAML or JSON:
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,10 +22,10 @@ from common.places import made_of
 from common.problems import WHOLE_FILE, Problem, Problems, show
 from common.settings import Settings, found_at, items, read_settings, repeated_names
 from common.yaml_file import read_bounded
-from quotas.entities import Entity, QuotaKey, QuotaType
+from quotas.entities import Entity, QuotaType, Scope
 from quotas.quota_table import QuotaTable
 from quotas.sources.entries import QuotaEntry, ThrottleConfig, WindowsConfig, repeated_entities
-from quotas.sources.overlay import DamagedOverlay, parse_overlay
+from quotas.sources.overlay import DamagedOverlay, Entries, Entry, parse_overlay
 
 _FILE = "file: the limits of another source do not stand here"
 
@@ -92,11 +92,13 @@ class Rules:
         """As its quotas: a table stands by the hashes of names, which another process has others of."""
         quotas = {entity: dict(limits) for entity, limits in self.table.items()}
         numbers = (self.samples, self.window_ms, self.bucket_samples, self.bucket_window_ms)
-        return _rules_of, (quotas, *numbers, self.max_throttle_ms, self.max_debt_ms)
+        return _rules_of, (quotas, list(self.table.of_cluster), *numbers, self.max_throttle_ms, self.max_debt_ms)
 
 
-def _rules_of(quotas: Mapping[Entity, Mapping[QuotaType, float]], *numbers: int) -> Rules:
-    return Rules(QuotaTable(quotas), *numbers)
+def _rules_of(
+    quotas: Mapping[Entity, Mapping[QuotaType, float]], of_cluster: Collection[Entity], *numbers: int
+) -> Rules:
+    return Rules(QuotaTable(quotas, of_cluster), *numbers)
 
 
 @dataclass(frozen=True)
@@ -133,8 +135,11 @@ def _of_state_file(content: bytes, path: Path) -> Candidate:
     except DamagedOverlay as error:
         raise Problems([Problem(str(path), str(error))]) from error
     entries = {
-        entity: {key: change.limit for key, change in changes.items() if change.limit is not None}
-        for entity, changes in overlay.items()
+        entity: Entry(
+            {key: change.limit for key, change in changed.limits.items() if change.limit is not None},
+            Scope.NODE if changed.scope is None else changed.scope.scope,
+        )
+        for entity, changed in overlay.items()
     }
     return Candidate(all_others=Rules(_enforced(entries), shadows=_shadows(entries)))
 
@@ -174,7 +179,7 @@ def _repeated(data: Any) -> list[Problem]:
 
 
 def _rules(quotas: _Quotas, throttle: ThrottleConfig) -> Rules:
-    entries = {entry.entity(): entry.limits() for entry in quotas.entries}
+    entries = {entry.entity(): entry.entry() for entry in quotas.entries}
     windows = quotas.windows
     return Rules(
         _enforced(entries),
@@ -188,13 +193,14 @@ def _rules(quotas: _Quotas, throttle: ThrottleConfig) -> Rules:
     )
 
 
-def _enforced(entries: Mapping[Entity, Mapping[QuotaKey, float]]) -> QuotaTable:
+def _enforced(entries: Entries) -> QuotaTable:
     enforced = {
-        entity: {key.quota_type: limit for key, limit in limits.items() if not key.shadow}
-        for entity, limits in entries.items()
+        entity: {key.quota_type: limit for key, limit in entry.limits.items() if not key.shadow}
+        for entity, entry in entries.items()
     }
-    return QuotaTable({entity: limits for entity, limits in enforced.items() if limits})
+    of_cluster = {entity for entity, entry in entries.items() if entry.scope is Scope.CLUSTER}
+    return QuotaTable({entity: limits for entity, limits in enforced.items() if limits}, of_cluster)
 
 
-def _shadows(entries: Mapping[Entity, Mapping[QuotaKey, float]]) -> int:
-    return sum(key.shadow for limits in entries.values() for key in limits)
+def _shadows(entries: Entries) -> int:
+    return sum(key.shadow for entry in entries.values() for key in entry.limits)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from common.printable import printable
 from proxy.observe.explained import Form
+from quotas.entities import Scope
 from quotas.sources.entry_forms import entity_of
 
 
@@ -22,7 +23,11 @@ def past_lines(reported: Form) -> Iterator[str]:
     unit = reported["unit"]
     for change in reported["changes"]:
         old = "no quota" if change["old"] is None else amount(change["old"], unit)
-        new = "no quota" if change["new"] is None else f"{amount(change['new'], unit)}, of {printable(change['layer'])}"
+        new = (
+            "no quota" if change["layer"] is None else f"{amount(change['new'], unit)}, of {printable(change['layer'])}"
+        )
+        if change.get("scope") == Scope.CLUSTER.value:
+            new += ", over all nodes"
         yield f"  {entity_text(change['entity'])}: {new} since {change['at']}; before: {old}"
     for line in reported["throttled"]:
         yield f"  {_throttled(line)}"

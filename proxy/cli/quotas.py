@@ -26,8 +26,8 @@ from proxy.cli.running_quotas import RunningProxy
 from proxy.config.settings import VirtualClusterConfig
 from proxy.net.turns import finish_at_once
 from proxy.observe.explained import Form, Origin, limit_form, quotas_form
-from quotas.changes import Alteration, AlterationRefused, Quotas, SourceUnavailable
-from quotas.entities import Entity, InvalidQuota, Name, QuotaKey, QuotaType
+from quotas.changes import Alteration, AlterationRefused, Quotas, SourceUnavailable, scope_of
+from quotas.entities import SCOPE, SCOPED, Entity, InvalidQuota, Name, QuotaKey, QuotaType, Scope
 from quotas.explain import always_beaten_by
 from quotas.limits import limit_text
 from quotas.sources.entry_forms import entity_of as entity_in_form
@@ -80,18 +80,33 @@ def describe(path: Path, virtual_cluster: str | None, way: Way, as_json: bool, *
 @virtual_cluster_option
 @entity_options
 @admin_options
-@click.argument("settings", metavar="KEY=VALUE...", nargs=-1, required=True)
-def set_quotas(path: Path, virtual_cluster: str | None, way: Way, settings: tuple[str, ...], **options: Any) -> None:
-    """Set quotas of one entity.
+@click.option(
+    "--scope",
+    type=click.Choice([scope.value for scope in Scope]),
+    help="Where byte rates and request percentages of the entity are measured: at each node by itself, or over all "
+    "nodes. If not given, it stays as it is.",
+)
+@click.argument("settings", metavar="KEY=VALUE...", nargs=-1)
+def set_quotas(
+    path: Path,
+    virtual_cluster: str | None,
+    way: Way,
+    scope: str | None,
+    settings: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Set quotas of one entity, and their scope.
 
     This changes the source, which a running proxy reads by itself. It takes up a new `source` or `state_file` only at a
     restart. The proxy is asked for a few seconds whether it has taken the change up.
     """
+    if not settings and scope is None:
+        refuse("expected KEY=VALUE or --scope, got nothing")
     entity = entity_of(options)
     config = load(path)
     cluster = cluster_of(config, virtual_cluster)
     try:
-        alteration = Alteration(entity, _limits(settings))
+        alteration = Alteration(entity, _limits(settings), None if scope is None else Scope(scope))
     except InvalidQuota as error:
         refuse(str(error))
     with opened_source(cluster, path) as source:
@@ -101,7 +116,8 @@ def set_quotas(path: Path, virtual_cluster: str | None, way: Way, settings: tupl
         in_source = source.quotas
     click.echo(_in_force(entity, in_source))
     _warn_if_beaten(entity, alteration.limits, in_source)
-    _report_taken_up(RunningProxy(config.admin, path, way), cluster, entity, alteration.limits, in_source)
+    keys = [*alteration.limits, *(_scoped(entity, in_source) if scope else ())]
+    _report_taken_up(RunningProxy(config.admin, path, way), cluster, entity, keys, in_source)
 
 
 @quotas.command()
@@ -111,27 +127,34 @@ def set_quotas(path: Path, virtual_cluster: str | None, way: Way, settings: tupl
 @admin_options
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 def unset(path: Path, virtual_cluster: str | None, way: Way, keys: tuple[str, ...], **options: Any) -> None:
-    """Remove quotas of one entity. With the source `file`, remove their changes: the values of the file apply again."""
+    """Remove quotas of one entity. With the source `file`, remove their changes: the values of the file apply again.
+
+    The KEY `scope` removes the scope.
+    """
     from proxy.server.quota_sources import unset as unset_in
 
     entity = entity_of(options)
     config = load(path)
     cluster = cluster_of(config, virtual_cluster)
-    gone = [_key(key) for key in keys]
+    gone = [_key(key) for key in keys if key != SCOPE]
+    with_scope = SCOPE in keys
     with opened_source(cluster, path) as source:
         before = source.quotas.get(entity, {})
         try:
-            unset_in(source, entity, gone)
+            unset_in(source, entity, gone, scope=with_scope)
         except (AlterationRefused, SourceUnavailable) as problem:
             refuse(str(problem), REFUSED)
         in_source = source.quotas
     after = in_source.get(entity, {})
     click.echo(_in_force(entity, in_source))
-    _report_taken_up(RunningProxy(config.admin, path, way), cluster, entity, gone, in_source)
-    kept = [key for key in gone if key in after and after.get(key) == before.get(key)]
+    asked = [*gone, *(_scoped(entity, in_source) if with_scope else ())]
+    _report_taken_up(RunningProxy(config.admin, path, way), cluster, entity, asked, in_source)
+    kept = [key.text for key in gone if key in after and after.get(key) == before.get(key)]
+    if with_scope and scope_of(after) is scope_of(before) is Scope.CLUSTER:
+        kept.append(SCOPE)
     if kept:
-        layers = ", ".join(sorted({after[key].layer for key in kept}))
-        refuse(f"{', '.join(key.text for key in kept)} of {entity}: set in {layers} itself, remove it there", REFUSED)
+        layers = ", ".join(sorted({limit.layer for key, limit in after.items() if key.text in kept or SCOPE in kept}))
+        refuse(f"{', '.join(kept)} of {entity}: set in {layers} itself, remove it there", REFUSED)
 
 
 # ---------------------------------------------------------------------- asking
@@ -165,8 +188,13 @@ def _report_taken_up(
 ) -> None:
     """Print whether the running proxy has what is in the source by now."""
     limits = in_source.get(entity, {})
-    expected = {key: limits[key].value if key in limits else None for key in keys}
+    expected = {key: limits.get(key) for key in keys}
     proxy.report_taken_up(cluster.name, entity, expected)
+
+
+def _scoped(entity: Entity, quotas: Quotas) -> list[QuotaKey]:
+    """The quotas of an entity that have a scope."""
+    return [key for key in quotas.get(entity, {}) if key.quota_type in SCOPED]
 
 
 # -------------------------------------------------------------------- reading
@@ -240,7 +268,7 @@ def _overridden(each: Form) -> str:
 
 def _in_force(entity: Entity, quotas: Quotas) -> str:
     """An entity and its quotas, one line each."""
-    return _quotas_of(entity, {key.text: limit_form(limit) for key, limit in quotas.get(entity, {}).items()})
+    return _quotas_of(entity, {key.text: limit_form(key, limit) for key, limit in quotas.get(entity, {}).items()})
 
 
 def _quotas_of(entity: Entity, limits: Mapping[str, Form]) -> str:
@@ -252,9 +280,16 @@ def _quotas_of(entity: Entity, limits: Mapping[str, Form]) -> str:
         (key, "no limit" if limit["limit"] is None else limit_text(limit["limit"]), printable(limit["layer"], 1_000))
         for key, limit in sorted(limits.items(), key=_by_text)
     ]
+    if any(_is_of_cluster(key, limit) for key, limit in limits.items()):
+        rows.append((SCOPE, Scope.CLUSTER.value, "all nodes share each byte rate and request percentage"))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = (f"  {key:<{widths[0]}}  {limit:>{widths[1]}}  {layer}" for key, limit, layer in rows)
     return "\n".join([name, *lines])
+
+
+def _is_of_cluster(key: str, limit: Form) -> bool:
+    """Whether a quota that could be at each node by itself is over all nodes. An earlier proxy does not say."""
+    return QuotaKey.parse(key).quota_type in SCOPED and limit.get("scope") == Scope.CLUSTER.value
 
 
 def _by_text(item: tuple[str, Any]) -> tuple[bool, str]:

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,8 +13,9 @@ from proxy.cli.admin_client import NoProxy, ProxyRefuses, Way, ask
 from proxy.cli.config_file import refuse
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import AdminConfig
-from proxy.observe.explained import Form, number
-from quotas.entities import Entity, QuotaKey
+from proxy.observe.explained import Form, limit_form
+from quotas.changes import Limit
+from quotas.entities import SCOPED, Entity, QuotaKey, Scope
 from quotas.sources.entry_forms import entity_form
 
 _TAKEN_UP_WITHIN_S = 5.0
@@ -45,10 +47,10 @@ class RunningProxy:
             entries += more["quotas"]
         return {**form, "quotas": entries}
 
-    def limits_of(self, virtual_cluster: str, entity: Entity) -> Mapping[str, float | None]:
-        """The limits of an entity by the text of their key; None for no limit. Raises NoProxy or ProxyRefuses."""
+    def limits_of(self, virtual_cluster: str, entity: Entity) -> Mapping[str, Form]:
+        """The limits of an entity by the text of their key, as `limit_form`. Raises NoProxy or ProxyRefuses."""
         form = self._page(virtual_cluster, {"entity": json.dumps(entity_form(entity))})
-        return {key: limit["limit"] for entry in form["quotas"] for key, limit in entry["limits"].items()}
+        return {key: limit for entry in form["quotas"] for key, limit in entry["limits"].items()}
 
     def _page(self, virtual_cluster: str, parameters: Mapping[str, str]) -> Form:
         try:
@@ -56,7 +58,7 @@ class RunningProxy:
         except ConfigErrors as error:
             refuse(str(error))
 
-    def report_taken_up(self, virtual_cluster: str, entity: Entity, expected: Mapping[QuotaKey, float | None]) -> None:
+    def report_taken_up(self, virtual_cluster: str, entity: Entity, expected: Mapping[QuotaKey, Limit | None]) -> None:
         """Wait a few seconds until these limits (None: no quota) are in force, and print on standard error how it went.
 
         A proxy that cannot be asked may take them up nevertheless.
@@ -75,12 +77,20 @@ class RunningProxy:
             else:
                 _note(f"in force in the proxy at {self.address}")
 
-    def _others_than(self, virtual_cluster: str, entity: Entity, expected: Mapping[QuotaKey, float | None]) -> str:
-        """The keys whose limit is another one in the proxy, as text."""
+    def _others_than(self, virtual_cluster: str, entity: Entity, expected: Mapping[QuotaKey, Limit | None]) -> str:
+        """The keys whose limit or scope is another one in the proxy, as text."""
         limits = self.limits_of(virtual_cluster, entity)
-        missing = object()
-        wanted = {key.text: missing if limit is None else number(limit) for key, limit in expected.items()}
-        return ", ".join(key for key, limit in wanted.items() if limits.get(key, missing) != limit)
+        wanted = {key: None if limit is None else limit_form(key, limit) for key, limit in expected.items()}
+        return ", ".join(
+            key.text for key in wanted if _compared(key, limits.get(key.text)) != _compared(key, wanted[key])
+        )
+
+
+def _compared(key: QuotaKey, limit: Form | None) -> tuple[Any, Any] | None:
+    """The limit and its scope. A proxy of an earlier version, which says no scope, knows only that of nodes."""
+    if limit is None:
+        return None
+    return limit["limit"], limit.get("scope", Scope.NODE.value) if key.quota_type in SCOPED else None
 
 
 def _note(text: str) -> None:

@@ -42,7 +42,7 @@ from proxy.config.kinds import (
     is_znode_path,
 )
 from proxy.relay.costs import cost_kind
-from quotas.entities import Entity, QuotaKey, plain_ip
+from quotas.entities import Entity, plain_ip
 from quotas.request_costs import Cost
 from quotas.sources.entries import (
     ByteRate,
@@ -53,6 +53,7 @@ from quotas.sources.entries import (
     ThrottleConfig,
     WindowsConfig,
 )
+from quotas.sources.overlay import Entry
 
 INSTANCE = re.compile("[A-Za-z0-9._-]{1,64}")
 """What a proxy may be called in its records."""
@@ -924,6 +925,6 @@ def pinned_costs(quotas: QuotasConfig) -> dict[int, Cost]:
     return {API_KEYS[pinned.api]: Cost(pinned.base_us, pinned.per_kib_us) for pinned in quotas.request_costs}
 
 
-def quota_entries(cluster: VirtualClusterConfig) -> dict[Entity, dict[QuotaKey, float]]:
+def quota_entries(cluster: VirtualClusterConfig) -> dict[Entity, Entry]:
     """The quotas in the file for a virtual cluster that was loaded by `load_config`."""
-    return {entry.entity(): entry.limits() for entry in cluster.quotas.entries}
+    return {entry.entity(): entry.entry() for entry in cluster.quotas.entries}

@@ -42,7 +42,7 @@ from proxy.observe.past.moments import BadMoment, NotHeld
 from proxy.observe.throttled_now import MAX_THROTTLED, RANKS, throttled_form
 from quotas.changes import Tables
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
-from quotas.entities import Entity, QuotaType, is_ip
+from quotas.entities import Entity, QuotaType, Scope, is_ip
 from quotas.explain import Client, Explanation, explain
 from quotas.sources.entry_forms import entity_of
 
@@ -287,7 +287,8 @@ def _observed(cluster: Cluster, explanation: Explanation, now_ms: int) -> Observ
     if tags is None:
         return Observed()
     quota_manager, entity = cluster.quota_manager, None if rule is None else rule.entity
-    of_cluster = key.quota_type is QuotaType.CONTROLLER_MUTATION
+    table = quota_manager.shadow if key.shadow else quota_manager.table
+    of_cluster = table.scope_of(key.quota_type, entity) is Scope.CLUSTER
     uses = []
     for node_id in [WHOLE_CLUSTER] if of_cluster else sorted(cluster.node_ids())[:_MAX_NODES]:
         found = quota_manager.find(SensorKey(cluster.name, node_id, key.quota_type, tags, shadow=key.shadow), entity)

@@ -31,7 +31,7 @@ from proxy.observe.last_throttles import PastThrottle
 from proxy.observe.metrics import CapTotals
 from quotas.changes import Limit, Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, SensorKey
-from quotas.entities import SensorTags
+from quotas.entities import SCOPED, QuotaKey, Scope, SensorTags
 from quotas.explain import UNIT, Client, Explanation, Rule
 from quotas.limits import UNLIMITED
 from quotas.request_costs import CostReading, RequestCosts
@@ -108,7 +108,7 @@ def quotas_form(origin: Origin, quotas: Quotas, offset: int, most: int) -> Gener
     """A page of the quotas, in steps. They have no special order, but it stays the same until the quotas change."""
     entries: list[EntityQuotasForm] = []
     for entity, limits in islice(quotas.items(), offset, offset + most):
-        by_quota = {key.text: limit_form(limit) for key, limit in limits.items()}
+        by_quota = {key.text: limit_form(key, limit) for key, limit in limits.items()}
         entries.append({"entity": entity_form(entity), "limits": by_quota})
         if not len(entries) % _ENTITIES_PER_STEP:
             yield
@@ -155,9 +155,10 @@ def _cost_form(reading: CostReading) -> CostForm:
     }
 
 
-def limit_form(limit: Limit) -> LimitForm:
-    """A limit and the layer that it comes from."""
-    return {"limit": number(limit.value), "layer": limit.layer}
+def limit_form(key: QuotaKey, limit: Limit) -> LimitForm:
+    """A limit, the layer that it comes from, and where the use is measured that it limits."""
+    scope = limit.scope if key.quota_type in SCOPED else Scope.CLUSTER
+    return {"limit": number(limit.value), "layer": limit.layer, "scope": scope.value}
 
 
 def number(value: float) -> int | float | None:
@@ -209,6 +210,7 @@ def _rule_form(rule: Rule) -> RuleForm:
         "level": rule.level,
         "limit": number(rule.limit),
         "layer": rule.layer,
+        "scope": rule.scope.value,
     }
 
 

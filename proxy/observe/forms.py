@@ -47,6 +47,9 @@ class LimitForm(TypedDict):
     layer: str
     """The file, znode or other place that the limit comes from."""
 
+    scope: str
+    """node: each node has the whole limit, as in Kafka; cluster: it is one limit over all nodes."""
+
 
 class EntityQuotasForm(TypedDict):
     """The quotas of one entity."""
@@ -511,6 +514,9 @@ class ChangeForm(TypedDict):
     new: LimitValue
     layer: str | None
     """The file, znode or other place that the new limit comes from; null: the quota was removed."""
+
+    scope: str | None
+    """The new scope, node or cluster; null: the quota was removed."""
 
 
 class OperationForm(TypedDict):

@@ -9,7 +9,7 @@ from proxy.clock import Clock
 from proxy.decisions.client_ids import measured_client_id
 from proxy.decisions.facts import ConnectionFacts
 from proxy.relay.actions import Throttled
-from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
+from quotas.client_quotas import ClientQuotaManager, SensorKey, measured_at
 from quotas.entities import Entity, QuotaType, SensorTags
 from quotas.sensors.windowed_rate import SensorReading
 
@@ -70,7 +70,7 @@ class LastThrottles:
         tags = sensor = entity = rate = limit = tokens = None
         if quota_type is not None:
             tags, limit, entity = self._quota_manager.table.tags_and_limit(quota_type, facts.user, client_id)
-            where = WHOLE_CLUSTER if quota_type is QuotaType.CONTROLLER_MUTATION else facts.node_id
+            where = measured_at(facts.node_id, self._quota_manager.table.scope_of(quota_type, entity))
             key = SensorKey(facts.listener.virtual_cluster, where, quota_type, tags)
             sensor = self._quota_manager.find(key, entity) or key
             reading = self._quota_manager.reading(sensor, now_ms)

@@ -66,7 +66,8 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "Once a minute.",
         "quotas_changed": "Quotas have come in force: `changed` entities have others than before.",
         "quota_changed": "One quota has changed, in the source or in the file that `layer` names: by an edit, a "
-        "reload, `kafka-throttle quotas`, or in the cluster. Null means no quota.",
+        "reload, `kafka-throttle quotas`, or in the cluster. Null means no quota; of the scope, that it is "
+        "as before.",
         "quota_altered": "One quota was changed through Kafka's API, by this client.",
         "quota_alteration_refused": "A change through Kafka's API could not be written.",
         "quota_changes_unlisted": "So many further quotas changed at the same time: the first 100 have a line each.",

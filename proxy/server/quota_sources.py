@@ -8,7 +8,7 @@ from proxy.config.secret_file import secret
 from proxy.config.settings import UpstreamConfig, VirtualClusterConfig, quota_entries
 from proxy.upstream.credentials import credentials_of
 from quotas.changes import Alteration
-from quotas.entities import Entity, QuotaKey
+from quotas.entities import Entity, QuotaKey, Scope
 from quotas.sources.file import FileSource
 from quotas.sources.last_good import LastGood
 from quotas.sources.source import Source
@@ -86,14 +86,16 @@ def leave_to_another(source: Source) -> None:
         source.leave_to_another()
 
 
-def unset(source: Source, entity: Entity, keys: Collection[QuotaKey]) -> None:
-    """Remove quotas. In a file source, remove their alterations, so that the operator's file is in force again.
+def unset(source: Source, entity: Entity, keys: Collection[QuotaKey], *, scope: bool = False) -> None:
+    """Remove quotas, and with `scope` the scope.
+
+    In a file source, remove their alterations, so that the operator's file is in force again.
 
     Raises AlterationRefused or SourceUnavailable; then nothing has changed.
     """
     if isinstance(source, FileSource):
-        source.unset(entity, keys)
+        source.unset(entity, keys, scope=scope)
         return
-    [problem] = source.alter([Alteration(entity, dict.fromkeys(keys))])
+    [problem] = source.alter([Alteration(entity, dict.fromkeys(keys), Scope.NODE if scope else None)])
     if problem is not None:
         raise problem

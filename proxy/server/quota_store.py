@@ -14,7 +14,7 @@ from proxy.clock import Clock
 from proxy.decisions.steps import QuotaAlteration
 from quotas.changes import NO_QUOTAS, Alteration, Changes, Limit, Quotas, Tables, changes_between, tables_of
 from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import Entity, QuotaKey
+from quotas.entities import Entity, QuotaKey, Scope
 from quotas.shared_map import SharedMap
 from quotas.sources.source import Source
 
@@ -173,7 +173,8 @@ class QuotaStore:
     def _audit_changes(self, news: "_News") -> None:
         """Log the changes that did not come through Kafka's API: these are logged with the client."""
         for change in news.audited:
-            self._log.info("quota_changed", **change.log_keys(), layer=printable(change.layer))
+            scope = None if change.scope is None else change.scope.value
+            self._log.info("quota_changed", **change.log_keys(), layer=printable(change.layer), scope=scope)
         if news.unlisted:
             self._log.info("quota_changes_unlisted", changes=news.unlisted)
 
@@ -227,13 +228,17 @@ class QuotaStore:
 
 
 class _Change(NamedTuple):
-    """A change of one quota of one entity; None: there was or is none. `layer` is where it stands, or stood."""
+    """A change of one quota of one entity; None: there was or is none. `layer` is where it stands, or stood.
+
+    `scope` is the new scope, None if it is as before.
+    """
 
     entity: Entity
     key: QuotaKey
     old: float | None
     new: float | None
     layer: str = ""
+    scope: Scope | None = None
 
     def log_keys(self) -> dict[str, str | float | None]:
         """The keys of every log line about a change."""
@@ -251,8 +256,10 @@ def _single_changes(before: Quotas, changes: Changes) -> Iterator[_Change]:
         for key in dict.fromkeys((*old, *new)):
             was, now = old.get(key), new.get(key)
             old_value, new_value = (None if limit is None else limit.value for limit in (was, now))
-            if old_value != new_value:
-                yield _Change(entity, key, old_value, new_value, (now or was or Limit(0, "")).layer)
+            old_scope, new_scope = (Scope.NODE if limit is None else limit.scope for limit in (was, now))
+            scope = None if now is None or old_scope is new_scope else new_scope
+            if old_value != new_value or scope is not None:
+                yield _Change(entity, key, old_value, new_value, (now or was or Limit(0, "")).layer, scope)
 
 
 def _altered(

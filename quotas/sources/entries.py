@@ -12,8 +12,10 @@ from pydantic import model_validator
 from common.kinds import INT32_MAX, Number, Text, Whole
 from common.problems import Problem, either
 from common.settings import Settings, valid
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, is_ip
+from quotas.changes import check_scope
+from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, Scope, is_ip
 from quotas.limits import MAX_BYTE_RATE, MAX_CONNECTION_RATE, valid_limit
+from quotas.sources.overlay import Entry
 
 MAX_NAME_BYTES = 2**15 - 1
 
@@ -91,13 +93,13 @@ class QuotaEntry(EntitySettings):
     """The quotas of one entity: of a user, of a client-id, of both together, or of an IP address."""
 
     producer_byte_rate: ByteRate = None
-    """Bytes per second that may be produced to each node."""
+    """Bytes per second that may be produced to each node, or with `scope: cluster` to all nodes together."""
 
     consumer_byte_rate: ByteRate = None
-    """Bytes per second that may be fetched from each node."""
+    """Bytes per second that may be fetched from each node, or with `scope: cluster` from all nodes together."""
 
     request_percentage: Rate = None
-    """Time of each node that requests may take, in percent of one thread."""
+    """Time of each node that requests may take, in percent of one thread; with `scope: cluster` of all nodes."""
 
     controller_mutation_rate: Rate = None
     """Partitions per second that may be created and deleted in the cluster."""
@@ -120,6 +122,10 @@ class QuotaEntry(EntitySettings):
     shadow_connection_creation_rate: ConnectionRate = None
     """The same, only measured."""
 
+    scope: Literal["node", "cluster"] | None = None
+    """Of the byte rates and request percentages of this entry: `node` (also if not given) is Kafka's meaning, each node
+    has the whole limit; `cluster` is one limit over all nodes. The other quotas are over all nodes always."""
+
     def _problems(self) -> list[str]:
         limits, problems = self.limits(), super()._problems()
         if not limits:
@@ -128,6 +134,8 @@ class QuotaEntry(EntitySettings):
             entity = self.entity()
             for key, limit in limits.items():
                 valid_limit(entity, key.quota_type, limit)
+            if self.scope is not None and limits:
+                check_scope(entity, limits)
         except InvalidQuota as error:
             if str(error) not in problems:
                 problems.append(str(error))
@@ -136,6 +144,10 @@ class QuotaEntry(EntitySettings):
     def limits(self) -> dict[QuotaKey, float]:
         """The quotas that are set."""
         return {key: float(rate) for text, key in _KEYS.items() if (rate := getattr(self, text)) is not None}
+
+    def entry(self) -> Entry:
+        """The quotas that are set, and their scope."""
+        return Entry(self.limits(), Scope(self.scope or Scope.NODE))
 
 
 class WindowsConfig(Settings):

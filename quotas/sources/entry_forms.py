@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from quotas.changes import Limit
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey
+from quotas.changes import Limit, limit_of, scope_of
+from quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, QuotaKey, Scope
 from quotas.limits import valid_limit
 
 
@@ -21,7 +21,8 @@ def entity_form(entity: Entity) -> dict[str, str | None]:
 def entry_form(entity: Entity, limits: Mapping[QuotaKey, Limit]) -> dict[str, Any]:
     """An entity with its quotas."""
     of_keys = {key.text: {"value": limit.value, "layer": limit.layer} for key, limit in limits.items()}
-    return {"entity": entity_form(entity), "limits": of_keys}
+    entry: dict[str, Any] = {"entity": entity_form(entity), "limits": of_keys}
+    return entry if (scope := scope_of(limits)) is Scope.NODE else {**entry, SCOPE: scope.value}
 
 
 def entity_of(names: Any) -> Entity:
@@ -39,12 +40,14 @@ def entry_of(entry: Any) -> tuple[Entity, Mapping[QuotaKey, Limit]]:
     """The entity and the quotas that were written as `entry_form`. Raises InvalidEntry."""
     try:
         entity, limits = entity_of(entry["entity"]), {}
+        scope = Scope(entry.get(SCOPE, Scope.NODE.value))
         for text, limit in entry["limits"].items():
             key = QuotaKey.parse(text)
-            limits[key] = Limit(valid_limit(entity, key.quota_type, limit["value"]), _string(limit["layer"]))
+            value = valid_limit(entity, key.quota_type, limit["value"])
+            limits[key] = limit_of(key, value, _string(limit["layer"]), scope)
     except InvalidQuota as error:
         raise InvalidEntry(str(error)) from error
-    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InvalidEntry(f"not what was written: {error!r}") from error
     return entity, MappingProxyType(limits)
 

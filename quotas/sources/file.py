@@ -128,12 +128,12 @@ class FileSource:
             return [error for _ in alterations]
         return [None for _ in alterations]
 
-    def unset(self, entity: Entity, keys: Collection[QuotaKey]) -> None:
-        """Have these keys of an entity follow the operator's file again.
+    def unset(self, entity: Entity, keys: Collection[QuotaKey], *, scope: bool = False) -> None:
+        """Have these keys of an entity, and with `scope` its scope, follow the operator's file again.
 
         Raises AlterationRefused or SourceUnavailable; then nothing has changed.
         """
-        self._change(lambda overlay, entries: reverted(overlay, entity, keys), {entity})
+        self._change(lambda overlay, entries: reverted(overlay, entries, entity, keys, scope=scope), {entity})
 
     def _change(self, change: Callable[[Overlay, Entries], Overlay], entities: Collection[Entity]) -> None:
         """Change the overlay of these entities, on disk first."""

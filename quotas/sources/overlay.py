@@ -1,23 +1,33 @@
 """Changes of quotas that stand over the entries of the operator's file, key by key, and the file they are kept in.
 
 That file is JSON, so that it can be read and repaired by hand. An entity is written as Kafka's protocol writes it: null
-for the default. `limit` is what was set, null where the key was removed; `over` is what the operator's file said then::
+for the default. `limit` is what was set, null where the key was removed; `over` is what the operator's file said then.
+`scope` is there if it was set; it is that of all quotas of the entity::
 
     {"version": 1, "overlay": [
      {"entity": {"user": "alice"}, "limits": {"producer_byte_rate": {"limit": 1048576.0, "over": 5000000.0}}},
-     {"entity": {"user": null}, "limits": {"consumer_byte_rate": {"limit": null, "over": 1000000.0}}}
+     {"entity": {"user": null}, "limits": {"consumer_byte_rate": {"limit": null, "over": 1000000.0}}},
+     {"entity": {"user": "bob"}, "limits": {}, "scope": {"scope": "cluster", "over": "node"}}
     ]}
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from quotas.changes import Alteration, Limit, Quotas
-from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, QuotaKey
+from quotas.changes import Alteration, AlterationRefused, Limit, Quotas, check_scope, has_scope, limit_of
+from quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, Name, QuotaKey, Scope
 from quotas.limits import limit_text, valid_limit
 
-Entries = Mapping[Entity, Mapping[QuotaKey, float]]
+
+class Entry(NamedTuple):
+    """What the operator's file says of one entity."""
+
+    limits: Mapping[QuotaKey, float]
+    scope: Scope = Scope.NODE
+
+
+Entries = Mapping[Entity, Entry]
 """What the operator's file says."""
 
 _VERSION = 1
@@ -31,8 +41,25 @@ class Change(NamedTuple):
     over: float | None
 
 
-Overlay = Mapping[Entity, Mapping[QuotaKey, Change]]
+class ScopeChange(NamedTuple):
+    """A scope that no longer follows the operator's file, and what the file said."""
+
+    scope: Scope
+    over: Scope
+
+
+class Changed(NamedTuple):
+    """The changes of one entity; `scope` is None if it follows the operator's file."""
+
+    limits: Mapping[QuotaKey, Change]
+    scope: ScopeChange | None = None
+
+
+Overlay = Mapping[Entity, Changed]
 """All changes; an entity without any is not in it."""
+
+_UNSAID: Final = Entry({})
+_UNCHANGED: Final = Changed({})
 
 
 class DamagedOverlay(ValueError):
@@ -46,31 +73,59 @@ def altered(overlay: Overlay, entries: Entries, alterations: Iterable[Alteration
     """The overlay after `alterations`.
 
     A limit that is set stands over the file even where it is the same. A removal is remembered where the file has
-    something to hide, and else leaves no trace.
+    something to hide, and else leaves no trace. Raises AlterationRefused for a scope of an entity without a quota that
+    has one.
     """
     changed = dict(overlay)
     for alteration in alterations:
-        said = entries.get(alteration.entity, {})
-        changes = dict(changed.get(alteration.entity, {}))
+        said = entries.get(alteration.entity, _UNSAID)
+        before = changed.get(alteration.entity, _UNCHANGED)
+        changes = dict(before.limits)
         for key, limit in alteration.limits.items():
-            if limit is None and key not in said:
+            if limit is None and key not in said.limits:
                 changes.pop(key, None)
             else:
-                changes[key] = Change(None if limit is None else float(limit), said.get(key))
-        _put(changed, alteration.entity, changes)
+                changes[key] = Change(None if limit is None else float(limit), said.limits.get(key))
+        scope = before.scope if alteration.scope is None else ScopeChange(alteration.scope, said.scope)
+        if scope is not None and not has_scope(_in_force(said.limits, changes)):
+            if alteration.scope is not None:
+                _refuse_scope(alteration.entity, _in_force(said.limits, changes))
+            scope = None
+        _put(changed, alteration.entity, Changed(changes, scope))
     return changed
 
 
-def reverted(overlay: Overlay, entity: Entity, keys: Iterable[QuotaKey]) -> Overlay:
-    """The overlay without these keys of an entity: they follow the operator's file again."""
+def _refuse_scope(entity: Entity, keys: Iterable[QuotaKey]) -> None:
+    try:
+        check_scope(entity, keys)
+    except InvalidQuota as error:
+        raise AlterationRefused(str(error)) from error
+
+
+def _in_force(said: Mapping[QuotaKey, float], changes: Mapping[QuotaKey, Change]) -> Mapping[QuotaKey, float]:
+    """The limits that are in force."""
+    limits = {key: limit for key, limit in said.items() if key not in changes}
+    return limits | {key: change.limit for key, change in changes.items() if change.limit is not None}
+
+
+def reverted(
+    overlay: Overlay, entries: Entries, entity: Entity, keys: Iterable[QuotaKey], *, scope: bool = False
+) -> Overlay:
+    """The overlay without these keys, and with `scope` without the scope, of an entity.
+
+    They follow the operator's file again.
+    """
     gone = frozenset(keys)
     changed = dict(overlay)
-    _put(changed, entity, {key: change for key, change in changed.get(entity, {}).items() if key not in gone})
+    before = changed.get(entity, _UNCHANGED)
+    kept = {key: change for key, change in before.limits.items() if key not in gone}
+    has_none = not has_scope(_in_force(entries.get(entity, _UNSAID).limits, kept))
+    _put(changed, entity, Changed(kept, None if scope or has_none else before.scope))
     return changed
 
 
-def _put(overlay: dict[Entity, Mapping[QuotaKey, Change]], entity: Entity, changes: Mapping[QuotaKey, Change]) -> None:
-    if changes:
+def _put(overlay: dict[Entity, Changed], entity: Entity, changes: Changed) -> None:
+    if changes != _UNCHANGED:
         overlay[entity] = changes
     else:
         overlay.pop(entity, None)
@@ -98,11 +153,16 @@ class Layers(NamedTuple):
 
     def limits_of(self, entity: Entity) -> Mapping[QuotaKey, Limit]:
         """What is in force for an entity."""
-        said, changes = self.entries.get(entity, {}), self.overlay.get(entity, {})
-        limits = {key: Limit(limit, self.entries_layer) for key, limit in said.items() if key not in changes}
+        said, changed = self.entries.get(entity, _UNSAID), self.overlay.get(entity, _UNCHANGED)
+        changes, scope = changed.limits, said.scope if changed.scope is None else changed.scope.scope
+        limits = {
+            key: limit_of(key, limit, self.entries_layer, scope)
+            for key, limit in said.limits.items()
+            if key not in changes
+        }
         for key, change in changes.items():
             if change.limit is not None:
-                limits[key] = Limit(change.limit, self.overlay_layer)
+                limits[key] = limit_of(key, change.limit, self.overlay_layer, scope)
         return limits
 
     def changes_since(self, before: Quotas) -> dict[Entity, Mapping[QuotaKey, Limit] | None]:
@@ -119,19 +179,25 @@ class Layers(NamedTuple):
 
     def overridden(self) -> Iterator[Overridden]:
         """What the operator's file says and a change overrides."""
-        for entity, changes in self.overlay.items():
-            for key, said in self.entries.get(entity, {}).items():
+        for entity, (changes, _) in self.overlay.items():
+            for key, said in self.entries.get(entity, _UNSAID).limits.items():
                 if key in changes and changes[key].limit != said:
                     yield Overridden(entity, key, said, changes[key].limit)
 
     def edits_of(self, entity: Entity) -> Mapping[str, str]:
         """Each key that the operator has edited in vain since it was changed: its place, and what to do."""
-        entries = self.entries.get(entity, {})
+        entry, changed = self.entries.get(entity, _UNSAID), self.overlay.get(entity, _UNCHANGED)
+        edits = {
+            key.text: (_said(said), _said(change.limit))
+            for key, change in changed.limits.items()
+            if (said := entry.limits.get(key)) not in (change.over, change.limit)
+        }
+        if changed.scope is not None and entry.scope not in changed.scope:
+            edits[SCOPE] = entry.scope.value, changed.scope.scope.value
         return {
-            f"{entity}: {key.text}": f"{_said(said)} in {self.entries_layer} now, and {_said(change.limit)} in "
+            f"{entity}: {text}": f"{said} in {self.entries_layer} now, and {change} in "
             f"{self.overlay_layer}, which stands over it until `kafka-throttle quotas unset`"
-            for key, change in self.overlay.get(entity, {}).items()
-            if (said := entries.get(key)) not in (change.over, change.limit)
+            for text, (said, change) in edits.items()
         }
 
 
@@ -151,11 +217,11 @@ class OverlayText:
     """The content of a state file, with one line for each entity. Lines are remembered: most are as they were."""
 
     def __init__(self) -> None:
-        self._lines: dict[Entity, tuple[Mapping[QuotaKey, Change], str]] = {}
+        self._lines: dict[Entity, tuple[Changed, str]] = {}
 
     def of(self, overlay: Overlay) -> bytes:
         """The file for this overlay."""
-        lines: dict[Entity, tuple[Mapping[QuotaKey, Change], str]] = {}
+        lines: dict[Entity, tuple[Changed, str]] = {}
         for entity, changes in overlay.items():
             known = self._lines.get(entity)
             if known is None or known[0] is not changes:
@@ -166,9 +232,13 @@ class OverlayText:
         return f'{{"version": {_VERSION}, "overlay": [\n {text}\n]}}\n'.encode()
 
 
-def _entry(entity: Entity, changes: Mapping[QuotaKey, Change]) -> dict[str, Any]:
+def _entry(entity: Entity, changes: Changed) -> dict[str, Any]:
     parts = {part: None if name is DEFAULT else name for part, name in entity.parts if name is not None}
-    return {"entity": parts, "limits": {key.text: change._asdict() for key, change in changes.items()}}
+    limits = {key.text: change._asdict() for key, change in changes.limits.items()}
+    entry = {"entity": parts, "limits": limits}
+    if changes.scope is None:
+        return entry
+    return {**entry, SCOPE: {"scope": changes.scope.scope.value, "over": changes.scope.over.value}}
 
 
 def parse_overlay(content: bytes) -> Overlay:
@@ -182,7 +252,7 @@ def parse_overlay(content: bytes) -> Overlay:
         raise DamagedOverlay(f"version: expected {_VERSION}, got {fields['version']!r}")
     if not isinstance(fields["overlay"], list):
         raise DamagedOverlay("overlay: expected a list")
-    overlay: dict[Entity, Mapping[QuotaKey, Change]] = {}
+    overlay: dict[Entity, Changed] = {}
     for i, entry in enumerate(fields["overlay"]):
         try:
             entity, changes = _parse_entry(entry)
@@ -194,8 +264,9 @@ def parse_overlay(content: bytes) -> Overlay:
     return overlay
 
 
-def _parse_entry(entry: Any) -> tuple[Entity, Mapping[QuotaKey, Change]]:
-    fields = _fields(entry, "an entry", {"entity", "limits"})
+def _parse_entry(entry: Any) -> tuple[Entity, Changed]:
+    optional = {SCOPE} if isinstance(entry, dict) and SCOPE in entry else set()
+    fields = _fields(entry, "an entry", {"entity", "limits", *optional})
     if not isinstance(fields["entity"], dict) or not isinstance(fields["limits"], dict):
         raise DamagedOverlay("entity, limits: expected an object for each")
     entity = Entity(**{_known_part(part): _name(name) for part, name in fields["entity"].items()})
@@ -204,7 +275,19 @@ def _parse_entry(entry: Any) -> tuple[Entity, Mapping[QuotaKey, Change]]:
         key = QuotaKey.parse(text)
         limit, over = (_limit(entity, key, value) for value in _change(text, change))
         changes[key] = Change(limit, over)
-    return entity, changes
+    return entity, Changed(changes, _scope_change(fields[SCOPE]) if optional else None)
+
+
+def _scope_change(value: Any) -> ScopeChange:
+    fields = _fields(value, SCOPE, {"scope", "over"})
+    return ScopeChange(_scope(fields["scope"]), _scope(fields["over"]))
+
+
+def _scope(value: Any) -> Scope:
+    try:
+        return Scope(value)
+    except ValueError:
+        raise DamagedOverlay(f"scope: expected node or cluster, got {_short(value)}") from None
 
 
 def _known_part(part: str) -> str:

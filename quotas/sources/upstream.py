@@ -12,7 +12,7 @@ from common.backoff import Backoff
 from protocol.messages.client_quotas import Verbatim, all_quotas_request
 from protocol.own_requests import OwnRequest
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
-from quotas.entities import Entity
+from quotas.entities import Entity, Scope
 from quotas.sources.client_quotas import (
     NOTHING_REPORTED,
     Reported,
@@ -271,7 +271,7 @@ class UpstreamSource:
 
         An alteration that it has taken but does not tell in time is SourceUnavailable, with a text that says so.
         """
-        results: list[Exception | None] = [_shadow(alteration) for alteration in alterations]
+        results: list[Exception | None] = [_not_kafkas(alteration) for alteration in alterations]
         waiting = [
             i for i, one in enumerate(alterations) if not results[i] and not all(key.shadow for key in one.limits)
         ]
@@ -294,7 +294,7 @@ class UpstreamSource:
             except SourceUnavailable as error:
                 return [error] * len(alterations)
         return [
-            _shadow(one) or said
+            _not_kafkas(one) or said
             for one, said in zip(alterations, altered(response, alterations, spellings), strict=True)
         ]
 
@@ -330,7 +330,10 @@ class UpstreamSource:
         return SourceUnavailable(f"written, but after {waited} the cluster tells other quotas of {entity}: {why}")
 
 
-def _shadow(alteration: Alteration) -> AlterationRefused | None:
+def _not_kafkas(alteration: Alteration) -> AlterationRefused | None:
+    """Why a cluster cannot hold what an alteration sets; None if it can."""
+    if alteration.scope is Scope.CLUSTER:
+        return AlterationRefused(f"a Kafka cluster cannot hold a scope (cluster, of {alteration.entity})")
     keys = [key.text for key, limit in alteration.limits.items() if key.shadow and limit is not None]
     if not keys:
         return None

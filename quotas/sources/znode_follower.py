@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 
 from quotas.changes import Alteration, AlterationRefused, SourceUnavailable
-from quotas.entities import Entity, InvalidQuota
+from quotas.entities import Entity, InvalidQuota, Scope
 from quotas.sources.znodes import (
     CHANGE_PREFIX,
     CHANGES,
@@ -335,19 +335,29 @@ class Follower:
             near[each] = found
         if near[root] is None:
             return SourceUnavailable(f"{self._nodes.full(root)} is gone; make it again first")
-        if self._is_kafkas and any(key.shadow and limit is not None for key, limit in alteration.limits.items()):
+        if self._is_kafkas and (ours := _not_kafkas(alteration)):
             # Measured: it answers each with UNKNOWN_SERVER_ERROR, for it checks all keys of the node, not the new ones.
             return AlterationRefused(
-                f"{self._nodes.full(path)} is a broker's too, which takes no changes of a node with shadow quotas"
+                f"{self._nodes.full(path)} is a broker's too, which takes no changes of a node with {ours}"
             )
         node = near[path]
-        data = self._nodes.changes_to(path, node.data if node else b"", alteration.limits)
+        try:
+            data = self._nodes.changes_to(path, node.data if node else b"", alteration.limits, alteration.scope)
+        except InvalidQuota as error:
+            return AlterationRefused(str(error))
         steps = steps_to(path, data, near)
         reported = [Create(f"{CHANGES}/{CHANGE_PREFIX}", notification(path))] if steps else []
         return _Plan(path, data, [self._placed(step) for step in (*steps, *reported)])
 
     def _placed(self, step: Step) -> Step:
         return replace(step, path=self._nodes.full(step.path))
+
+
+def _not_kafkas(alteration: Alteration) -> str:
+    """What an alteration would write that brokers do not know; empty if nothing."""
+    if any(key.shadow and limit is not None for key, limit in alteration.limits.items()):
+        return "shadow quotas"
+    return "a scope" if alteration.scope is Scope.CLUSTER else ""
 
 
 class _Plan(NamedTuple):

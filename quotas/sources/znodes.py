@@ -5,7 +5,7 @@ All of it as Kafka 3.9 in ZooKeeper mode does it. A *path* here begins below `/c
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -13,8 +13,8 @@ from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
-from quotas.changes import NO_QUOTAS, Limit, Quotas
-from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, QuotaKey, QuotaType
+from quotas.changes import NO_QUOTAS, Limit, Quotas, check_scope, has_scope, limit_of, scope_of
+from quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, Name, QuotaKey, QuotaType, Scope
 from quotas.limits import MAX_BYTE_RATE, MAX_CONNECTION_RATE, valid_limit
 from quotas.shared_map import SharedMap
 
@@ -143,10 +143,14 @@ def _checked_address(text: str) -> str:
 
 
 class Content(NamedTuple):
-    """What a node says: the limits in the unit of their type, and the keys that are no quota of its entity."""
+    """What a node says: the limits in the unit of their type, and the keys that are no quota of its entity.
+
+    A scope is an unknown key if no quota in the node has one.
+    """
 
     limits: Mapping[QuotaKey, float]
     unknown: tuple[str, ...]
+    scope: Scope = Scope.NODE
 
 
 def content_of(entity: Entity, data: bytes) -> Content:
@@ -155,21 +159,33 @@ def content_of(entity: Entity, data: bytes) -> Content:
     No data at all says nothing, as in the nodes between. A broker takes a bad number for the end of the node: what it
     has read before is in force then, in the order produce, fetch, request, mutations.
     """
-    limits, unknown = {}, []
-    for text, value in _config_in(data).items():
+    limits, unknown, scope = {}, [], Scope.NODE
+    for text, value in (config := _config_in(data)).items():
         if not isinstance(value, str):
             raise InvalidQuota(f"expected {_shown(text)} to be a string, got {_kind(value)}")
         if (key := _quota_key(entity, text)) is not None:
             limits[key] = limit_in(entity, key, value)
+        elif text == SCOPE:
+            scope = _scope_in(value)
         elif text not in _KAFKAS_OWN:
             unknown.append(text)
-    return Content(limits, tuple(unknown))
+    if SCOPE in config and not has_scope(limits):
+        unknown.append(SCOPE)
+    return Content(limits, tuple(unknown), scope)
 
 
-def rewritten(data: bytes, limits: Mapping[QuotaKey, float | None]) -> bytes:
+def _scope_in(text: str) -> Scope:
+    try:
+        return Scope(text)
+    except ValueError:
+        raise InvalidQuota(f"expected {SCOPE} to be node or cluster, got {_shown(text)}") from None
+
+
+def rewritten(data: bytes, limits: Mapping[QuotaKey, float | None], scope: Scope | None = None) -> bytes:
     """The content of a node with these limits changed, None removed, and all else as it was; b"" if nothing is left.
 
-    Of a node that is no JSON nothing can be kept; other values than strings become strings, for brokers trip on them.
+    `scope` is the new scope; None leaves it as it is. It goes with the last quota that has one. Of a node that is no
+    JSON nothing can be kept; other values than strings become strings, for brokers trip on them.
     """
     try:
         config = _config_in(data)
@@ -181,6 +197,10 @@ def rewritten(data: bytes, limits: Mapping[QuotaKey, float | None]) -> bytes:
             kept.pop(key.text, None)
         else:
             kept[key.text] = text_of(key.quota_type, limit)
+    if scope is not None:
+        kept[SCOPE] = scope.value
+    if scope is Scope.NODE or not has_scope(_quota_keys(kept)):
+        kept.pop(SCOPE, None)
     return written(kept) if kept else b""
 
 
@@ -249,6 +269,12 @@ def _quota_key(entity: Entity, text: str) -> QuotaKey | None:
     except InvalidQuota:
         return None
     return key if key in keys_of(entity) else None
+
+
+def _quota_keys(texts: Iterable[str]) -> Iterator[QuotaKey]:
+    for text in texts:
+        with suppress(InvalidQuota):
+            yield QuotaKey.parse(text)
 
 
 def _java_double(key: QuotaKey, text: str) -> float:
@@ -455,16 +481,25 @@ class EntityNodes:
             return self._complain(path, f"{error}; nothing is in force for it")
         return self._put(path, entity, _still(self._nodes.get(path, _NOTHING), why))
 
-    def changes_to(self, path: str, data: bytes, limits: Mapping[QuotaKey, float | None]) -> bytes:
-        """What to write for these limits to change and all else to stay. Of nonsense, what is in force stays."""
+    def changes_to(
+        self, path: str, data: bytes, limits: Mapping[QuotaKey, float | None], scope: Scope | None = None
+    ) -> bytes:
+        """What to write for these limits, and the scope if given, to change and all else to stay.
+
+        Of nonsense, what is in force stays. Raises InvalidQuota if no quota of the entity would have the scope.
+        """
         entity = entity_at(path)
         try:
             content_of(entity, data)
         except InvalidQuota:
             in_force = self._nodes.get(path, _NOTHING).limits
             as_it_is = {key: in_force[key].value if key in in_force else None for key in keys_of(entity)}
-            return rewritten(data, {**as_it_is, **limits})
-        return rewritten(data, limits)
+            changed = rewritten(data, {**as_it_is, **limits}, scope or scope_of(in_force))
+        else:
+            changed = rewritten(data, limits, scope)
+        if scope is Scope.CLUSTER:
+            check_scope(entity, content_of(entity, changed).limits)
+        return changed
 
     def _read(self, path: str, entity: Entity, data: bytes, old: _Node) -> _Node:
         try:
@@ -474,7 +509,7 @@ class EntityNodes:
         layer = self.full(path)
         unknown = ", ".join(_shown(key) for key in content.unknown[:4])
         return _Node(
-            {key: Limit(value, layer) for key, value in content.limits.items()},
+            {key: limit_of(key, value, layer, content.scope) for key, value in content.limits.items()},
             f"ignored, for it is no quota of {entity}: {unknown}" if unknown else "",
         )
 

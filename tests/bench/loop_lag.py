@@ -40,7 +40,7 @@ from quotas.entities import QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
 from quotas.sources.file import FileSource
-from quotas.sources.overlay import Change, format_overlay
+from quotas.sources.overlay import Change, Changed, Entry, format_overlay
 from tests.bench import machine
 from tests.bench.processes import say
 from tests.bench.quota_relays import DEFAULTS, NEVER_EXCEEDED, client_name, entities
@@ -109,7 +109,7 @@ class Proxy:
     def __init__(self, count: int, directory: Path) -> None:
         self.count = count
         self.limits = {QuotaKey(quota_type): Change(limit, None) for quota_type, limit in NEVER_EXCEEDED.items()}
-        overlay = dict.fromkeys([*entities(count), *DEFAULTS], self.limits)
+        overlay = dict.fromkeys([*entities(count), *DEFAULTS], Changed(self.limits))
         state = directory / "state.json"
         state.write_bytes(format_overlay(overlay))
         self.source = FileSource({}, "proxy.yaml", state)
@@ -171,7 +171,7 @@ class Proxy:
     async def change_all(self) -> None:
         """Every entity gets another quota by the operator's file."""
         limits = {QuotaKey(QuotaType.PRODUCE, shadow=True): 1e14}
-        entries = {entity: limits for entity in entities(self.count)[::4]}  # noqa: C420
+        entries = {entity: Entry(limits) for entity in entities(self.count)[::4]}
         await asyncio.to_thread(self.source.replace, entries)
         await self.book.take_up()
 

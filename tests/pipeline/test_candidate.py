@@ -15,8 +15,8 @@ from common.yaml_file import parse_yaml
 from pipeline.simulate.candidate import candidate_of, load_candidate
 from proxy.config.load import config_of
 from proxy.config.settings import quota_entries
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.sources.overlay import Change, format_overlay
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
+from quotas.sources.overlay import Change, Changed, format_overlay
 
 ENTRIES = """
 entries:
@@ -58,7 +58,7 @@ def test_a_whole_proxy_file_tells_each_virtual_cluster():
 def test_a_state_file_is_a_candidate_too(tmp_path):
     path = tmp_path / "state.json"
     key = QuotaKey(QuotaType.PRODUCE)
-    overlay = {Entity(user="a"): {key: Change(7.0, None)}, Entity(user="b"): {key: Change(None, 5.0)}}
+    overlay = {Entity(user="a"): Changed({key: Change(7.0, None)}), Entity(user="b"): Changed({key: Change(None, 5.0)})}
     path.write_bytes(format_overlay(overlay))
     rules = load_candidate(path).rules("main")
     assert rules is not None
@@ -169,11 +169,13 @@ def test_the_proxy_takes_the_same_entries(entries):
     if config is not None:
         read, expected = candidate.rules("main"), quota_entries(config.virtual_clusters[0])
         enforced = {
-            entity: {key.quota_type: limit for key, limit in limits.items() if not key.shadow}
-            for entity, limits in expected.items()
+            entity: {key.quota_type: limit for key, limit in entry.limits.items() if not key.shadow}
+            for entity, entry in expected.items()
         }
         assert dict(read.table) == {entity: limits for entity, limits in enforced.items() if limits}
-        assert read.shadows == sum(key.shadow for limits in expected.values() for key in limits)
+        of_cluster = {entity for entity, entry in expected.items() if entry.scope is Scope.CLUSTER and enforced[entity]}
+        assert set(read.table.of_cluster) == set(pickle.loads(pickle.dumps(read)).table.of_cluster) == of_cluster
+        assert read.shadows == sum(key.shadow for entry in expected.values() for key in entry.limits)
 
 
 def test_a_candidate_of_lists_and_mappings():

@@ -107,13 +107,14 @@ async def test_the_explanation_of_a_client_has_its_rule_what_it_beats_and_who_sh
         "quota": "producer_byte_rate",
         "unit": "bytes/s",
         "enforced": True,
-        "rule": {"entity": {"user": "alice"}, "level": 3, "limit": 100, "layer": "proxy.yaml"},
+        "rule": {"entity": {"user": "alice"}, "level": 3, "limit": 100, "layer": "proxy.yaml", "scope": "node"},
         "beaten": [
             {
                 "entity": {"client-id": None},
                 "level": 8,
                 "limit": 9,
                 "layer": "proxy.yaml",
+                "scope": "node",
                 "why": "level 3 comes before level 8",
             }
         ],
@@ -239,8 +240,8 @@ async def test_quotas_come_with_their_layers_in_parts(api):
         {
             "entity": {"user": "alice"},
             "limits": {
-                "producer_byte_rate": {"limit": 100, "layer": "proxy.yaml"},
-                "shadow_consumer_byte_rate": {"limit": 50, "layer": "state.json"},
+                "producer_byte_rate": {"limit": 100, "layer": "proxy.yaml", "scope": "node"},
+                "shadow_consumer_byte_rate": {"limit": 50, "layer": "state.json", "scope": "node"},
             },
         }
     ]

@@ -36,10 +36,11 @@ from proxy.config.settings import (
 )
 from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.relay.costs import SHIPPED, cost_kind
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import KIB, Cost, RequestCosts
 from quotas.sources.entries import EntitySettings, QuotaEntry, ThrottleConfig
+from quotas.sources.overlay import Entry
 
 NO_MONTH = f"month must be in 1..12{', not 99' if sys.version_info >= (3, 14) else ''}"
 ROOT = Path(__file__).parents[2]
@@ -70,8 +71,8 @@ def table_of(cluster):
     """The quotas of a cluster's entries that are enforced."""
     return QuotaTable(
         {
-            entity: {key.quota_type: limit for key, limit in limits.items() if not key.shadow}
-            for entity, limits in quota_entries(cluster).items()
+            entity: {key.quota_type: limit for key, limit in entry.limits.items() if not key.shadow}
+            for entity, entry in quota_entries(cluster).items()
         }
     )
 
@@ -349,18 +350,51 @@ def test_a_quota_that_makes_no_sense_is_refused(value, problem):
 
 def test_every_quota_of_every_entity_is_taken_with_its_shadow():
     both = {"request_percentage": 12.5, "shadow_controller_mutation_rate": 3, "shadow_producer_byte_rate": 9}
-    entries = [{"user": "a", **both}, {"ip": "::ffff:10.0.0.1", "connection_creation_rate": 0}, {"default_ip": True}]
+    entries = [
+        {"user": "a", "scope": "cluster", **both},
+        {"ip": "::ffff:10.0.0.1", "connection_creation_rate": 0},
+        {"default_ip": True},
+    ]
     entries[2]["shadow_connection_creation_rate"] = 5
     data = changed(cluster("quotas", "entries"), entries)
     assert quota_entries(config_of(data).virtual_clusters[0]) == {
-        Entity(user="a"): {
-            QuotaKey(QuotaType.REQUEST): 12.5,
-            QuotaKey(QuotaType.CONTROLLER_MUTATION, shadow=True): 3.0,
-            QuotaKey(QuotaType.PRODUCE, shadow=True): 9.0,
-        },
-        Entity(ip="10.0.0.1"): {QuotaKey(QuotaType.CONNECTION): 0.0},
-        Entity(ip=DEFAULT): {QuotaKey(QuotaType.CONNECTION, shadow=True): 5.0},
+        Entity(user="a"): Entry(
+            {
+                QuotaKey(QuotaType.REQUEST): 12.5,
+                QuotaKey(QuotaType.CONTROLLER_MUTATION, shadow=True): 3.0,
+                QuotaKey(QuotaType.PRODUCE, shadow=True): 9.0,
+            },
+            Scope.CLUSTER,
+        ),
+        Entity(ip="10.0.0.1"): Entry({QuotaKey(QuotaType.CONNECTION): 0.0}),
+        Entity(ip=DEFAULT): Entry({QuotaKey(QuotaType.CONNECTION, shadow=True): 5.0}),
     }
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        (
+            {"user": "a", "controller_mutation_rate": 3, "scope": "cluster"},
+            "scope of user=a: expected producer_byte_rate or consumer_byte_rate or request_percentage with it, "
+            "as other quotas are per cluster always",
+        ),
+        (
+            {"ip": "10.0.0.1", "connection_creation_rate": 3, "scope": "node"},
+            "scope of ip=10.0.0.1: expected producer_byte_rate or consumer_byte_rate or request_percentage with it, "
+            "as other quotas are per cluster always",
+        ),
+    ],
+)
+def test_a_scope_needs_a_quota_that_has_one(entry, problem):
+    with pytest.raises(ConfigErrors) as raised:
+        config_of(changed(cluster("quotas", "entries"), [entry]))
+    assert str(raised.value) == f"virtual_clusters[0].quotas.entries[0]: {problem}"
+
+
+def test_a_scope_is_node_or_cluster():
+    with pytest.raises(ConfigErrors, match=r"entries\[0\].scope: expected .*node.*cluster.*got 'all'"):
+        config_of(changed(cluster("quotas", "entries"), [{"user": "a", "producer_byte_rate": 3, "scope": "all"}]))
 
 
 QUOTAS = "virtual_clusters[0].quotas"

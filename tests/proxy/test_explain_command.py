@@ -307,7 +307,7 @@ async def test_a_token_bucket_is_shown_with_its_tokens(path):
     assert (
         "controller_mutation_rate: 2 partitions/s\n"
         "  by user=alice, level 3, of proxy.yaml\n"
-        "  measured together: all client-ids of user=alice\n"
+        "  measured together: all client-ids of user=alice, at all nodes together\n"
         "  all nodes: -8.0 of 22.0 tokens left, 1 throttle, 4.0 s in all, 1 refusal\n"
         "  throttled at node 1 at 2023-11-14T22:13:20.000Z for 4.0 s, still for 4.0 s: user='alice', client_id='etl'"
         " from 10.0.0.1, with -8.0 tokens\n"

@@ -11,11 +11,12 @@ from proxy.relay.actions import Decision
 from proxy.server.quota_store import QuotaStore
 from quotas.changes import Alteration, tables_of
 from quotas.client_quotas import KEYS_PER_STEP, ClientQuotaManager
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
 from quotas.sources import file
 from quotas.sources.file import FileSource
+from quotas.sources.overlay import Entry
 from tests.fakes.clock import FakeClock
 from tests.timeouts import TIMEOUT_S
 
@@ -24,11 +25,16 @@ EVERYBODY = Entity(client_id=DEFAULT)
 LOG = structlog.get_logger()
 
 
+def entries_of(quotas):
+    """What a file with these quotas says."""
+    return {entity: Entry(limits) for entity, limits in quotas.items()}
+
+
 class Bound:
     """A QuotaStore over a file with these entries, and sensors of some clients."""
 
     def __init__(self, state_file, entries, clients=0):
-        self.source = FileSource(entries, "proxy.yaml", state_file)
+        self.source = FileSource(entries_of(entries), "proxy.yaml", state_file)
         self.quota_manager = ClientQuotaManager(Sensors(2 * clients + 16), QuotaTable())
         self.problems = []
         self.book = QuotaStore("main", self.source, self.quota_manager, FakeClock(), self.problems.append)
@@ -69,9 +75,22 @@ async def test_what_is_altered_is_in_force_when_the_response_comes(state):
         assert bound.quota_manager.sensors.limit(bound.bind(1).produce) == 10.0
 
 
+async def test_a_changed_scope_is_put_in_force_and_logged(state):
+    async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=1) as bound:
+        before = bound.bind(0)
+        with capture_logs() as lines:
+            await asyncio.to_thread(bound.source.replace, {EVERYBODY: Entry({PRODUCE: 10.0}, Scope.CLUSTER)})
+            await bound.book.take_up()
+        [line] = [line for line in lines if line["event"] == "quota_changed"]
+        assert (line["old"], line["new"], line["scope"]) == (10.0, 10.0, "cluster")
+        assert bound.bind(0).produce != before.produce
+
+
 async def test_a_changed_file_is_put_in_force(state):
     async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=1) as bound:
-        await asyncio.to_thread(bound.source.replace, {EVERYBODY: {PRODUCE: 11.0}, Entity("v"): {PRODUCE: 1.0}})
+        await asyncio.to_thread(
+            bound.source.replace, entries_of({EVERYBODY: {PRODUCE: 11.0}, Entity("v"): {PRODUCE: 1.0}})
+        )
         await bound.book.take_up()
         assert bound.quota_manager.table == tables_of(bound.source.quotas).enforced
         assert bound.quota_manager.sensors.limit(bound.bind(0).produce) == 11.0
@@ -89,10 +108,10 @@ async def test_a_change_is_put_in_force_once_however_it_comes(monkeypatch, state
         if way == "the API":
             await bound.alter(Entity(client_id="c0"), 7.0)
         elif way == "the configuration":
-            await asyncio.to_thread(bound.source.replace, {EVERYBODY: {PRODUCE: 7.0}})
+            await asyncio.to_thread(bound.source.replace, entries_of({EVERYBODY: {PRODUCE: 7.0}}))
             await bound.book.take_up()
         else:
-            other = FileSource({EVERYBODY: {PRODUCE: 10.0}}, "proxy.yaml", state)
+            other = FileSource(entries_of({EVERYBODY: {PRODUCE: 10.0}}), "proxy.yaml", state)
             await asyncio.to_thread(other.alter, [Alteration(Entity(client_id="c0"), {PRODUCE: 7.0})])
         await asyncio.sleep(0.2)
         assert bound.quota_manager.sensors.limit(bound.bind(0).produce) == 7.0
@@ -158,7 +177,7 @@ async def test_each_change_of_the_source_has_a_log_line_but_the_first_quotas_hav
     with capture_logs() as logs:
         async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}, Entity("v"): {PRODUCE: 1.0}}) as bound:
             assert audited(logs) == []
-            changed = {EVERYBODY: {PRODUCE: 10.0}, Entity("u"): {PRODUCE: 3.0}}
+            changed = entries_of({EVERYBODY: {PRODUCE: 10.0}, Entity("u"): {PRODUCE: 3.0}})
             await asyncio.to_thread(bound.source.replace, changed)
             await bound.book.take_up()
             lines = [(line["entity"], line["quota"], line["old"], line["new"], line["layer"]) for line in audited(logs)]
@@ -195,7 +214,9 @@ async def test_a_change_through_the_api_has_one_log_line_with_the_client(state):
 async def test_of_very_many_changes_the_first_hundred_are_listed(state):
     with capture_logs() as logs:
         async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}) as bound:
-            await asyncio.to_thread(bound.source.replace, {Entity(f"u{i}"): {PRODUCE: 1.0} for i in range(10_000)})
+            await asyncio.to_thread(
+                bound.source.replace, {Entity(f"u{i}"): Entry({PRODUCE: 1.0}) for i in range(10_000)}
+            )
             await bound.book.take_up()
     lines = audited(logs)
     assert [line["event"] for line in lines] == ["quota_changed"] * 100 + ["quota_changes_unlisted"]

@@ -78,6 +78,36 @@ def test_a_quota_that_is_set_stands_over_the_file_until_it_is_unset(path):
     assert "request_percentage" not in out
 
 
+def test_a_scope_is_set_shown_kept_and_unset(path):
+    shown = "  scope                      cluster  all nodes share each byte rate and request percentage\n"
+    status, out, err = quotas(path, "set", "--user", "alice", "--scope", "cluster")
+    assert (status, err) == (0, "")
+    assert out == (
+        "user=alice\n"
+        "  producer_byte_rate            1000  proxy.yaml\n"
+        "  shadow_consumer_byte_rate        9  proxy.yaml\n" + shown
+    )
+    assert shown in quotas(path, "set", "--user", "alice", "producer_byte_rate=5")[1]
+    assert shown in quotas(path, "describe", "--user", "alice")[1]
+    form = json.loads(quotas(path, "describe", "--user", "alice", "--json")[1])["virtual_clusters"][0]
+    assert {limit["scope"] for limit in form["quotas"][0]["limits"].values()} == {"cluster"}
+    status, out, err = quotas(path, "unset", "--user", "alice", "scope", "producer_byte_rate")
+    assert (status, "scope" in out, err) == (0, False, "")
+
+
+def test_a_scope_needs_a_quota_that_has_one(path):
+    status, out, err = quotas(path, "set", "--user", "bob", "--scope", "cluster", "controller_mutation_rate=5")
+    assert (status, out) == (1, "")
+    assert err.startswith("scope of user=bob: expected producer_byte_rate or consumer_byte_rate")
+    assert quotas(path, "set", "--user", "bob")[::2] == (2, "expected KEY=VALUE or --scope, got nothing\n")
+
+
+def test_the_scope_in_the_operators_file_is_not_unset(path):
+    path.write_text(path.read_text().replace("{user: alice, ", "{user: alice, scope: cluster, "))
+    status, _, err = quotas(path, "unset", "--user", "alice", "scope")
+    assert (status, err) == (1, "scope of user=alice: set in proxy.yaml itself, remove it there\n")
+
+
 def test_shadow_quotas_and_every_kind_of_entity_can_be_set(path):
     for entity in (
         ["--default-user"],
@@ -91,8 +121,8 @@ def test_shadow_quotas_and_every_kind_of_entity_can_be_set(path):
     _, out, _ = quotas(path, "describe", "--json")
     [cluster] = json.loads(out)["virtual_clusters"]
     reported = [(entry["entity"], entry["limits"]) for entry in cluster["quotas"]]
-    shadow = {"shadow_producer_byte_rate": {"limit": 7, "layer": "state-main.json"}}
-    ban = {"connection_creation_rate": {"limit": 0, "layer": "state-main.json"}}
+    shadow = {"shadow_producer_byte_rate": {"limit": 7, "layer": "state-main.json", "scope": "node"}}
+    ban = {"connection_creation_rate": {"limit": 0, "layer": "state-main.json", "scope": "cluster"}}
     for expected in [
         ({"user": None}, shadow),
         ({"client-id": None}, shadow),

@@ -1,11 +1,13 @@
 """Which sensor measures a client, and what a change of quotas does to sensors in use."""
 
 from quotas.client_quotas import IDLE_MS, WHOLE_CLUSTER, ClientQuotaManager
-from quotas.entities import DEFAULT, Entity, QuotaType
+from quotas.entities import DEFAULT, Entity, QuotaType, Scope
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
 
 PRODUCE, FETCH, MUTATION = QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.CONTROLLER_MUTATION
+REQUEST = QuotaType.REQUEST
+ALICE = Entity("alice")
 INT32_MAX = 2**31 - 1
 
 
@@ -199,6 +201,95 @@ def test_all_nodes_share_the_bucket_of_controller_mutations():
     assert {key.node_id for key, _ in made.bucket_readings(0)} == {WHOLE_CLUSTER}
     assert not list(made.readings(0))
     assert one.produce is one.shadow_mutation is None
+
+
+def of_cluster(quota_type=PRODUCE, entity=ALICE):
+    return QuotaTable({entity: {quota_type: 100.0}}, {entity})
+
+
+def test_all_nodes_share_a_sensor_of_a_quota_with_the_scope_cluster():
+    for quota_type in (PRODUCE, FETCH, REQUEST):
+        made = quota_manager(quotas=of_cluster(quota_type))
+        one, two = made.bind("main", 1, "alice", "c", 0), made.bind("main", 2, "alice", "c", 0)
+        handles = [getattr(sensors, quota_type.name.lower()) for sensors in (one, two)]
+        assert handles[0] == handles[1] is not None
+        assert [key.node_id for key, _ in made.readings(0)] == [WHOLE_CLUSTER]
+    assert one.costs is not two.costs
+
+
+def test_the_scope_is_that_of_the_quota_that_binds():
+    quotas = QuotaTable({Entity(DEFAULT): {PRODUCE: 9.0, MUTATION: 1.0}, ALICE: {PRODUCE: 5.0}}, {Entity(DEFAULT)})
+    made = ClientQuotaManager(Sensors(64), quotas, QuotaTable({ALICE: {FETCH: 1.0}}, {ALICE}))
+    for user, node_ids in (("alice", {1, 2}), ("bob", {WHOLE_CLUSTER})):
+        for node_id in (1, 2):
+            made.bind("main", node_id, user, "c", 0)
+        found = {key.node_id for key, _ in made.readings(0) if key.tags.user == user and not key.shadow}
+        assert found == node_ids
+    assert {key.node_id for key, _ in made.readings(0) if key.shadow} == {WHOLE_CLUSTER}
+    assert [quotas.scope_of(t, ALICE) for t in (PRODUCE, MUTATION)] == [Scope.NODE, Scope.CLUSTER]
+
+
+def test_a_changed_scope_binds_clients_anew_and_closes_the_old_sensors_when_their_window_is_empty():
+    made = quota_manager(quotas=table(100.0, entity=ALICE))
+    before = [made.bind("main", node_id, "alice", "c", 0) for node_id in (1, 2)]
+    others = made.bind("main", 1, "bob", "c", 0)
+    made.sensors.charge(before[0].produce, 10, 0)
+    made.replace(of_cluster(), 0, changed=[ALICE])
+    assert not any(map(made.renews, before))
+    assert made.renews(others)
+    shared = made.bind("main", 2, "alice", "c", 0).produce
+    assert shared not in (before[0].produce, before[1].produce)
+    made.expire(11_000)
+    assert made.sensors.used == 4
+    made.sensors.charge(shared, 1, 11_001)
+    made.expire(11_001)
+    assert [key.node_id for key, _ in made.readings(0) if key.tags.user == "alice"] == [WHOLE_CLUSTER]
+
+
+def changed_scope(made, scope, now_ms):
+    quotas = of_cluster() if scope is Scope.CLUSTER else table(100.0, entity=ALICE)
+    made.replace(quotas, now_ms, changed=[ALICE])
+
+
+def test_a_change_to_one_limit_over_all_nodes_adds_up_what_was_used_at_each():
+    made = quota_manager(quotas=table(100.0, entity=ALICE))
+    for node_id, used in ((1, 600), (2, 300)):
+        made.sensors.charge(made.bind("main", node_id, "alice", "c", 0).produce, used, 0)
+    changed_scope(made, Scope.CLUSTER, 500)
+    shared = made.bind("main", 3, "alice", "c", 500).produce
+    assert (sum(made.sensors.history(shared, 500)), made.sensors.total(shared)) == (900.0, 0.0)
+    assert made.sensors.charge(shared, 90, 500) == 0
+    assert made.sensors.charge(shared, 60, 500) > 0
+    made.expire(11_501)
+    assert {key.node_id for key in made.sensor_keys} == {WHOLE_CLUSTER}
+
+
+def test_a_change_to_a_limit_at_each_node_lets_none_begin_anew():
+    made = quota_manager(quotas=of_cluster())
+    made.sensors.charge(made.bind("main", 1, "alice", "c", 0).produce, 1000, 0)
+    changed_scope(made, Scope.NODE, 500)
+    at_nodes = [made.bind("main", node_id, "alice", "c", 500).produce for node_id in (1, 2)]
+    assert [made.sensors.charge(handle, 1, 500) > 0 for handle in at_nodes] == [True, True]
+    made.expire(11_501)
+    assert {key.node_id for key in made.sensor_keys} == {1, 2}
+
+
+def test_a_debt_outlives_a_change_of_scope():
+    made = ClientQuotaManager(Sensors(64, max_throttle_ms=1000), table(100.0, entity=ALICE))
+    made.sensors.charge(made.bind("main", 1, "alice", "c", 0).produce, 4000, 0)
+    changed_scope(made, Scope.CLUSTER, 500)
+    shared = made.bind("main", 1, "alice", "c", 500).produce
+    made.sensors.charge(shared, 0, 500)
+    assert made.sensors.reading(shared, 500).debt_ms > 20_000
+
+
+def test_newcomers_of_a_default_with_the_scope_cluster_share_one_sensor_for_all_nodes():
+    made = quota_manager(4, of_cluster(entity=Entity(DEFAULT)))
+    for i in range(3):
+        made.bind("main", 1, f"u{i}", "c", 0)
+    shared = [made.bind("main", node_id, f"v{node_id}", "c", 0).produce for node_id in (1, 2)]
+    assert shared[0] == shared[1]
+    assert len(made.sensor_keys) == 4
 
 
 def test_a_bucket_keeps_its_tokens_when_its_limit_changes_or_is_removed():

@@ -5,7 +5,7 @@ from itertools import chain, combinations
 import pytest
 
 from quotas.changes import Limit, Tables, tables_of
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, SensorTags
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope, SensorTags
 from quotas.explain import Client, Precedence, always_beaten_by, explain, level_of
 from quotas.quota_table import QuotaTable
 
@@ -96,8 +96,10 @@ def test_a_rule_has_its_level_its_layer_and_the_clients_that_share_it():
         Entity(client_id="etl"): {PRODUCE: Limit(10.0, "proxy.yaml")},
     }
     found = explained(quotas, Client("alice", "etl"))
-    assert found.rule == (Entity("alice"), 3, 5000.0, "state.yaml")
-    assert found.beaten == (((Entity(client_id="etl"), 7, 10.0, "proxy.yaml"), "level 3 comes before level 7"),)
+    assert found.rule == (Entity("alice"), 3, 5000.0, "state.yaml", Scope.NODE)
+    assert found.beaten == (
+        ((Entity(client_id="etl"), 7, 10.0, "proxy.yaml", Scope.NODE), "level 3 comes before level 7"),
+    )
     assert found.tags == SensorTags("alice", "")
     assert found.shared_by == "all client-ids of user=alice, at each node by itself"
     assert found.notes == ()
@@ -118,7 +120,10 @@ def test_the_clients_that_are_measured_together(entity, client, shared_by):
 
 def test_partitions_are_counted_for_the_cluster_as_a_whole():
     key = QuotaKey(QuotaType.CONTROLLER_MUTATION)
-    assert explained(quotas_of(Entity("a"), key=key), Client("a", "b"), key).shared_by == "all client-ids of user=a"
+    assert (
+        explained(quotas_of(Entity("a"), key=key), Client("a", "b"), key).shared_by
+        == "all client-ids of user=a, at all nodes together"
+    )
 
 
 def test_the_explanation_of_an_empty_client_id_says_why_a_default_does_not_cover_it():
@@ -199,3 +204,9 @@ def test_until_the_quotas_are_known_only_what_has_been_read_of_them_is_explained
     assert found[0] == explained(quotas, Client("alice", "etl"))
     assert {one.key.quota_type for one in found} == set(QuotaType)
     assert {one.notes for one in found[1:]} == {("the source of the quotas has not been read yet",)}
+
+
+def test_who_shares_a_quota_depends_on_its_scope():
+    quotas = {Entity("alice"): {PRODUCE: Limit(1.0, "x", Scope.CLUSTER)}}
+    found = explained(quotas, Client("alice", "etl"))
+    assert (found.rule.scope, found.shared_by) == (Scope.CLUSTER, "all client-ids of user=alice, at all nodes together")

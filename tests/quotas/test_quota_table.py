@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaType, SensorTags
+from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaType, Scope, SensorTags
 from quotas.limits import UNLIMITED
 from quotas.quota_table import QuotaTable
 
@@ -125,3 +125,14 @@ def test_connection_rates_are_found_by_address_and_follow_changes():
         {},
     )
     assert QuotaTable({}).connection_rates == (None, {}, {})
+
+
+def test_a_scope_is_changed_with_the_quotas_of_its_entity_and_goes_with_them():
+    alice, bob = Entity("alice"), Entity("bob")
+    first = QuotaTable({alice: {PRODUCE: 1.0}, bob: {PRODUCE: 1.0}}, {alice})
+    assert set(first.of_cluster) == {alice}
+    both = first.changed({bob: {PRODUCE: 2.0}}, {bob})
+    assert set(both.succeeding(first).of_cluster) == {alice, bob}
+    assert set(both.changed({alice: {PRODUCE: 1.0}}).of_cluster) == {bob}
+    assert set(both.changed({bob: {}}, {bob}).of_cluster) == set(first.of_cluster) == {alice}
+    assert both.scope_of(PRODUCE, None) is Scope.NODE

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quotas.changes import Limit
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType
+from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, Scope
 from quotas.sources.znodes import (
     Create,
     Delete,
@@ -40,6 +40,7 @@ ALICE = Entity(user="alice")
 PRODUCE, FETCH, REQUEST = (QuotaKey(t) for t in (QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.REQUEST))
 SHADOW_PRODUCE = QuotaKey(QuotaType.PRODUCE, shadow=True)
 CONNECTION = QuotaKey(QuotaType.CONNECTION)
+MUTATION = QuotaKey(QuotaType.CONTROLLER_MUTATION)
 
 
 def node(**config):
@@ -224,19 +225,50 @@ def test_a_node_is_read_with_kafkas_keys_and_our_own():
         b'{"version":1,"config":{"producer_byte_rate":"1024","request_percentage":"12.3",'
         b'"shadow_producer_byte_rate":"2048"}}'
     )
-    assert content_of(ALICE, data) == ({PRODUCE: 1024.0, REQUEST: 12.3, SHADOW_PRODUCE: 2048.0}, ())
+    assert content_of(ALICE, data) == ({PRODUCE: 1024.0, REQUEST: 12.3, SHADOW_PRODUCE: 2048.0}, (), Scope.NODE)
 
 
 def test_secrets_and_unknown_keys_are_no_quotas():
     data = written(
-        {"SCRAM-SHA-256": "salt=x", "connection_creation_rate": "3", "scope": "cluster", "consumer_byte_rate": "5"}
+        {"SCRAM-SHA-256": "salt=x", "connection_creation_rate": "3", "window": "9", "consumer_byte_rate": "5"}
     )
-    assert content_of(ALICE, data) == ({FETCH: 5.0}, ("connection_creation_rate", "scope"))
+    assert content_of(ALICE, data) == ({FETCH: 5.0}, ("connection_creation_rate", "window"), Scope.NODE)
     assert content_of(Entity(ip="10.0.0.1"), node(connection_creation_rate="0")).limits == {CONNECTION: 0.0}
 
 
 def test_a_node_without_data_says_nothing():
-    assert content_of(ALICE, b"") == content_of(ALICE, written({})) == ({}, ())
+    assert content_of(ALICE, b"") == content_of(ALICE, written({})) == ({}, (), Scope.NODE)
+
+
+def test_a_node_has_one_scope_which_needs_a_quota_that_has_one():
+    assert content_of(ALICE, node(producer_byte_rate="5", scope="cluster")) == ({PRODUCE: 5.0}, (), Scope.CLUSTER)
+    assert content_of(ALICE, node(controller_mutation_rate="5", scope="cluster")).unknown == ("scope",)
+    assert content_of(Entity(ip="10.0.0.1"), node(connection_creation_rate="5", scope="node")).unknown == ("scope",)
+    with pytest.raises(InvalidQuota, match="expected scope to be node or cluster, got 'all'"):
+        content_of(ALICE, node(producer_byte_rate="5", scope="all"))
+
+
+def test_a_changed_limit_keeps_the_scope_of_a_node_and_the_last_one_takes_it_along():
+    scoped = node(producer_byte_rate="5", scope="cluster")
+    assert rewritten(scoped, {PRODUCE: 6.0}) == node(producer_byte_rate="6", scope="cluster")
+    assert rewritten(scoped, {PRODUCE: None, FETCH: 1.0}) == node(scope="cluster", consumer_byte_rate="1")
+    assert rewritten(scoped, {PRODUCE: None}) == b""
+    assert rewritten(node(producer_byte_rate="5"), {}, Scope.CLUSTER) == scoped
+    assert rewritten(scoped, {}, Scope.NODE) == node(producer_byte_rate="5")
+
+
+def test_the_scope_of_a_node_is_in_its_limits_and_survives_nonsense():
+    nodes = EntityNodes("/config")
+    nodes.take("users/alice", node(producer_byte_rate="5", controller_mutation_rate="2", scope="cluster"))
+    layer = "/config/users/alice"
+    in_force = {PRODUCE: Limit(5.0, layer, Scope.CLUSTER), MUTATION: Limit(2.0, layer)}
+    assert nodes.quotas == {ALICE: in_force}
+    nodes.take("users/alice", b"oops")
+    assert nodes.quotas == {ALICE: in_force}
+    written_anew = nodes.changes_to("users/alice", b"oops", {PRODUCE: 6.0})
+    assert content_of(ALICE, written_anew) == ({PRODUCE: 6.0, MUTATION: 2.0}, (), Scope.CLUSTER)
+    with pytest.raises(InvalidQuota, match="scope of user=alice: expected producer_byte_rate or"):
+        nodes.changes_to("users/alice", b"", {MUTATION: 1.0}, Scope.CLUSTER)
 
 
 BAD = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from proxy.decisions.client_ids import measured_client_id
-from proxy.observe.explained import Observed, Origin, explained_form, number, time_form
+from proxy.observe.explained import Observed, Origin, explained_form, limit_form, number, time_form
 from proxy.observe.forms import (
     ChangeForm,
     OperationForm,
@@ -129,6 +129,7 @@ class _PastQuotas:
                     "old": None if old is None else number(old.value),
                     "new": None if new is None else number(new.value),
                     "layer": None if new is None else new.layer,
+                    "scope": None if new is None else limit_form(key, new)["scope"],
                 }
 
 

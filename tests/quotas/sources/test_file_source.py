@@ -19,11 +19,12 @@ from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailab
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources import file as file_source
 from quotas.sources.file import FileSource
+from quotas.sources.overlay import Entry
 
 ROOT = Path(__file__).parents[3]
 ALICE, BOB = Entity("alice"), Entity("bob")
 PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
-FILE = {ALICE: {PRODUCE: 10.0, FETCH: 20.0}}
+FILE = {ALICE: Entry({PRODUCE: 10.0, FETCH: 20.0})}
 SET_BOB = Alteration(BOB, {PRODUCE: 7.0})
 WAIT_S = 30.0
 
@@ -137,7 +138,7 @@ def test_what_is_unset_follows_the_file_again(watched):
 
 def test_the_operators_file_is_read_below_the_overlay_and_an_edit_without_effect_is_reported(watched):
     altered(watched.source, Alteration(ALICE, {PRODUCE: 1.0}))
-    watched.source.replace({ALICE: {PRODUCE: 11.0, FETCH: 22.0}})
+    watched.source.replace({ALICE: Entry({PRODUCE: 11.0, FETCH: 22.0})})
     assert watched.source.quotas == {ALICE: {PRODUCE: Limit(1.0, "state.json"), FETCH: Limit(22.0, "proxy.yaml")}}
     assert watched.source.problems == {
         "user=alice: producer_byte_rate": "11 in proxy.yaml now, and 1 in state.json, "
@@ -150,7 +151,7 @@ def test_the_operators_file_is_read_below_the_overlay_and_an_edit_without_effect
 
 def test_an_edit_while_no_proxy_ran_is_reported_at_the_next_start(watched, state):
     altered(watched.source, Alteration(ALICE, {PRODUCE: 1.0}))
-    source = FileSource({ALICE: {PRODUCE: 11.0}}, "proxy.yaml", state)
+    source = FileSource({ALICE: Entry({PRODUCE: 11.0})}, "proxy.yaml", state)
     source.start(lambda: None)
     assert list(source.problems) == ["user=alice: producer_byte_rate"]
     source.stop()
@@ -158,7 +159,7 @@ def test_an_edit_while_no_proxy_ran_is_reported_at_the_next_start(watched, state
 
 def test_the_same_entries_again_change_nothing(watched):
     before = watched.source.quotas
-    watched.source.replace({ALICE: dict(FILE[ALICE])})
+    watched.source.replace({ALICE: Entry(dict(FILE[ALICE].limits))})
     assert watched.source.quotas is before
 
 

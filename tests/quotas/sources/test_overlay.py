@@ -7,13 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.changes import Alteration, Limit
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType
+from quotas.changes import Alteration, AlterationRefused, Limit
+from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, Scope
 from quotas.limits import valid_limit
 from quotas.sources.overlay import (
     Change,
+    Changed,
     DamagedOverlay,
+    Entry,
     Layers,
+    ScopeChange,
     altered,
     format_overlay,
     parse_overlay,
@@ -22,7 +25,7 @@ from quotas.sources.overlay import (
 
 ALICE, BOB = Entity("alice"), Entity("bob")
 PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
-FILE = {ALICE: {PRODUCE: 10.0, FETCH: 20.0}}
+FILE = {ALICE: Entry({PRODUCE: 10.0, FETCH: 20.0})}
 
 names = st.one_of(st.none(), st.just(DEFAULT), st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 keys = st.builds(QuotaKey, st.sampled_from(QuotaType), st.booleans())
@@ -52,7 +55,8 @@ def overlays(draw):
         except InvalidQuota:
             continue
         if changes:
-            overlay[entity] = {key: Change(*limits) for key, limits in changes.items()}
+            scope = draw(st.none() | st.builds(ScopeChange, st.sampled_from(Scope), st.sampled_from(Scope)))
+            overlay[entity] = Changed({key: Change(*limits) for key, limits in changes.items()}, scope)
     return overlay
 
 
@@ -73,13 +77,13 @@ def test_a_limit_that_is_set_stands_over_the_file_key_by_key():
 
 def test_a_limit_that_is_set_to_what_the_file_says_no_longer_follows_the_file():
     overlay = after({}, ALICE, producer_byte_rate=10)
-    assert layered({ALICE: {PRODUCE: 99.0}}, overlay)[ALICE][PRODUCE] == Limit(10.0, "state")
+    assert layered({ALICE: Entry({PRODUCE: 99.0})}, overlay)[ALICE][PRODUCE] == Limit(10.0, "state")
 
 
 def test_a_removal_hides_what_the_file_says_also_after_an_edit():
     overlay = after({}, ALICE, producer_byte_rate=None)
     assert layered(FILE, overlay) == {ALICE: {FETCH: Limit(20.0, "file")}}
-    assert PRODUCE not in layered({ALICE: {PRODUCE: 11.0, FETCH: 20.0}}, overlay)[ALICE]
+    assert PRODUCE not in layered({ALICE: Entry({PRODUCE: 11.0, FETCH: 20.0})}, overlay)[ALICE]
 
 
 def test_an_entity_all_of_whose_keys_are_removed_is_not_there():
@@ -93,36 +97,91 @@ def test_a_removal_of_what_the_file_does_not_set_leaves_no_trace():
 
 def test_what_is_unset_follows_the_file_again():
     for overlay in (after({}, ALICE, producer_byte_rate=5), after({}, ALICE, producer_byte_rate=None)):
-        assert reverted(overlay, ALICE, [PRODUCE, FETCH]) == {}
-        assert reverted(overlay, ALICE, [FETCH]) == reverted(overlay, BOB, [PRODUCE]) == overlay
+        assert reverted(overlay, FILE, ALICE, [PRODUCE, FETCH]) == {}
+        assert reverted(overlay, FILE, ALICE, [FETCH]) == reverted(overlay, FILE, BOB, [PRODUCE]) == overlay
 
 
 def test_nothing_that_was_given_is_changed():
-    overlay = {ALICE: {PRODUCE: Change(1.0, None)}}
+    overlay = {ALICE: Changed({PRODUCE: Change(1.0, None)})}
     after(overlay, ALICE, producer_byte_rate=2, consumer_byte_rate=3)
-    reverted(overlay, ALICE, [PRODUCE])
+    reverted(overlay, FILE, ALICE, [PRODUCE])
     layered(FILE, overlay)
-    assert (overlay, FILE) == ({ALICE: {PRODUCE: Change(1.0, None)}}, {ALICE: {PRODUCE: 10.0, FETCH: 20.0}})
+    assert (overlay, FILE) == (
+        {ALICE: Changed({PRODUCE: Change(1.0, None)})},
+        {ALICE: Entry({PRODUCE: 10.0, FETCH: 20.0})},
+    )
 
 
 def test_an_edit_of_an_overlaid_key_is_reported_until_it_agrees_or_the_key_is_set_again():
     overlay = after({}, ALICE, producer_byte_rate=5)
     assert edits(FILE, "file", overlay, "state") == {}
-    edited = {ALICE: {PRODUCE: 11.0}}
+    edited = {ALICE: Entry({PRODUCE: 11.0})}
     [(place, problem)] = edits(edited, "file", overlay, "state").items()
     assert place == "user=alice: producer_byte_rate"
     assert problem == ("11 in file now, and 5 in state, which stands over it until `kafka-throttle quotas unset`")
     assert "not set in file now" in edits({}, "file", overlay, "state")[place]
-    assert edits({ALICE: {PRODUCE: 5.0}}, "file", overlay, "state") == {}
+    assert edits({ALICE: Entry({PRODUCE: 5.0})}, "file", overlay, "state") == {}
     anew = altered(overlay, edited, [Alteration(ALICE, {PRODUCE: 5.0})])
     assert edits(edited, "file", anew, "state") == {}
 
 
 def test_an_edit_of_a_removed_key_is_reported():
     overlay = after({}, ALICE, producer_byte_rate=None)
-    [problem] = edits({ALICE: {PRODUCE: 11.0}}, "file", overlay, "state").values()
+    [problem] = edits({ALICE: Entry({PRODUCE: 11.0})}, "file", overlay, "state").values()
     assert problem.startswith("11 in file now, and not set in state")
     assert edits({}, "file", overlay, "state") == {}
+
+
+CLUSTER = Scope.CLUSTER
+
+
+def scoped(overlay, entries, scope, **limits):
+    changes = {QuotaKey.parse(key): limit for key, limit in limits.items()}
+    return altered(overlay, entries, [Alteration(ALICE, changes, scope)])
+
+
+def test_a_scope_is_that_of_all_quotas_of_the_entity_that_have_one_from_either_layer():
+    mutations = QuotaKey(QuotaType.CONTROLLER_MUTATION)
+    entries = {ALICE: Entry({PRODUCE: 10.0, mutations: 3.0}, CLUSTER)}
+    overlay = scoped({}, entries, None, consumer_byte_rate=5)
+    assert layered(entries, overlay) == {
+        ALICE: {
+            PRODUCE: Limit(10.0, "file", CLUSTER),
+            FETCH: Limit(5.0, "state", CLUSTER),
+            mutations: Limit(3.0, "file"),
+        }
+    }
+    overlay = scoped({}, FILE, CLUSTER)
+    assert layered(FILE, overlay) == {
+        ALICE: {key: Limit(FILE[ALICE].limits[key], "file", CLUSTER) for key in (PRODUCE, FETCH)}
+    }
+
+
+def test_setting_a_limit_keeps_the_scope_and_removing_the_last_removes_it():
+    overlay = scoped({}, {}, CLUSTER, producer_byte_rate=5, controller_mutation_rate=1)
+    overlay = scoped(overlay, {}, None, producer_byte_rate=6)
+    assert layered({}, overlay)[ALICE][PRODUCE] == Limit(6.0, "state", CLUSTER)
+    assert parse_overlay(format_overlay(overlay)) == overlay
+    for gone in (
+        scoped(overlay, {}, None, producer_byte_rate=None),
+        reverted(overlay, {}, ALICE, [PRODUCE]),
+    ):
+        assert layered({}, scoped(gone, {}, None, producer_byte_rate=7))[ALICE][PRODUCE] == Limit(7.0, "state")
+
+
+def test_a_scope_that_is_unset_follows_the_file_again_and_an_edit_of_it_in_vain_is_reported():
+    overlay = scoped({}, FILE, CLUSTER)
+    assert reverted(overlay, FILE, ALICE, [], scope=True) == {}
+    of_cluster = {ALICE: FILE[ALICE]._replace(scope=CLUSTER)}
+    assert edits(FILE, "file", overlay, "state") == edits(of_cluster, "file", overlay, "state") == {}
+    overlay = scoped({}, of_cluster, CLUSTER)
+    [(place, problem)] = edits(FILE, "file", overlay, "state").items()
+    assert (place, problem[:39]) == ("user=alice: scope", "node in file now, and cluster in state,")
+
+
+def test_a_scope_needs_a_quota_that_has_one():
+    with pytest.raises(AlterationRefused, match="scope of user=alice: expected producer_byte_rate or"):
+        scoped({}, {}, CLUSTER, controller_mutation_rate=1)
 
 
 @given(overlays())
@@ -131,8 +190,8 @@ def test_what_is_written_is_read_again(overlay):
 
 
 def test_each_entity_has_a_line():
-    overlay = {Entity(DEFAULT, "c"): {PRODUCE: Change(1.5e6, None)}, Entity(ip="::1"): {}}
-    lines = format_overlay({e: c for e, c in overlay.items() if c}).decode().splitlines()
+    overlay = {Entity(DEFAULT, "c"): Changed({PRODUCE: Change(1.5e6, None)})}
+    lines = format_overlay(overlay).decode().splitlines()
     assert lines == [
         '{"version": 1, "overlay": [',
         ' {"entity": {"user": null, "client-id": "c"}, '
@@ -178,6 +237,11 @@ def entry(entity={"user": "alice"}, key="producer_byte_rate", limit=5, over=None
         (damaged([entry()]).replace(b" 5,", b" NaN,"), "expected a number, got NaN"),
         (damaged([entry()]).replace(b" 5,", b" 1e999,"), "expected a whole number from 1 to 2^63-1, got inf"),
         (damaged([{"entity": {"user": "a"}, "limits": {"producer_byte_rate": 5}}]), "expected an object with limit"),
+        (damaged([entry() | {"scope": "cluster"}]), "overlay[0]: scope: expected an object with over and scope"),
+        (
+            damaged([entry() | {"scope": {"scope": "all", "over": "node"}}]),
+            "overlay[0]: scope: expected node or cluster, got 'all'",
+        ),
         (damaged([{"entity": ["user"], "limits": {}}]), "overlay[0]: entity, limits: expected an object for each"),
     ],
 )
