@@ -15,6 +15,7 @@ from quotas.request_costs import NodeCosts, RequestCosts
 from quotas.sensors.rows import Rows
 from quotas.sensors.token_buckets import BucketReading, TokenBuckets
 from quotas.sensors.windowed_rate import SensorReading, Sensors
+from quotas.shares.moves import WAITS_MS
 
 IDLE_MS: Final = 3_600_000
 """A sensor that is unused for longer is closed, as in a broker."""
@@ -33,9 +34,6 @@ _LOOKED_AT_FOR_ROOM: Final = 512
 _TOUCHED_KEPT: Final = 10_000
 
 _MAX_CLIENT_IDS: Final = 10_000
-
-WAITS_MS: Final = 1_000
-"""The largest throttle time of a sensor whose share of the limit is about to grow."""
 
 NO_CEILING_BYTES: Final = 2**31 - 1
 
@@ -385,13 +383,17 @@ class ClientQuotaManager:
         """Enforce `share` times the limit of the tables from the next charge of this sensor on.
 
         The sensor keeps the part `keep` of its history, and gets `gain` in addition: seconds of the whole limit by age
-        in windows. With `waits` its single throttles are cut to WAITS_MS; the rest is owed. Does nothing if the sensor
-        is not open or has no limit. Raises ValueError if the share is not above 0.
+        in windows. With `waits` its single throttles are cut to WAITS_MS; the rest is owed. A sensor that is not open
+        is opened if it gains, because its share has been used elsewhere. Does nothing if there is no limit. Raises
+        ValueError if the share is not above 0.
         """
         if not share > 0:
             raise ValueError(f"expected a share above 0 of {key}, got {share}")
-        handle, limit = self._handles.get(key), self._limit(key)
-        if handle is None or limit is None or limit >= UNLIMITED:
+        limit = self._limit(key)
+        if limit is None or limit >= UNLIMITED:
+            return
+        handle = self._adopted(key, now_ms) if any(gain) else self._handles.get(key)
+        if handle is None:
             return
         rows, enforced = self._rows_of(key), limit * share
         was_bytes = self._ceiling_bytes(rows.limit(handle))
@@ -400,15 +402,6 @@ class ClientQuotaManager:
         if key.quota_type is QuotaType.FETCH and not key.shadow and self._ceiling_bytes(enforced) != was_bytes:
             self._touch_clients_with(key)
             self.version += 1
-
-    def resharing(self, now_ms: int) -> Iterator[None]:
-        """Set the limits of all sensors to what `share_of` says now, in steps of a few ms. Their history stays."""
-        for keys in _batches(list(self._handles)):
-            for key in keys:
-                share = 1.0 if self.share_of is None else self.share_of(key)
-                waits = self.waits_of is not None and self.waits_of(key)
-                self.reshare(key, share, 1.0, (), waits, now_ms)
-            yield
 
     def share_history(self, key: SensorKey, now_ms: int) -> tuple[float, float, tuple[float, ...]] | None:
         """What a sensor has recorded in total, its limit by the tables, and its history, in units by age in windows.
@@ -425,16 +418,18 @@ class ClientQuotaManager:
         """Note from now on which sensors throttle or refuse, for `take_pressed`."""
         self._pressable = {(self._rows_of(key), handle): key for key, handle in self._handles.items()}
         for rows in self._rows.values():
-            rows.pressed = set()
+            rows.pressed = {}
 
-    def take_pressed(self) -> list[SensorKey]:
-        """The sensors that have throttled or refused since the last call."""
-        if self._pressable is None:
-            return []
-        pressed: list[SensorKey] = []
+    def take_pressed(self) -> dict[SensorKey, int]:
+        """The sensors that have throttled or refused since the last call, each with the end of the latest throttle."""
+        pressed: dict[SensorKey, int] = {}
         for rows in dict.fromkeys(self._rows.values()):
-            handles, rows.pressed = rows.pressed or set(), set()
-            pressed += [self._pressable[rows, handle] for handle in handles if (rows, handle) in self._pressable]
+            handles = rows.pressed or {}
+            rows.pressed = {}
+            for handle, until_ms in handles.items():
+                key = None if self._pressable is None else self._pressable.get((rows, handle))
+                if key is not None:
+                    pressed[key] = until_ms
         return pressed
 
     def set_caps(self, max_throttle_ms: int, max_debt_ms: int) -> None:

@@ -11,7 +11,7 @@ This module itself does not wait and closes nothing. Rates are windowed rates. A
 debt is left.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -77,6 +77,10 @@ class AddressLimits:
     def rate_of(self, address: str) -> float:
         """The limit of this address in connections/s."""
         return self.rates.get(address, self.creation_rate)
+
+    def shadow_rate_of(self, address: str) -> float:
+        """The shadow limit of this address in connections/s."""
+        return self.shadow_rates.get(address, self.shadow_rate)
 
     def count_of(self, address: str) -> int:
         """How many connections this address may have at a time."""
@@ -159,6 +163,17 @@ class _Cluster:
     shadow_rates: AddressRates
     limits: AddressLimits = field(default_factory=AddressLimits)
     counts: dict[str, int] = field(default_factory=dict)
+    share_of: Callable[[RateKey], float] | None = None
+    """Which part of the rate of an address this instance enforces; None: all of it."""
+
+    def limit_of(self, key: RateKey) -> float:
+        """The rate that the tables allow an address."""
+        address = key.address or ""
+        return self.limits.shadow_rate_of(address) if key.shadow else self.limits.rate_of(address)
+
+    def enforced(self, key: RateKey, limit: float) -> float:
+        """The part of `limit` that this instance enforces."""
+        return limit if self.share_of is None else limit * self.share_of(key)
 
 
 class ConnectionQuotas:
@@ -256,9 +271,14 @@ class ConnectionQuotas:
         """
         admission = self._admit(key, address, now_ms)
         if self.tell is not None:
-            limits = self._clusters[key.virtual_cluster].limits
+            cluster = self._clusters[key.virtual_cluster]
+            limits = cluster.limits
             rate = limits.rate_of(address)
-            reported = replace(admission, rate=rate, has_own=address in limits.rates) if rate < NO_LIMIT else admission
+            if rate < NO_LIMIT:
+                enforced = cluster.enforced(RateKey(key.virtual_cluster, "", address), rate)
+                reported = replace(admission, rate=enforced, has_own=address in limits.rates)
+            else:
+                reported = admission
             self.tell(key.virtual_cluster, address, reported, now_ms)
         return admission
 
@@ -266,7 +286,8 @@ class ConnectionQuotas:
         cluster = self._clusters[key.virtual_cluster]
         limits = cluster.limits
         if (rate := limits.rate_of(address)) < NO_LIMIT:
-            throttle_ms = cluster.rates.measure(address, rate, address in limits.rates, now_ms)
+            enforced = cluster.enforced(RateKey(key.virtual_cluster, "", address), rate)
+            throttle_ms = cluster.rates.measure(address, enforced, address in limits.rates, now_ms)
             if throttle_ms:
                 self.take_back(key, now_ms)
                 return Admission(Outcome.TOO_FAST, rate, throttle_ms)
@@ -286,8 +307,9 @@ class ConnectionQuotas:
     def measure_shadow(self, virtual_cluster: str, address: str, now_ms: int) -> None:
         """Measure a connection, admitted or not, for the shadow rates."""
         cluster = self._clusters[virtual_cluster]
-        if (rate := cluster.limits.shadow_rates.get(address, cluster.limits.shadow_rate)) < NO_LIMIT:
-            cluster.shadow_rates.measure(address, rate, address in cluster.limits.shadow_rates, now_ms)
+        if (rate := cluster.limits.shadow_rate_of(address)) < NO_LIMIT:
+            enforced = cluster.enforced(RateKey(virtual_cluster, "", address, True), rate)
+            cluster.shadow_rates.measure(address, enforced, address in cluster.limits.shadow_rates, now_ms)
 
     def leave(self, key: ListenerKey, address: str) -> None:
         """An admitted connection has ended. Raises ValueError if none is counted for its address."""
@@ -320,6 +342,48 @@ class ConnectionQuotas:
 
     def _is_protected(self, listener: _Listener) -> bool:
         return listener.protected and len(self._listeners) > 1
+
+    # ------------------------------------------------------------------ shares
+
+    def share(self, virtual_cluster: str, share_of: Callable[[RateKey], float]) -> None:
+        """Enforce from now on this part of the rates of addresses, and note which are exceeded, for `take_pressed`."""
+        cluster = self._clusters[virtual_cluster]
+        cluster.share_of = share_of
+        cluster.rates.pressed, cluster.shadow_rates.pressed = {}, {}
+
+    def take_pressed(self, virtual_cluster: str) -> dict[RateKey, int]:
+        """The rates that were exceeded since the last call, each with the end of the latest throttle."""
+        pressed: dict[RateKey, int] = {}
+        for shadow in (False, True):
+            rates = self.rates(virtual_cluster, shadow)
+            for address, until_ms in (rates.pressed or {}).items():
+                pressed[RateKey(virtual_cluster, "", address, shadow)] = until_ms
+            rates.pressed = {}
+        return pressed
+
+    def reshare(self, key: RateKey, share: float, keep: float, gain: Sequence[float], now_ms: int) -> None:
+        """Enforce `share` times the rate of an address, as `ClientQuotaManager.reshare` does.
+
+        Throttles are one window at most, so that none has to be cut. Does nothing if there is no limit. Raises
+        ValueError if the share is not above 0.
+        """
+        if not share > 0:
+            raise ValueError(f"expected a share above 0 of {key}, got {share}")
+        if (limit := self._clusters[key.virtual_cluster].limit_of(key)) < NO_LIMIT:
+            more = [seconds * limit for seconds in gain]
+            self.rates(key.virtual_cluster, key.shadow).reshare(key.address or "", limit * share, keep, more, now_ms)
+
+    def share_history(self, key: RateKey, now_ms: int) -> tuple[float, float, tuple[float, ...]] | None:
+        """As `ClientQuotaManager.share_history`, of the rate of an address."""
+        limit = self._clusters[key.virtual_cluster].limit_of(key)
+        found = self.rates(key.virtual_cluster, key.shadow).history(key.address or "", now_ms)
+        return None if found is None or limit >= NO_LIMIT else (found[0], limit, found[1])
+
+    def rate_keys(self, virtual_cluster: str) -> Iterable[RateKey]:
+        """The keys of the rates of all addresses that have a row."""
+        for shadow in (False, True):
+            for address in self.rates(virtual_cluster, shadow).addresses:
+                yield RateKey(virtual_cluster, "", address, shadow)
 
     # ------------------------------------------------------------------ copies
 
@@ -392,9 +456,8 @@ class ConnectionQuotas:
         reading = self.rates(key.virtual_cluster, shadow).reading(key.address, now_ms)
         if reading is None:
             return None
-        limits = self._clusters[key.virtual_cluster].limits
-        limit = limits.shadow_rates.get(key.address, limits.shadow_rate) if shadow else limits.rate_of(key.address)
-        return replace(reading, limit=limit)
+        cluster = self._clusters[key.virtual_cluster]
+        return replace(reading, limit=cluster.limit_of(RateKey(key.virtual_cluster, "", key.address, shadow)))
 
     def address_readings(self, now_ms: int) -> Iterator[tuple[AddressKey, SensorReading]]:
         """The measured rate of each address that has a row, for each virtual cluster the longest unused first."""

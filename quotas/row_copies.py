@@ -68,17 +68,17 @@ class Sensing:
 
         Raises ValueError or LookupError if it is no copy of this FORMAT.
         """
-        kind, *fields = copy.key
-        if kind == _CONNECTION:
-            return self.connections.adopt(RateKey(*fields), copy.words, now_ms)
-        key = _sensor_key(kind, fields)
+        key = key_of(copy.key)
+        if isinstance(key, RateKey):
+            return self.connections.adopt(key, copy.words, now_ms)
         manager = self.clients.get(key.virtual_cluster)
         return manager is not None and manager.adopt(key, copy.words, now_ms)
 
     def record(self, charge: Charge, now_ms: int) -> bool:
         """Record what the process that made the copies has charged since. False if nothing here measures that."""
-        kind, *fields = charge.key
-        key = _sensor_key(kind, fields)
+        key = key_of(charge.key)
+        if isinstance(key, RateKey):
+            raise ValueError(f"expected the charge of a client, got {key}")
         manager = self.clients.get(key.virtual_cluster)
         return manager is not None and manager.record(key, charge.value, now_ms)
 
@@ -101,17 +101,19 @@ class Copier:
         """Copies of the rows that are new or have changed since they were copied; the first time of all rows."""
         rates = self._sensing.connections.copies()
         while batch := list(islice(rates, KEYS_PER_STEP)):
-            yield [RowCopy((_CONNECTION, *key), words) for key, words in batch if self._rates.get(key) != words]
+            yield [RowCopy(values_of(key), words) for key, words in batch if self._rates.get(key) != words]
             self._rates.update(batch)
         for manager, sensors in self._clients():
             marks = [(key, handle, *self._look(manager, key, handle)) for key, handle in sensors]
-            yield [RowCopy(_values(key), manager.copied(key, handle)) for key, handle, old, new in marks if old != new]
+            yield [
+                RowCopy(values_of(key), manager.copied(key, handle)) for key, handle, old, new in marks if old != new
+            ]
 
     def charges(self) -> Iterator[list[Charge]]:
         """What clients were charged since their rows were copied, and since the last call."""
         for manager, sensors in self._clients():
             marks = [(key, *self._look(manager, key, handle)) for key, handle in sensors]
-            yield [Charge(_values(key), new[0] - old[0]) for key, old, new in marks if old[0] != new[0]]
+            yield [Charge(values_of(key), new[0] - old[0]) for key, old, new in marks if old[0] != new[0]]
 
     def _look(self, manager: ClientQuotaManager, key: SensorKey, handle: int) -> tuple[_Mark, _Mark]:
         """The marks of a sensor at the last look and now; the same if it is closed."""
@@ -130,8 +132,10 @@ class Copier:
                 yield manager, batch
 
 
-def _values(key: SensorKey) -> tuple[Any, ...]:
+def values_of(key: SensorKey | RateKey) -> tuple[Any, ...]:
     """A key as values that JSON has."""
+    if isinstance(key, RateKey):
+        return _CONNECTION, *key
     quota = QuotaKey(key.quota_type, key.shadow).text
     shared_by = None if key.shared_by is None else _names(key.shared_by)
     return _CLIENT, key.virtual_cluster, key.node_id, quota, key.tags.user, key.tags.client_id, shared_by
@@ -142,7 +146,11 @@ def _names(entity: Entity) -> tuple[tuple[str, str | None], ...]:
     return tuple((part, None if name is DEFAULT else name) for part, name in entity.parts if name is not None)
 
 
-def _sensor_key(kind: Any, fields: Sequence[Any]) -> SensorKey:
+def key_of(values: Sequence[Any]) -> SensorKey | RateKey:
+    """The key with these values. Raises ValueError, TypeError or LookupError if there is none."""
+    kind, *fields = values
+    if kind == _CONNECTION:
+        return RateKey(*fields)
     if kind != _CLIENT:
         raise ValueError(f"expected the row of a client or of connections, got {kind!r}")
     virtual_cluster, node_id, quota, user, client_id, shared_by = fields

@@ -1,7 +1,7 @@
 """The connection rates of the addresses of one virtual cluster."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -31,6 +31,11 @@ class AddressRates:
         """The number of connections that exceeded the rate of their address."""
         self.throttled_ms = 0
         """The sum of their throttle times."""
+        self.pressed: dict[str, int] | None = None
+        """Addresses with a row that exceeded their rate since this was emptied, each with the end of its latest throttle.
+
+        None: nobody asks.
+        """
 
     def measure(self, address: str, limit: float, has_own: bool, now_ms: int) -> int:
         """Measure a connection. Returns for how many ms to hold it, 0 if it does not exceed the rate.
@@ -48,6 +53,8 @@ class AddressRates:
         if throttle_ms:
             self.throttles += 1
             self.throttled_ms += throttle_ms
+            if self.pressed is not None and sensors is self._sensors:
+                self.pressed[address] = now_ms + throttle_ms
         return throttle_ms
 
     def _row_of(self, address: str, limit: float, has_own: bool, now_ms: int) -> int | None:
@@ -78,6 +85,25 @@ class AddressRates:
             if now_ms - sensors.idle_since_ms(row) >= self._empty_after_ms:
                 sensors.close(row)
                 del self._rows[address]
+
+    def reshare(self, address: str, limit: float, keep: float, gain: Sequence[float], now_ms: int) -> None:
+        """Use `limit` for this address, with the part `keep` of its history, and with `gain` in addition (connections).
+
+        An address without a row gets one if it gains, and if there is room.
+        """
+        row = self._row_of(address, limit, False, now_ms) if any(gain) else self._rows.get(address)
+        if row is not None:
+            self._sensors.reshare(row, limit, keep, gain, now_ms)
+
+    def history(self, address: str, now_ms: int) -> tuple[float, tuple[float, ...]] | None:
+        """The connections of an address in total, and those of the last windows by age. None if it has no row."""
+        row = self._rows.get(address)
+        return None if row is None else (self._sensors.total(row), self._sensors.history(row, now_ms))
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses that have a row, the longest unused first."""
+        return list(self._rows)
 
     def copies(self) -> Iterator[tuple[str, bytes]]:
         """A copy of each row with its address, the longest unused first; "" for the row that new addresses share."""

@@ -58,8 +58,9 @@ class Rows:
         self.samples = samples
         self.window_ms = window_ms
         self.used = 0
-        self.pressed: set[int] | None = None
-        """Handles of rows that gave a throttle time or refused since they were cleared here. None: nobody asks."""
+        self.pressed: dict[int, int] | None = None
+        """Handles of rows that gave a throttle time or refused since this was emptied, each with the end of the latest
+        throttle. None: nobody asks."""
         self._words_of_row = words_of_row
         # The kernel provides zeroed pages at their first use: rows that are never opened cost no memory.
         words = HEAD_WORDS + (capacity + scratch_rows) * words_of_row
@@ -120,9 +121,9 @@ class Rows:
         self.used += 1
         return generation << ROW_BITS | row
 
-    def _press(self, row: int) -> None:
+    def _press(self, row: int, until_ms: int) -> None:
         if self.pressed is not None:
-            self.pressed.add(self._ints[row + GENERATION] << ROW_BITS | row)
+            self.pressed[self._ints[row + GENERATION] << ROW_BITS | row] = until_ms
 
     def _cap_of(self, row: int, of_table_ms: int) -> int:
         cap_ms = self._ints[row + CAP]

@@ -203,9 +203,9 @@ class TokenBuckets(Rows):
     def _reported_ms(self, row: int) -> int:
         """The throttle time of an overdrawn bucket, cut to the maximum, and counted."""
         ints, floats = self._ints, self._floats
-        self._press(row)
         wanted_ms = overdraft_ms(floats[row + _TOKENS], floats[row + LIMIT])
         throttle_ms = min(wanted_ms, self._cap_of(row, self.max_throttle_ms))
+        self._press(row, ints[row + _REFILLED] + throttle_ms)
         if wanted_ms > throttle_ms:
             ints[row + _CAPPED] += 1
             self.capped += 1

@@ -383,7 +383,7 @@ class Sensors(Rows):
         if delay_ms > cap_ms or paid_at != -inf:
             delay_ms = self._throttle_in_debt_ms(row, value, delay_ms, cap_ms, now_ms)
         if delay_ms:
-            self._press(row)
+            self._press(row, now_ms + delay_ms)
         return delay_ms
 
     def _throttle_in_debt_ms(self, row: int, value: float, delay_ms: int, cap_ms: int, now_ms: int) -> int:

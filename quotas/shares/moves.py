@@ -27,6 +27,8 @@ class Use(NamedTuple):
     """What its window holds, in seconds of the whole limit; of a token bucket the missing tokens, at age 0."""
     held: float = 0.0
     """The part of the limit that cannot be given away now, such as open connections."""
+    waits_ms: int = 0
+    """How long the latest throttle lasts from now on."""
 
 
 class Move(NamedTuple):

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quotas.client_quotas import WAITS_MS, ClientQuotaManager, SensorKey
+from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
 from quotas.limits import UNLIMITED
 from quotas.quota_table import QuotaTable
 from quotas.sensors.token_buckets import TokenBuckets
 from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors
+from quotas.shares.moves import WAITS_MS
 
 PRODUCE, FETCH, MUTATION = QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.CONTROLLER_MUTATION
 LIMIT = 1000.0
@@ -141,15 +142,15 @@ def test_rows_that_throttle_or_refuse_are_noted_and_no_others():
     other = sensors.open(LIMIT, 0)
     sensors.charge(handle, 20_000.0, 0)
     assert sensors.pressed is None
-    sensors.pressed = set()
+    sensors.pressed = {}
     sensors.charge(other, 9_000.0, 0)
     assert sensors.owed_ms(handle, 0) == 10_000
-    assert sensors.pressed == set()
+    assert sensors.pressed == {}
     sensors.charge_each(handle, [(1, 0.0)])
-    assert sensors.pressed == {handle}
+    assert sensors.pressed == {handle: 10_000}
     sensors.pressed.clear()
-    assert sensors.charge_if_within(other, 5_000.0, 2)
-    assert sensors.pressed == {other}
+    throttle_ms = sensors.charge_if_within(other, 5_000.0, 2)
+    assert sensors.pressed == {other: 2 + throttle_ms}
 
 
 def test_a_copy_leaves_the_cap_of_the_row_that_takes_it():
@@ -275,13 +276,13 @@ def test_the_parts_of_a_bucket_add_up():
 def test_buckets_that_are_overdrawn_are_noted_and_cut_to_their_cap():
     buckets = TokenBuckets(2)
     handle, other = buckets.open(4.0, 0), buckets.open(4.0, 0)
-    buckets.pressed = set()
+    buckets.pressed = {}
     buckets.spend_strictly(other, 30, 0)
     buckets.set_cap_of(handle, 1_000)
     assert buckets.spend_strictly(handle, 100, 0) is None
-    assert buckets.pressed == set()
+    assert buckets.pressed == {}
     assert (buckets.throttle_ms(handle, 0), buckets.spend_strictly(handle, 1, 0)) == (1_000, 1_000)
-    assert buckets.pressed == {handle}
+    assert buckets.pressed == {handle: 1_000}
     assert (buckets.capped, buckets.reading(handle, 0).capped) == (1, 1)
     buckets.set_cap_of(handle, 0)
     assert buckets.spend_strictly(handle, 1, 0) == 14_000
@@ -322,11 +323,6 @@ def test_rows_are_opened_and_changed_with_their_share_of_the_limit():
     assert made.buckets.limit(one.mutation) == 0.25
     made.replace(QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 2 * LIMIT, FETCH: LIMIT, MUTATION: 2.0}}), 0)
     assert (made.sensors.limit(one.produce), made.sensors.limit(other.produce)) == (500.0, 2 * LIMIT)
-    shares.clear()
-    for _ in made.resharing(0):
-        pass
-    assert (made.sensors.limit(one.produce), made.sensors.limit(one.fetch)) == (250.0, 125.0)
-    assert made.bind("main", 1, "u", "c", 0).fetch_ceiling_bytes == 1_250
 
 
 def test_a_share_moves_with_seconds_of_the_whole_limit():
@@ -339,10 +335,19 @@ def test_a_share_moves_with_seconds_of_the_whole_limit():
     made.reshare(key_of(), 0.25, 0.5, (0.0, 3.0), False, 0)
     assert made.sensors.limit(handle) == 250.0
     assert made.share_history(key_of(), 0) == (4_000.0, LIMIT, pytest.approx((2_000.0, 3_000.0, *(0.0,) * 9)))
-    made.reshare(key_of(client_id="nobody"), 0.25, 0.5, (3.0,), False, 0)
     for share in (0.0, -1.0, inf - inf):
         with pytest.raises(ValueError):
             made.reshare(key_of(), share, 1.0, (), False, 0)
+
+
+def test_a_share_that_was_used_elsewhere_opens_its_row_and_one_without_history_does_not():
+    made = manager()
+    made.share_of = lambda key: 0.5
+    made.reshare(key_of(), 0.5, 1.0, (), False, 0)
+    assert made.sensor_keys == []
+    made.reshare(key_of(), 0.5, 1.0, (0.0, 3.0), False, 0)
+    assert made.sensor_keys == [key_of()]
+    assert made.sensors.charge(made.bind("main", 1, "u", "c", 0).produce, 2_500.0, 0) == 1_000
 
 
 def test_a_row_whose_share_is_about_to_grow_has_short_throttles():
@@ -386,18 +391,20 @@ def test_keys_of_rows_that_throttle_or_refuse():
     made = manager()
     sensors = made.bind("main", 1, "u", "c", 0)
     made.sensors.charge(sensors.produce, 1e6, 0)
-    assert made.take_pressed() == []
+    assert made.take_pressed() == {}
     made.watch_pressed()
     later = made.bind("main", 1, "u", "d", 0)
-    assert made.take_pressed() == []
+    assert made.take_pressed() == {}
     made.sensors.charge(sensors.produce, 1.0, 1)
     made.sensors.charge_if_within(later.fetch, 1e6, 1)
     made.buckets.spend_permissively(later.mutation, 100, 1)
-    pressed = {key_of(), key_of(FETCH, "d"), key_of(MUTATION, "d")}
-    assert {SensorKey("main", 1, key.quota_type, key.tags) for key in made.take_pressed()} == pressed
-    assert made.take_pressed() == []
+    mutation = SensorKey("main", WHOLE_CLUSTER, MUTATION, SensorTags("", "d"))
+    assert made.take_pressed().keys() == {key_of(), key_of(FETCH, "d"), mutation}
+    assert made.take_pressed() == {}
+    made.sensors.charge(sensors.produce, 1.0, 1)
+    assert made.take_pressed() == {key_of(): 20_001}
     made.sensors.charge(sensors.produce, 1.0, 1)
     made.replace(QuotaTable(), 1)
     made.expire(10**8)
     assert made.sensor_keys == []
-    assert made.take_pressed() == []
+    assert made.take_pressed() == {}

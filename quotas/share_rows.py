@@ -1,0 +1,130 @@
+"""The rows of one instance as its member of a fleet sees them: what they hold, and what a share does to them."""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from quotas.client_quotas import ClientQuotaManager, SensorKey
+from quotas.connection_quotas import ConnectionQuotas, RateKey
+from quotas.entities import QuotaType
+from quotas.row_copies import key_of, values_of
+from quotas.shares.member import Member
+from quotas.shares.moves import EVERY_KEY, Key, Move, Use
+
+ROWS_PER_STEP: Final = 500
+"""How many rows one step of `SharedRows.applying` looks at: a few ms."""
+
+
+class SharedRows:
+    """The rows of the clients and addresses of one virtual cluster, whose limits a fleet shares.
+
+    From then on a row that is opened enforces the share of `member`. The keys of its `Use` and `Move` are those of
+    `quotas.row_copies`.
+    """
+
+    def __init__(
+        self, manager: ClientQuotaManager, connections: ConnectionQuotas, virtual_cluster: str, member: Member
+    ) -> None:
+        self._manager = manager
+        self._connections = connections
+        self._virtual_cluster = virtual_cluster
+        self._member = member
+        self._keys: dict[Key, SensorKey | RateKey | None] = {}
+        """The rows of the keys at the last look; None: this instance cannot have one."""
+        self._totals: dict[Key, tuple[float, int]] = {}
+        """What each row of the last look had recorded, and when."""
+        self._waiting: dict[Key, int] = {}
+        """Until when clients wait, of keys that were pressed."""
+        manager.share_of = lambda key: member.share_of(values_of(key))
+        manager.waits_of = lambda key: member.waits_of(values_of(key))
+        manager.watch_pressed()
+        connections.share(virtual_cluster, lambda key: member.share_of(values_of(key)))
+
+    def uses(self, now_ms: int) -> list[Use]:
+        """The use of each key that the member watches, and of each that was pressed since the last call.
+
+        A key without a row is not used.
+        """
+        pressed: dict[Key, int] = {}
+        for key, until_ms in self._manager.take_pressed().items():
+            pressed[values_of(key)] = until_ms
+        for rate, until_ms in self._connections.take_pressed(self._virtual_cluster).items():
+            pressed[values_of(rate)] = until_ms
+        self._waiting = {key: until_ms for key, until_ms in self._waiting.items() if until_ms > now_ms} | pressed
+        keys = dict.fromkeys([*self._member.watched(), *pressed])
+        self._keys = {key: self._keys[key] if key in self._keys else self._row_of(key) for key in keys}
+        totals, self._totals = self._totals, {}
+        return [self._use(key, key in pressed, totals.get(key), now_ms) for key in keys]
+
+    def _use(self, key: Key, is_pressed: bool, before: tuple[float, int] | None, now_ms: int) -> Use:
+        waits_ms = max(self._waiting.get(key, now_ms) - now_ms, 0)
+        found = self._history(self._keys[key], now_ms)
+        if found is None:
+            return Use(key, 0.0, is_pressed, (), waits_ms=waits_ms)
+        total, limit, history = found
+        self._totals[key] = total, now_ms
+        if before is None:
+            recorded, passed_ms = history[0], self._youngest_ms(self._keys[key])
+        else:
+            recorded, passed_ms = total - before[0], max(now_ms - before[1], 1)
+        rate = recorded / limit / (passed_ms / 1000)
+        return Use(key, max(rate, 0.0), is_pressed, tuple(units / limit for units in history), waits_ms=waits_ms)
+
+    def _youngest_ms(self, row: SensorKey | RateKey | None) -> int:
+        """In how many ms the first amount of a history was recorded."""
+        _, window_ms, bucket_samples, bucket_window_ms = self._manager.layout
+        if isinstance(row, SensorKey) and row.quota_type is QuotaType.CONTROLLER_MUTATION:
+            return bucket_samples * bucket_window_ms
+        return window_ms
+
+    def apply(self, moves: Iterable[Move], now_ms: int) -> None:
+        """Do what these moves say with the rows."""
+        for _ in self.applying(moves, now_ms):
+            pass
+
+    def applying(self, moves: Iterable[Move], now_ms: int) -> Iterator[None]:
+        """As `apply`, in steps of a few ms. Rows that are opened between the steps have their new shares."""
+        by_key = {move.key: move for move in moves}
+        of_all = by_key.pop(EVERY_KEY, None)
+        for key, move in by_key.items():
+            row = self._keys[key] if key in self._keys else self._row_of(key)
+            if row is not None:
+                self._reshare(row, move, now_ms)
+        if of_all is None:
+            return
+        rows: list[SensorKey | RateKey] = [
+            *self._manager.sensor_keys,
+            *self._connections.rate_keys(self._virtual_cluster),
+        ]
+        for number, of_row in enumerate(rows):
+            key = values_of(of_row)
+            if key not in by_key and not self._member.has_own_share(key):
+                self._reshare(of_row, of_all, now_ms)
+            if number % ROWS_PER_STEP == 0:
+                yield
+
+    def _reshare(self, row: SensorKey | RateKey, move: Move, now_ms: int) -> None:
+        if isinstance(row, RateKey):
+            self._connections.reshare(row, move.share, move.keep, move.gain, now_ms)
+        else:
+            self._manager.reshare(row, move.share, move.keep, move.gain, move.waits, now_ms)
+
+    def _history(self, row: SensorKey | RateKey | None, now_ms: int) -> tuple[float, float, tuple[float, ...]] | None:
+        if row is None:
+            return None
+        if isinstance(row, RateKey):
+            return self._connections.share_history(row, now_ms)
+        return self._manager.share_history(row, now_ms)
+
+    def _row_of(self, key: Key) -> SensorKey | RateKey | None:
+        """The row that a key stands for; None if it is none of a client or an address of this virtual cluster."""
+        try:
+            row = key_of(key)
+        except (ValueError, TypeError, LookupError, AttributeError):
+            return None
+        if isinstance(row, RateKey):
+            is_valid = isinstance(row.address, str) and row.listener == "" and isinstance(row.shadow, bool)
+        else:
+            is_valid = type(row.node_id) is int and all(
+                isinstance(name, str) for name in (row.tags.user, row.tags.client_id)
+            )
+        return row if is_valid and row.virtual_cluster == self._virtual_cluster else None
