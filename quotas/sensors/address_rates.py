@@ -32,7 +32,7 @@ class AddressRates:
         self.throttled_ms = 0
         """The sum of their throttle times."""
         self.pressed: dict[str, int] | None = None
-        """Addresses with a row that exceeded their rate since this was emptied, each with the end of its latest throttle.
+        """Addresses with a row that exceeded their rate since this was emptied, with the end of their latest throttles.
 
         None: nobody asks.
         """
