@@ -15,5 +15,6 @@ The rules, for one key, and why the enforced shares never add up to more than 1:
    force, look at the one that was ordered last: its author saw all others.
 4. A new member reads the others after it was created itself, and stays on the floor until all others have seen it, so
    that all members which are past that know each other.
-5. A member that does not hear from the others forgets its claims and takes the implicit share of the last known N.
+5. A member that does not hear from the others has at most an equal part of each key. When the others have lost its
+   record it begins as a new member.
 """

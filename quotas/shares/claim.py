@@ -3,12 +3,13 @@
 from typing import Final
 
 from quotas.shares.demand import Demand
-from quotas.shares.division import Claim, Division, is_short
+from quotas.shares.division import Budget, Claim, Division, is_short
 from quotas.shares.document import Entry, size_of
 from quotas.shares.history import NOTHING, Freed, Windows, added, scaled
 from quotas.shares.moves import Key, Use
 
 _WAITS_FOR_MS: Final = 10_000
+_LOW: Final = 0.9
 
 
 class OwnClaim:
@@ -16,6 +17,7 @@ class OwnClaim:
     may see now or later."""
 
     __slots__ = (
+        "budget",
         "claim",
         "demand",
         "enforced",
@@ -31,8 +33,9 @@ class OwnClaim:
         "used_ms",
     )
 
-    def __init__(self, key: Key, claim: float, now_ms: int) -> None:
+    def __init__(self, key: Key, budget: Budget, claim: float, now_ms: int) -> None:
         self.key = key
+        self.budget = budget
         self.claim = claim
         """What the next document says."""
         self.enforced = claim
@@ -54,14 +57,18 @@ class OwnClaim:
         self.size = size_of(key)
         """Bytes in a document."""
 
+    def share(self, members: int) -> float:
+        """What the rows enforce, in a fleet of so many members."""
+        return self.enforced + self.budget.floor(members)
+
     @property
     def is_raised(self) -> bool:
         """Whether a larger claim is about to be published, or to be confirmed."""
         return self.claim > self.enforced
 
-    def lower(self, to: float, floor: float, windows: Windows, now_ms: int) -> None:
+    def lower(self, to: float, members: int, windows: Windows, now_ms: int) -> None:
         """Enforce less. What the window loses is freed."""
-        lost = 1 - (to + floor) / (self.enforced + floor)
+        lost = (self.enforced - to) / self.share(members)
         freed = windows.now(self.freed, now_ms)
         by_age = added(freed.by_age, scaled(self.use.used, lost))
         self.freed = Freed(freed.share + self.enforced - to, by_age, now_ms)
@@ -83,15 +90,18 @@ class OwnClaim:
         elif self.short_since_ms is None:
             self.short_since_ms = now_ms
 
-    def waits(self, now_ms: int) -> bool:
-        """Whether throttles are cut: a larger share is about to come. If it does not come, they are whole again."""
-        return self.short_since_ms is not None and now_ms - self.short_since_ms < _WAITS_FOR_MS
+    def waits(self, implicit: float, now_ms: int) -> bool:
+        """Whether throttles are cut, because a larger share may be about to come: this member is short, and has not
+        been for long, or it is unknown whether it will be, or the claim has been lowered and clients come back."""
+        if self.short_since_ms is not None:
+            return now_ms - self.short_since_ms < _WAITS_FOR_MS
+        return self.demand.is_uncertain or self.enforced < _LOW * implicit
 
     def has_to_be_published(self, division: Division) -> bool:
         """Whether others have to know: the claim has changed, or the demand has and somebody demands more."""
         if self.published is None or self.claim != self.published.claim:
             return True
-        before, now = self.published.demand, self.demand.value
+        before, now = min(self.published.demand, division.level), min(self.demand.value, division.level)
         return division.is_contended and abs(now - before) > 0.1 * max(before, 0.01)
 
     def entry(self, windows: Windows, now_ms: int) -> Entry:

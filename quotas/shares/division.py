@@ -20,6 +20,24 @@ LEAST: Final = 0.002
 """A smaller part of a limit is not worth a publication."""
 
 
+class Budget(NamedTuple):
+    """What may be given away of a key."""
+
+    total: float
+    """What all claims may be together."""
+    floors: float
+    """What all floors may be together."""
+
+    def floor(self, members: int) -> float:
+        """The share of a member that does not claim a key which another one of `members` claims."""
+        return self.floors / (2 * max(members, 2))
+
+
+RATE: Final = Budget(TOTAL, FLOORS)
+COUNT: Final = Budget(1.0, 0.0)
+"""A number of connections: parts below one connection are of no use, and one member has to be able to have all."""
+
+
 class Claim(NamedTuple):
     """What one member claims of a key, and what it could use."""
 
@@ -30,6 +48,8 @@ class Claim(NamedTuple):
 class Division(NamedTuple):
     """How a key is divided, as one of its members sees it."""
 
+    level: float
+    """Up to here every demand is met."""
     fair: float
     """This member's part by max-min fairness; at most its demand."""
     target: float
@@ -37,14 +57,14 @@ class Division(NamedTuple):
     lacking: float
     """What others claim less than their fair parts, if it is more than the tolerance."""
     free: float
-    """What nobody claims; negative while claims add up to more than TOTAL."""
+    """What nobody claims; negative while claims add up to too much."""
     is_contended: bool
     """Somebody demands more than it claims."""
 
 
 def floor_share(members: int) -> float:
-    """The share of a member that does not claim a key which another one of `members` claims."""
-    return FLOORS / (2 * max(members, 2))
+    """The share of a member that does not claim a rate which another one of `members` claims."""
+    return RATE.floor(members)
 
 
 def implicit_share(members: int) -> float:
@@ -52,7 +72,7 @@ def implicit_share(members: int) -> float:
     return 1.0 if members <= 1 else TOTAL / members + floor_share(members)
 
 
-def fair_level(demands: Sequence[float], total: float = TOTAL) -> float:
+def fair_level(demands: Sequence[float], total: float) -> float:
     """The level up to which every demand is met when `total` is divided; above all demands if `total` is enough.
 
     The parts min(demand, level) add up to `total`, or to all demands with equal parts of the rest on top.
@@ -76,15 +96,15 @@ def is_ample(claim: float, target: float) -> bool:
     return is_short(target, claim)
 
 
-def divide(mine: Claim, others: Iterable[Claim]) -> Division:
+def divide(mine: Claim, others: Iterable[Claim], total: float) -> Division:
     """Divide a key among the members that claim it."""
     claims = [mine, *others]
     demands = [claim.demand for claim in claims]
-    level = fair_level(demands)
-    spare = TOTAL - sum(min(demand, level) for demand in demands)
+    level = fair_level(demands, total)
+    spare = total - sum(min(demand, level) for demand in demands)
     wanting = sum(demand > 0 for demand in demands)
     fair = min(mine.demand, level)
     target = fair + max(spare, 0.0) / wanting if mine.demand > 0 else 0.0
     lacking = sum(min(demand, level) - claim for claim, demand in claims[1:] if is_short(claim, min(demand, level)))
-    free = TOTAL - sum(claim.claim for claim in claims)
-    return Division(fair, target, lacking, free, any(is_short(claim, demand) for claim, demand in claims))
+    free = total - sum(claim.claim for claim in claims)
+    return Division(level, fair, target, lacking, free, any(is_short(claim, demand) for claim, demand in claims))

@@ -1,14 +1,16 @@
 """What one instance of a fleet claims, and which share of each limit it enforces."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
 from quotas.shares.claim import OwnClaim
 from quotas.shares.division import (
+    COUNT,
     LEAST,
-    TOTAL,
+    RATE,
+    Budget,
     Claim,
     Division,
     divide,
@@ -28,7 +30,7 @@ _UNUSED_MS: Final = 60_000
 _PRESSED_ALONE_MS: Final = 10_000
 """A member that was alone claims keys that were pressed within this time when another member comes."""
 _OVER_MS: Final = 5_000
-"""Claims that add up to more than TOTAL for so long are an error of some member, and no conflict of two raises."""
+"""Claims that add up to too much for so long are an error of some member, and no conflict of two raises."""
 _ROUNDING: Final = 1e-6
 _MAX_SIZE: Final = MAX_BYTES * 3 // 4
 """What keys may take in a document; the rest is for what is freed and seen."""
@@ -41,9 +43,11 @@ class State(Enum):
     """Not yet acknowledged by all others: the floor, for every key."""
     MEMBER = "member"
     CUT_OFF = "cut off"
-    """Not heard from the others: the implicit share of the last known number of members, for every key."""
+    """Not heard from the others, who have its record still: of no key more than an equal part."""
+    LOST = "lost"
+    """The others have no record of it any more: first as before, and after a while an equal part of every key."""
     RETURNING = "returning"
-    """Heard again, and not yet acknowledged by all others: shares are as before."""
+    """Heard again with a new record, and not yet acknowledged by all others: the floor for keys that others claim."""
 
 
 class Why(Enum):
@@ -92,17 +96,32 @@ class Member:
     state        what happens                                              state
     ===========  ========================================================  =========
     JOINING      all others have acknowledged it, at a look                MEMBER
-    JOINING      not heard for `cut_off_ms`, or the record is lost         JOINING
-    MEMBER       not heard for `cut_off_ms`, or the record is lost         CUT_OFF
-    CUT_OFF      heard again, at a look                                    RETURNING
-    RETURNING    not heard for `cut_off_ms`, or the record is lost         CUT_OFF
+    JOINING      not heard for `cut_off_ms`                                LOST
+    MEMBER       not heard for `cut_off_ms`                                CUT_OFF
+    MEMBER       the record is lost                                        LOST
+    CUT_OFF      heard again, at a look                                    MEMBER
+    CUT_OFF      the record is lost, or not heard for 2 `cut_off_ms`       LOST
+    LOST         heard again, at a look                                    RETURNING
+    RETURNING    not heard for `cut_off_ms`, or the record is lost         LOST
     RETURNING    all others have acknowledged it, at a look                MEMBER
     ===========  ========================================================  =========
 
-    All times are monotonic ms of this instance. `windows` and `window_ms` are those of the sensors.
+    All times are monotonic ms of this instance. `windows` and `window_ms` are those of the sensors. `assumed` is the
+    number of members while nothing has ever been heard. `is_count` tells which keys are numbers of connections
+    instead of rates: such a key has no floors, and one member can have all of it.
     """
 
-    def __init__(self, member_id: str, windows: int, window_ms: int, now_ms: int, *, cut_off_ms: int) -> None:
+    def __init__(
+        self,
+        member_id: str,
+        windows: int,
+        window_ms: int,
+        now_ms: int,
+        *,
+        cut_off_ms: int,
+        assumed: int = 1,
+        is_count: Callable[[Key], bool] = lambda _: False,
+    ) -> None:
         self.id = member_id
         self.state = State.JOINING
         self.totals = Totals()
@@ -111,7 +130,8 @@ class Member:
         self._others = OtherMembers(self._windows)
         self._fleet: set[str] = set()
         """Members in the view that may use shares of unclaimed keys: this one has acknowledged them, or is about to."""
-        self._known_others = 1
+        self._is_count = is_count
+        self._known_others = assumed - 1
         """The number of others when this member was cut off."""
         self._claims: dict[Key, OwnClaim] = {}
         self._size = 0
@@ -121,7 +141,9 @@ class Member:
         self._enforced = Enforced(floor_share(2))
         self._publications = Publications()
         self._heard_ms: int | None = None
-        self._looked_ms = now_ms
+        self._lost_heard_ms: int | None = None
+        """What was heard last before the record was lost."""
+        self._started_ms = self._looked_ms = now_ms
         self._pressed_alone: dict[Key, int] = {}
 
     # What is known of the fleet
@@ -140,7 +162,7 @@ class Member:
     @property
     def is_cut_off(self) -> bool:
         """Whether this member does not hear the others, or they have not yet acknowledged that it is back."""
-        return self.state in (State.CUT_OFF, State.RETURNING)
+        return self.state in (State.CUT_OFF, State.LOST, State.RETURNING)
 
     @property
     def viewed_ms(self) -> int | None:
@@ -171,27 +193,25 @@ class Member:
 
     def heard(self, sent_ms: int) -> None:
         """The transport is alive: when the last answered request was sent."""
-        if self._heard_ms is not None and sent_ms - self._heard_ms > self._cut_off_ms:
-            self.lost()
         self._heard_ms = sent_ms if self._heard_ms is None else max(self._heard_ms, sent_ms)
 
     def lost(self) -> None:
-        """The others may have lost the record of this member, so that they may divide its shares among them."""
+        """The record of this member is gone, so that the others may divide its shares among them. The caller says so
+        before it calls `heard` for a request that was answered after that."""
+        self._lost_heard_ms = self._heard_ms
         if self.state is State.JOINING:
             self._publications.restart()
-        elif self.state is State.RETURNING:
-            self.state = State.CUT_OFF
-        elif self.state is State.MEMBER:
-            self.state = State.CUT_OFF
-            self._known_others = len(self._others.documents)
-            self._set_default()
-            self._forget_claims()
+        else:
+            self._lose()
 
     def view(self, documents: Mapping[str, Document | None], now_ms: int) -> None:
         """All other members with their last good documents; None: it has none yet."""
         changes = self._others.update(documents, now_ms)
-        if self.state is not State.MEMBER:
+        if self.state not in (State.MEMBER, State.CUT_OFF):
             self._set_default()
+            if self.state is State.RETURNING:
+                self._limit_own()
+                self._go_to_floors()
             return
         self._fresh -= changes.lost
         self._fresh |= {key for key in changes.found if not self._enforced.has_own(key)}
@@ -202,19 +222,14 @@ class Member:
             self._fleet &= documents.keys()
             self._set_default()
             if self._fleet:
-                self._refresh_floors(now_ms)
+                self._refresh_floors()
             else:
                 self._be_alone(now_ms)
 
     def look(self, uses: Iterable[Use], now_ms: int) -> None:
         """Decide anew, about each 250 ms to 1 s: `uses` has the keys of `watched`, and all that are pressed."""
         passed_ms, self._looked_ms = now_ms - self._looked_ms, now_ms
-        is_deaf = self._heard_ms is None or now_ms - self._heard_ms > self._cut_off_ms
-        if self._heard_ms is not None and (is_deaf or passed_ms > self._cut_off_ms):
-            self.lost()
-        if self.state is State.CUT_OFF and not is_deaf:
-            self.state = State.RETURNING
-            self._publications.restart()
+        self._listen(now_ms)
         by_key = {use.key: use for use in uses}
         if self.state in (State.JOINING, State.RETURNING) and self._is_acknowledged():
             self._become_known(by_key, now_ms)
@@ -240,10 +255,10 @@ class Member:
         """What has to be published now; None: nothing. The caller keeps to one write a second (the first one at once),
         and does not call this while it publishes. Whatever is returned has to be published, or asked for again."""
         publications = self._publications
-        if self.state is State.CUT_OFF or not publications.are_wanted():
+        if self.state in (State.CUT_OFF, State.LOST) or not publications.are_wanted():
             return None
         if self.state is State.MEMBER:
-            self._acknowledge_others(now_ms)
+            self._acknowledge_others()
         seq = publications.next_seq
         keys = {key: claim.entry(self._windows, now_ms) for key, claim in self._claims.items()}
         asks = 0 if self.is_known else publications.joined
@@ -273,7 +288,7 @@ class Member:
 
     def watched(self) -> Collection[Key]:
         """The keys whose Use the next look needs, if there is a row."""
-        if self.state is not State.MEMBER:
+        if self.state not in (State.MEMBER, State.CUT_OFF):
             return set(self._others.keys)
         was_alone = self._others.documents and not self._fleet
         return self._claims.keys() | self._fresh | (self._pressed_alone.keys() if was_alone else set())
@@ -310,55 +325,111 @@ class Member:
         least = self._others.acknowledged(self.id, self._others.documents)
         return self._publications.has_joined and (least is None or least >= self._publications.joined)
 
-    def _set_default(self) -> None:
-        """The share of all keys without a share of their own."""
-        before = self._enforced.default
+    def _set_default(self, was_joining: bool = False) -> None:
+        """The share of all keys without a share of their own. What others have used of them is taken to be as much as
+        here, unless this member has not used anything yet."""
         if self.state is State.JOINING:
             self._enforced.set_default(floor_share(self.members), 1.0)
-        elif self.is_cut_off:
-            share = implicit_share(self.members)
-            self._enforced.set_default(share, share / before)
-        else:
-            share = implicit_share(self._n)
-            self._enforced.set_default(share, share / before)
+            return
+        share = implicit_share(self.members if self.is_cut_off else self._n)
+        self._enforced.set_default(share, 1.0 if was_joining else share / self._enforced.default)
+
+    def _listen(self, now_ms: int) -> None:
+        """Find out whether this member is cut off, or hears the others again."""
+        silent_ms = now_ms - (self._started_ms if self._heard_ms is None else self._heard_ms)
+        if silent_ms <= self._cut_off_ms:
+            if self.state is State.CUT_OFF:
+                self.state = State.MEMBER
+                self._set_default()
+                self._refresh_floors()
+            elif self.state is State.LOST and self._heard_ms != self._lost_heard_ms:
+                self.state = State.RETURNING
+                self._publications.restart()
+        elif self.state is State.MEMBER:
+            self._cut_off(now_ms)
+        elif self.state is not State.CUT_OFF or silent_ms > 2 * self._cut_off_ms:
+            self._lose()
+            if silent_ms > 2 * self._cut_off_ms:
+                self._release_all()
+
+    def _cut_off(self, now_ms: int) -> None:
+        self.state = State.CUT_OFF
+        self._known_others = len(self._others.documents)
+        self._set_default()
+        for claim in self._claims.values():
+            claim.claim = claim.enforced
+            equal = rounded_down(claim.budget.total / self.members)
+            if claim.enforced > equal:
+                claim.lower(equal, self._n, self._windows, now_ms)
+            self._enforced.set(claim.key, self._own_share(claim.key), self._enforced.waits(claim.key))
+
+    def _lose(self) -> None:
+        """Forget the claims. No share grows, and none is more than an equal part."""
+        before, self.state = self.state, State.LOST
+        if before is State.LOST:
+            return
+        if before is not State.RETURNING:
+            others = len(self._others.documents)
+            self._known_others = max(others, self._known_others) if before is State.JOINING else others
+            self._set_default(before is State.JOINING)
+        self._limit_own()
+        self._claims.clear()
+        self._size = 0
+        self._fresh.clear()
+        self._pressed_alone.clear()
+
+    def _limit_own(self) -> None:
+        for key in self._enforced.own:
+            share = min(self._enforced.of(key), self._enforced.default)
+            self._enforced.set(key, share, self._enforced.waits(key))
+
+    def _release_all(self) -> None:
+        """Every key has the implicit share. What is more than before comes without a burst."""
+        for key in self._enforced.own:
+            if not self._others.is_claimed(key) or self.state is State.LOST:
+                more = self._enforced.default - self._enforced.of(key)
+                self._enforced.release(key, self._windows.full(more) if more > 0 else ())
+
+    def _go_to_floors(self) -> None:
+        for key in self._others.keys:
+            self._go_to_floor(key)
 
     def _become_known(self, uses: Mapping[Key, Use], now_ms: int) -> None:
         was_joining = self.state is State.JOINING
         self.state = State.MEMBER
         self._fleet = set(self._others.documents)
-        share = implicit_share(self._n)
-        self._enforced.set_default(share, 1.0 if was_joining else share / self._enforced.default)
+        self._set_default(was_joining)
         self._fresh.clear()
-        for key in self._others.keys:
-            self._go_to_floor(key)
+        self._release_all()
+        self._go_to_floors()
         for key, use in uses.items():
             if self._others.is_claimed(key) and _is_in_use(use):
                 self._enter(key, now_ms)
 
-    def _acknowledge_others(self, now_ms: int) -> None:
+    def _acknowledge_others(self) -> None:
         """Before a document acknowledges the others: have no share that they do not expect."""
         applied = self._publications.applied
         fleet = {member for member, known in self._others.documents.items() if known is None or member in applied}
         if not fleet <= self._fleet:
             self._fleet |= fleet
             self._set_default()
-            self._refresh_floors(now_ms)
+            self._refresh_floors()
         for key in self._publications.offered:
             if key in self._fresh:
                 self._go_to_floor(key)
 
-    def _refresh_floors(self, now_ms: int) -> None:
-        """The number of members is another one."""
-        floor, implicit = floor_share(self._n), rounded_down(TOTAL / self._n)
+    def _refresh_floors(self) -> None:
+        """The number of members is another one. Claims stay: a member that joins after them finds them."""
         for key in self._enforced.own:
-            claim = self._claims.get(key)
-            if claim is None:
-                self._enforced.set(key, floor, self._enforced.waits(key))
-            else:
-                if not claim.is_acknowledged and claim.enforced > implicit:
-                    claim.lower(implicit, floor, self._windows, now_ms)
-                    self._publications.is_due = True
-                self._enforced.set(key, claim.enforced + floor, self._enforced.waits(key))
+            self._enforced.set(key, self._own_share(key), self._enforced.waits(key))
+
+    def _own_share(self, key: Key) -> float:
+        """The share of a key that this member claims, or that it has gone down to the floor for."""
+        claim = self._claims.get(key)
+        return self._budget(key).floor(self._n) + (0.0 if claim is None else claim.enforced)
+
+    def _budget(self, key: Key) -> Budget:
+        return COUNT if self._is_count(key) else RATE
 
     def _be_alone(self, now_ms: int) -> None:
         """All others have left: every limit is whole."""
@@ -372,16 +443,6 @@ class Member:
         self._size = 0
         self._fresh = set(self._others.keys)
 
-    def _forget_claims(self) -> None:
-        """Every key has the implicit share. What is more than before comes without a burst."""
-        for key in self._enforced.own:
-            more = self._enforced.default - self._enforced.of(key)
-            self._enforced.release(key, self._windows.full(more) if more > 0 else ())
-        self._claims.clear()
-        self._size = 0
-        self._fresh.clear()
-        self._pressed_alone.clear()
-
     # Claims
 
     def _look_at(self, uses: Mapping[Key, Use], passed_ms: int, now_ms: int) -> None:
@@ -390,11 +451,17 @@ class Member:
         if not self._others.documents:
             return
         for key, use in uses.items():
-            if key not in self._claims and (use.is_pressed or (key in self._fresh and _is_in_use(use))):
+            if key not in self._claims and self._has_to_enter(use):
                 self._enter(key, now_ms)
         self._acknowledge_claims()
         for claim in list(self._claims.values()):
             self._update(claim, uses.get(claim.key) or Use(claim.key, 0.0, False, ()), passed_ms, now_ms)
+
+    def _has_to_enter(self, use: Use) -> bool:
+        """Whether this member has to claim a key: clients are throttled, or others begin to claim what it uses, or it
+        holds more than its part will be in a fleet with the members that it has not acknowledged yet."""
+        holds_more = use.held > 0 and use.held > implicit_share(self.members)
+        return use.is_pressed or holds_more or (use.key in self._fresh and _is_in_use(use))
 
     def _look_alone(self, uses: Mapping[Key, Use], now_ms: int) -> None:
         """Nobody else may use anything yet: claims begin with all, so that a member that comes finds them."""
@@ -410,10 +477,9 @@ class Member:
 
     def _enter(self, key: Key, now_ms: int) -> None:
         """Claim what this member may use of the key anyway."""
-        share = 0.0
-        if not self._enforced.has_own(key):
-            share = rounded_down(TOTAL / self._n)
-        claim = OwnClaim(key, share, now_ms)
+        budget = self._budget(key)
+        share = 0.0 if self._enforced.has_own(key) else rounded_down(budget.total / self._n)
+        claim = OwnClaim(key, budget, share, now_ms)
         if self._size + claim.size > _MAX_SIZE:
             self.totals.crowded_out += 1
             return
@@ -422,7 +488,7 @@ class Member:
         self._size += claim.size
         self._fresh.discard(key)
         self._publications.is_due = True
-        self._enforced.set(key, claim.enforced + floor_share(self._n), self._enforced.waits(key))
+        self._enforced.set(key, self._own_share(key), self._enforced.waits(key))
 
     def _leave(self, claim: OwnClaim, now_ms: int) -> None:
         del self._claims[claim.key]
@@ -435,7 +501,7 @@ class Member:
 
     def _go_to_floor(self, key: Key) -> None:
         self._fresh.discard(key)
-        self._enforced.set(key, floor_share(self._n), True)
+        self._enforced.set(key, self._own_share(key), True)
 
     def _acknowledge_claims(self) -> None:
         least = self._others.acknowledged(self.id, self._fleet)
@@ -450,38 +516,38 @@ class Member:
         elif now_ms - claim.used_ms >= _UNUSED_MS:
             self._leave(claim, now_ms)
             return
-        floor = floor_share(self._n)
-        share = claim.enforced + floor
-        claim.demand.update(use, share, implicit_share(self._n), self._windows, passed_ms, now_ms)
+        implicit = claim.budget.total / self._n
+        claim.demand.update(use, self._own_share(claim.key), implicit, passed_ms, now_ms)
         others = [Claim(entry.claim, entry.demand) for entry in self._others.claims_of(claim.key).values()]
-        division = divide(Claim(claim.enforced, claim.demand.value), others)
+        division = divide(Claim(claim.enforced, claim.demand.value), others, claim.budget.total)
         claim.give_freed(division.free, self._windows, now_ms)
-        self._divide(claim, division, floor, now_ms)
+        self._divide(claim, division, now_ms)
         claim.note(division.fair, now_ms)
         if claim.has_to_be_published(division):
             self._publications.is_due = True
-        self._enforced.set(claim.key, claim.enforced + floor, claim.waits(now_ms))
+        self._enforced.set(claim.key, self._own_share(claim.key), claim.waits(implicit, now_ms))
 
-    def _divide(self, claim: OwnClaim, division: Division, floor: float, now_ms: int) -> None:
+    def _divide(self, claim: OwnClaim, division: Division, now_ms: int) -> None:
         """Lower or raise the claim, if it has to be."""
-        target = rounded_down(min(max(division.target, claim.use.held - floor), TOTAL))
+        target = rounded_down(min(max(division.target, claim.use.held), claim.budget.total))
         if division.free >= -_ROUNDING:
             claim.over_since_ms = None
         elif claim.over_since_ms is None:
             claim.over_since_ms = now_ms
         elif now_ms - claim.over_since_ms >= _OVER_MS and claim.enforced > 0:
             self.totals.over += 1
-            claim.lower(rounded_down(max(claim.enforced + division.free, 0.0)), floor, self._windows, now_ms)
+            claim.lower(rounded_down(max(claim.enforced + division.free, 0.0)), self._n, self._windows, now_ms)
             return
         if division.lacking > max(division.free, 0.0) + LEAST and is_ample(claim.enforced, target):
             self.totals.lowers += 1
-            claim.lower(target, floor, self._windows, now_ms)
+            claim.lower(target, self._n, self._windows, now_ms)
         elif _may_raise(claim, division):
             claim.claim = rounded_down(min(target, claim.enforced + division.free))
+            self._publications.is_due = True
 
     def _raise(self, claim: OwnClaim, published: float, now_ms: int) -> None:
         """The larger claim was ordered: enforce it, as far as others leave it."""
-        room = rounded_down(TOTAL - self._others.claimed(claim.key) + _ROUNDING / 2)
+        room = rounded_down(claim.budget.total - self._others.claimed(claim.key) + _ROUNDING / 2)
         to = min(published, claim.claim, room)
         if room < published:
             self.totals.conflicts += 1
@@ -491,7 +557,7 @@ class Member:
             self.totals.raises += 1
             gain = self._gain(claim.key, to - claim.enforced, now_ms, claim)
             claim.enforced = to
-            self._enforced.set(claim.key, to + floor_share(self._n), self._enforced.waits(claim.key), gain)
+            self._enforced.set(claim.key, self._own_share(claim.key), self._enforced.waits(claim.key), gain)
 
     def _gain(self, key: Key, more: float, now_ms: int, claim: OwnClaim | None = None) -> ByAge:
         """What belongs to `more` share of what was given away of the key."""
@@ -501,7 +567,7 @@ class Member:
         pool = self._windows.together(freed, now_ms)
         if more <= 0 or pool.share <= 0:
             return ()
-        free = TOTAL - self._others.claimed(key) - (claim.enforced if claim is not None else 0.0)
+        free = self._budget(key).total - self._others.claimed(key) - (claim.enforced if claim is not None else 0.0)
         return scaled(pool.by_age, more / max(free, pool.share))
 
 

@@ -87,7 +87,7 @@ class Enforced:
             self._waiting.add(key)
         else:
             self._waiting.discard(key)
-        self._move(key, share, min(1.0, share / before), gain, waits)
+        self._move(key, share, share / before if share < before else 1.0, gain, waits)
 
     def release(self, key: Key, gain: ByAge = ()) -> None:
         """The key has the share of all others again."""

@@ -1,6 +1,6 @@
 """A fleet without a network: registers that are ordered one after the other, and views that lag behind them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from quotas.shares.document import Document, parse
@@ -29,6 +29,8 @@ class Instance:
     is_reached: bool = True
     is_frozen: bool = False
     has_record: bool = False
+    is_unaware: bool = False
+    """Its record is gone, and it has not been told yet."""
     looked_ms: int = 0
 
 
@@ -53,16 +55,20 @@ class Registers:
 class Fleet:
     """Instances, registers and one time."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_count: Callable[[Key], bool] = lambda _: False) -> None:
+        self._is_count = is_count
         self.now_ms = 1_000_000
         self.registers = Registers()
         self.instances: dict[str, Instance] = {}
+        self.gone: list[Instance] = []
+        """They have ended without leaving; their records stay until their sessions end."""
         self._names = 0
 
     def join(self, offset_ms: int = 0, cut_off_ms: int = CUT_OFF_MS) -> Instance:
         self._names += 1
         name = f"m{self._names}"
-        member = Member(name, WINDOWS, WINDOW_MS, self.now_ms + offset_ms, cut_off_ms=cut_off_ms)
+        now_ms = self.now_ms + offset_ms
+        member = Member(name, WINDOWS, WINDOW_MS, now_ms, cut_off_ms=cut_off_ms, is_count=self._is_count)
         instance = Instance(member, offset_ms, contact_ms=self.now_ms, looked_ms=self.now_ms)
         self.instances[name] = instance
         self.hear(instance)
@@ -72,8 +78,12 @@ class Fleet:
         return self.now_ms + instance.offset_ms
 
     def hear(self, instance: Instance) -> None:
+        """A request is answered; the first answer says that the record is gone, if it is."""
         if instance.is_reached and not instance.is_frozen:
             instance.contact_ms = self.now_ms
+            if instance.is_unaware:
+                instance.member.lost()
+                instance.is_unaware = False
             instance.member.heard(self.local(instance))
 
     def deliver(
@@ -118,7 +128,9 @@ class Fleet:
         """Its record is gone: it has left, or its session has ended."""
         if instance.has_record:
             self.registers.put(instance.member.id, None)
+            instance.is_unaware = True
         instance.has_record = False
+        instance.in_flight = None
 
     def is_cut_off(self, instance: Instance) -> bool:
         """Whether it does not count: it is cut off, or has had no chance to find out that it is."""
@@ -146,7 +158,7 @@ class Rows:
         self.member = member
         self.amounts: dict[Key, list[float]] = {}
         self.shares: dict[Key, float] = {}
-        self.gained = 0.0
+        self.gained = self.lost = 0.0
 
     def open(self, key: Key) -> None:
         self.amounts[key] = [0.0] * WINDOWS
@@ -166,6 +178,7 @@ class Rows:
     def _move(self, key: Key, move: Move) -> None:
         if key in self.amounts:
             self.shares[key] = move.share
+            self.lost += sum(self.amounts[key]) * (1 - move.keep)
             amounts = [amount * move.keep for amount in self.amounts[key]]
             for age, gained in enumerate(move.gain):
                 amounts[age] += gained

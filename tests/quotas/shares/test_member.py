@@ -176,20 +176,62 @@ def test_when_all_others_have_left_the_limit_is_whole_again(fleet):
     assert one.member.keys == 0
 
 
-def test_who_does_not_hear_from_the_others_has_an_equal_part_and_comes_back_without_claims(fleet):
+def test_who_does_not_hear_from_the_others_has_an_equal_part_at_most_and_continues(fleet):
     one, two = joined(fleet, 2)
     settle(fleet, one, two, uses={"m1": pressed(0.5)})
     fleet.now_ms += CUT_OFF_MS + 1
     fleet.look(one, [pressed(0.98)])
-    assert one.member.is_cut_off
-    assert one.member.share_of(KEY) == one.member.share_of(("other",)) == implicit_share(2)
+    fleet.look(two)
+    assert one.member.state is two.member.state is State.CUT_OFF
+    assert one.member.share_of(KEY) == one.member.share_of(("other",)) == pytest.approx(implicit_share(2))
+    assert two.member.share_of(KEY) == floor_share(2)
     assert one.member.explain(KEY).why is Why.CUT_OFF
     assert one.member.document(fleet.now_ms) is None
-    settle(fleet, one, two, rounds=1)
-    assert one.member.is_cut_off
-    settle(fleet, one, two)
+    settle(fleet, one, two, uses={"m1": pressed(0.5)}, rounds=3)
     assert one.member.is_known
+    assert one.member.share_of(KEY) == pytest.approx(TOTAL + floor_share(2))
+
+
+def test_after_a_long_silence_every_key_has_an_equal_part_without_a_burst(fleet):
+    one, two = joined(fleet, 2)
+    settle(fleet, one, two, uses={"m1": pressed(0.5)})
+    two.member.take_moves()
+    fleet.now_ms += CUT_OFF_MS + 1
+    fleet.look(two)
+    fleet.now_ms += CUT_OFF_MS
+    fleet.look(two)
+    assert two.member.state is State.LOST
     assert two.member.share_of(KEY) == implicit_share(2)
+    (move,) = two.member.take_moves()
+    assert sum(move.gain) == pytest.approx(WINDOWS * (implicit_share(2) - floor_share(2)))
+    assert not move.waits
+
+
+def test_a_member_whose_record_was_lost_is_on_the_floor_for_what_others_claim_until_all_know_it_again(fleet):
+    one, two, three = instances = joined(fleet, 3)
+    settle(fleet, *instances, uses={"m1": pressed(0.33), "m2": pressed(0.33)})
+    fleet.remove(one)
+    settle(fleet, two, three, uses={"m2": pressed(0.49)}, rounds=2)
+    fleet.hear(one)
+    assert one.member.state is State.LOST
+    assert one.member.share_of(KEY) == implicit_share(3)
+    fleet.look(one)
+    fleet.deliver(one)
+    assert one.member.state is State.RETURNING
+    assert one.member.share_of(KEY) == floor_share(3)
+    assert one.member.share_of(("other",)) == implicit_share(3)
+    settle(fleet, *instances, rounds=3)
+    assert one.member.is_known
+
+
+def test_a_start_without_the_transport_has_the_assumed_part(fleet):
+    one = Member("one", WINDOWS, WINDOW_MS, 0, cut_off_ms=CUT_OFF_MS, assumed=3)
+    one.look([], CUT_OFF_MS)
+    assert one.share_of(KEY) == floor_share(2)
+    one.look([], CUT_OFF_MS + 1)
+    assert one.is_cut_off
+    assert one.share_of(KEY) == implicit_share(3)
+    assert one.take_moves() == [Move(EVERY_KEY, implicit_share(3), 1.0, (), False)]
 
 
 def test_a_member_without_a_good_document_counts_and_blocks_raises(fleet):
@@ -201,7 +243,7 @@ def test_a_member_without_a_good_document_counts_and_blocks_raises(fleet):
         fleet.look(one, [pressed(0.33)])
         one.member.document(fleet.now_ms)
     assert one.member.members == 3
-    assert one.member.share_of(KEY) == pytest.approx(implicit_share(3), rel=1e-4)
+    assert one.member.share_of(KEY) <= implicit_share(2)
     assert one.member.explain(KEY).why is Why.ENTERING
 
 
