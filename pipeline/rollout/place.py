@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from common.zookeeper import Ensemble
 from quotas.changes import Alteration, SourceUnavailable
 from quotas.sources.cluster_connection import Credentials
 from quotas.sources.source import Source
@@ -96,7 +97,7 @@ def by_kafkas_api(servers: Sequence[str], credentials: Credentials) -> Place:
 
 def in_zookeeper(servers: Sequence[str], chroot: str) -> Place:
     """Kafka's znodes below a chroot; "" is Kafka's own root."""
-    settings = ZooKeeperSettings(servers, chroot)
+    settings = ZooKeeperSettings(Ensemble(servers), chroot)
     name = f"zookeeper {','.join(servers)}{chroot}"
     unreadable = "cannot read quotas from ZooKeeper at {problem} (look at --zookeeper, and whether a server runs there)"
     return Place(name, lambda: ZooKeeperSource(settings), ("zookeeper",), unreadable)

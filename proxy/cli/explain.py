@@ -23,7 +23,7 @@ from proxy.cli.quota_text import amount, entity_text, past_lines, throttled_by_n
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config, VirtualClusterConfig
 from proxy.decisions.client_ids import measured_client_id
-from proxy.observe.explained import Cap, Form, Observed, Origin, explained_form
+from proxy.observe.explained import Cap, Form, Observed, Origin, explained_form, share_text
 from quotas.changes import tables_of
 from quotas.entities import is_ip
 from quotas.explain import Client
@@ -175,6 +175,8 @@ def _quota_lines(reported: Form, without_rule: str) -> Iterator[str]:
     for use in reported["use"]:
         where = "all nodes" if use["node_id"] is None else f"node {use['node_id']}"
         yield f"  {where}: {_use(use, unit)}"
+        if use.get("share") is not None:
+            yield f"    {amount(use['limit'], unit)} here, {share_text(use['share'])}"
     for past in reported["throttles"]:
         who = f"user={printable(repr(past['user']))}, client_id={printable(repr(past['client_id']))} from {past['ip']}"
         yield f"  throttled at node {past['node_id']} {_when(past)}: {who}{_measured(past, unit)}"

@@ -15,7 +15,7 @@ from common.kinds import MAX_PORT
 from common.problems import Problem, either, show
 from common.settings import found_at, items, part, repeated_names, valid
 from proxy.config.kinds import host_port, is_advertisable, show_range
-from proxy.config.settings import AdminConfig, ListenerAddress, MetricsConfig, ZooKeeperConfig
+from proxy.config.settings import AdminConfig, EnsembleConfig, ListenerAddress, MetricsConfig, ZooKeeperConfig
 from quotas.sources.entries import repeated_entities
 
 _MOST_PAIRS = 1_000
@@ -188,6 +188,31 @@ def _source_problems(data: Any) -> Iterator[Problem]:
             yield Problem(f"{path}.zookeeper", f"expected nothing with the source {source!r}, got a mapping")
 
 
+def _fleet_problems(data: Any) -> Iterator[Problem]:
+    """Fleets without an ensemble, and two at one place: each would count the instances of the other."""
+    taken: dict[tuple[str, ...], str] = {}
+    for path, cluster in found_at(data, "virtual_clusters[]"):
+        fleet, quotas = part(cluster, "fleet"), part(cluster, "quotas")
+        if fleet is None:
+            continue
+        ensemble, of_quotas = part(fleet, "zookeeper"), part(quotas, "zookeeper")
+        servers, where = items(ensemble, "servers"), f"{path}.fleet.zookeeper.servers"
+        if not servers and ensemble and ensemble != EnsembleConfig():
+            yield Problem(where, "expected at least one beside other settings of the ensemble, got nothing")
+        elif not servers and not items(of_quotas, "servers"):
+            yield Problem(where, "expected at least one, as quotas do not come from ZooKeeper, got nothing")
+        place = (_fleet_path(cluster), *sorted(map(str, servers or items(of_quotas, "servers"))))
+        if (first := taken.setdefault(place, path)) != path:
+            yield Problem(f"{path}.fleet.path", f"expected a path that no other fleet has, got that of {first}.fleet")
+
+
+def _fleet_path(cluster: Any) -> str:
+    """Where a fleet has its znodes, as `proxy.config.settings.fleet_path` says of one that is valid."""
+    path, chroot = part(part(cluster, "fleet"), "path"), part(part(part(cluster, "quotas"), "zookeeper"), "chroot")
+    below = f"/kafka-throttle/{part(cluster, 'name')}" if chroot is None else str(chroot).rstrip("/")
+    return f"{below}/fleet" if path is None else str(path).rstrip("/")
+
+
 def _node_name_problems(data: Any) -> Iterator[Problem]:
     for path, listener in found_at(data, "virtual_clusters[].listeners[]"):
         if part(listener, "advertised_node_host") and not part(listener, "tls"):
@@ -214,6 +239,7 @@ CHECKS = (
     _entry_problems,
     _loop_problems,
     _source_problems,
+    _fleet_problems,
     _node_name_problems,
     _admin_listener_problems,
 )

@@ -36,7 +36,7 @@ def changes_needing_restart(old: Config, new: Config) -> list[str]:
 
 def _fixed_changes(path: str, old: VirtualClusterConfig, new: VirtualClusterConfig) -> list[str]:
     """Settings of a section of a virtual cluster that wait for a restart."""
-    changes = []
+    changes = [f"{path}.fleet"] if old.fleet != new.fleet else []
     for fixed in sorted(Config.NEEDS_RESTART):
         _, _, setting = fixed.partition("virtual_clusters[].")
         section, _, name = setting.partition(".")

@@ -390,20 +390,11 @@ class RequestCost(Settings):
         return name
 
 
-class ZooKeeperConfig(Settings):
-    """An ensemble that holds quotas in Kafka's own layout."""
+class EnsembleConfig(Settings):
+    """A ZooKeeper ensemble, and who the proxy is there."""
 
     servers: Many[Server] = ()
     """Its servers, each as host:port (IPv6 in brackets)."""
-
-    chroot: Annotated[str | None, Text("a path like /kafka-throttle/main", is_znode_path)] = None
-    """Where `config` stands; `/kafka-throttle/` and the virtual cluster's name without it, `/` for Kafka's own root."""
-
-    session_timeout_ms: Annotated[int, Whole(1_000, 120_000)] = 10_000
-    """How long the ensemble keeps a session that it does not hear of, in milliseconds."""
-
-    resync_s: Annotated[int, Whole(1, 3_600)] = 30
-    """How often all is read again, for changes that nobody gave notice of, in seconds."""
 
     username: Annotated[str | None, Text("a string that is not empty (numbers need quotes)", bool)] = None
     """The user of the scheme `digest`, or of SASL with `sasl`."""
@@ -443,6 +434,35 @@ class ZooKeeperConfig(Settings):
         return self.unless(problems)
 
 
+class ZooKeeperConfig(EnsembleConfig):
+    """An ensemble that holds quotas in Kafka's own layout."""
+
+    chroot: Annotated[str | None, Text("a path like /kafka-throttle/main", is_znode_path)] = None
+    """Where `config` stands; `/kafka-throttle/` and the virtual cluster's name without it, `/` for Kafka's own root."""
+
+    session_timeout_ms: Annotated[int, Whole(1_000, 120_000)] = 10_000
+    """How long the ensemble keeps a session that it does not hear of, in milliseconds."""
+
+    resync_s: Annotated[int, Whole(1, 3_600)] = 30
+    """How often all is read again, for changes that nobody gave notice of, in seconds."""
+
+
+class FleetConfig(Settings):
+    """Several instances of the proxy that divide each limit of this virtual cluster (docs/fleet.md)."""
+
+    path: Annotated[str | None, Text("a path like /kafka-throttle/main/fleet", is_znode_path)] = None
+    """The znode below which each instance has a znode with its claims; the same for all instances. Without it
+    `/kafka-throttle/`, the virtual cluster's name and `/fleet`, or `fleet` below the chroot of `quotas.zookeeper`."""
+
+    zookeeper: EnsembleConfig = EnsembleConfig()
+    """The ensemble that has these znodes. Without `servers` it is that of `quotas.zookeeper`."""
+
+    session_timeout_ms: Annotated[int, Whole(4_000, 20_000)] = 6_000
+    """How long the ensemble keeps the znode of an instance that it does not hear of, in milliseconds: a time that its
+    servers grant (`minSessionTimeout`, `maxSessionTimeout`). The share of an instance that is gone is divided after
+    it."""
+
+
 class QuotasConfig(Settings):
     """Who may use how much of each node, and who may change that."""
 
@@ -476,8 +496,9 @@ class QuotasConfig(Settings):
     Fetch, Heartbeat and others; an API that it has none for begins with 60 us, and 0.25 us for each KiB."""
 
     instances: Annotated[int, Whole(1, 1_000)] = 1
-    """How many proxies serve this cluster with the same quotas. With more than one, source `file` refuses changes
-    through Kafka's API: each would have its own."""
+    """How many proxies serve this cluster with the same quotas. With more than one, or with a `fleet`, source `file`
+    refuses changes through Kafka's API: each would have its own. An instance of a fleet that starts while ZooKeeper is
+    away divides each limit by this number, until it knows the others."""
 
     admin_users: Names = ()
     """Users who may describe and alter all quotas with Kafka's own tools."""
@@ -556,6 +577,9 @@ class VirtualClusterConfig(Settings):
 
     sasl: SaslConfig = SaslConfig()
     """Users that prove who they are by SASL. Connections keep what they began with."""
+
+    fleet: FleetConfig | None = None
+    """The other instances that serve this virtual cluster. Without it, each instance enforces whole limits."""
 
     @model_validator(mode="before")
     @classmethod
@@ -871,6 +895,7 @@ class Config(Settings):
         {
             "virtual_clusters[].name",
             "virtual_clusters[].listeners",
+            "virtual_clusters[].fleet",
             "metrics.bind",
             "metrics.port",
             "admin.bind",
@@ -923,6 +948,18 @@ class Config(Settings):
 def pinned_costs(quotas: QuotasConfig) -> dict[int, Cost]:
     """The costs of requests that are not to be learned, by API key."""
     return {API_KEYS[pinned.api]: Cost(pinned.base_us, pinned.per_kib_us) for pinned in quotas.request_costs}
+
+
+def chroot_of(cluster: VirtualClusterConfig) -> str:
+    """Where the znodes of a virtual cluster's quotas are, without a slash at the end: "" for Kafka's own root."""
+    chroot = cluster.quotas.zookeeper.chroot
+    return f"/kafka-throttle/{cluster.name}" if chroot is None else chroot.rstrip("/")
+
+
+def fleet_path(cluster: VirtualClusterConfig) -> str:
+    """Where the znodes of a virtual cluster's fleet are, if it has one, without a slash at the end."""
+    path = None if cluster.fleet is None else cluster.fleet.path
+    return f"{chroot_of(cluster)}/fleet" if path is None else path.rstrip("/")
 
 
 def quota_entries(cluster: VirtualClusterConfig) -> dict[Entity, Entry]:

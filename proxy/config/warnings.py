@@ -53,9 +53,7 @@ def warnings_of(config: Config, ephemeral: range) -> list[Problem]:
             warnings.append(Problem(f"{path}.quotas.entries", "expected quotas, got none: nobody is throttled"))
         warnings += _beaten_entries(f"{path}.quotas.entries", cluster.quotas.entries)
         warnings += _entry_warnings(f"{path}.quotas.entries", cluster.quotas.entries)
-        if cluster.quotas.instances > 1 and cluster.quotas.source == "file" and cluster.quotas.state_file:
-            problem = "expected nothing, as source 'file' of several instances takes no changes, got a file"
-            warnings.append(Problem(f"{path}.quotas.state_file", problem))
+        warnings += _several_warnings(path, cluster)
         warnings += _source_warnings(f"{path}.quotas", cluster.quotas)
         warnings += _own_connection_warnings(path, cluster)
         warnings += _principal_warnings(f"{path}.sasl.principals", cluster.sasl)
@@ -68,6 +66,17 @@ def warnings_of(config: Config, ephemeral: range) -> list[Problem]:
     warnings += _usage_warnings(config.usage)
     warnings += _http_warnings(config)
     return warnings
+
+
+def _several_warnings(path: str, cluster: VirtualClusterConfig) -> Iterator[Problem]:
+    """What several instances of the proxy cannot keep, or do not know."""
+    quotas = cluster.quotas
+    if quotas.source == "file" and quotas.state_file and (quotas.instances > 1 or cluster.fleet is not None):
+        problem = "expected nothing, as source 'file' of several instances takes no changes, got a file"
+        yield Problem(f"{path}.quotas.state_file", problem)
+    if cluster.fleet is not None and quotas.instances == 1:
+        problem = "expected the number of instances of the fleet, got 1: one that starts while ZooKeeper is away"
+        yield Problem(f"{path}.quotas.instances", f"{problem} enforces whole limits")
 
 
 def _http_warnings(config: Config) -> Iterator[Problem]:

@@ -44,6 +44,7 @@ from quotas.changes import Tables
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
 from quotas.entities import Entity, QuotaType, Scope, is_ip
 from quotas.explain import Client, Explanation, explain
+from quotas.shares.member import Explained
 from quotas.sources.entry_forms import entity_of
 
 MAX_QUOTAS = 5_000
@@ -67,6 +68,9 @@ class Cluster(throttled_now.Cluster, Protocol):
 
     def node_ids(self) -> Iterable[int]:
         """The nodes at which clients may have been measured."""
+
+    def share_of(self, sensor: SensorKey) -> Explained | None:
+        """The share of a limit that this instance enforces, and why; None if it has no fleet."""
 
     def standing_of(self, address: str, shadow: bool) -> AddressStanding:
         """The connection limits of an address, and what it uses of them."""
@@ -293,7 +297,7 @@ def _observed(cluster: Cluster, explanation: Explanation, now_ms: int) -> Observ
     for node_id in [WHOLE_CLUSTER] if of_cluster else sorted(cluster.node_ids())[:_MAX_NODES]:
         found = quota_manager.find(SensorKey(cluster.name, node_id, key.quota_type, tags, shadow=key.shadow), entity)
         if found is not None and (reading := quota_manager.reading(found, now_ms)) is not None:
-            uses.append((found, reading))
+            uses.append((found, reading, cluster.share_of(found)))
     throttles = [] if key.shadow else cluster.last_throttles.of_sensor(key.quota_type, tags, MAX_THROTTLES)
     return Observed(uses, throttles)
 
@@ -308,7 +312,7 @@ def _observed_address(cluster: Cluster, explanation: Explanation, ip: str) -> tu
     if explanation.tags is None:
         return replace(explanation, notes=notes), Observed()
     sensor = SensorKey(cluster.name, WHOLE_CLUSTER, key.quota_type, explanation.tags, shadow=key.shadow)
-    uses = [] if standing.reading is None else [(sensor, standing.reading)]
+    uses = [] if standing.reading is None else [(sensor, standing.reading, None)]
     sharers = f"all connections from {standing.origin}, at all listeners"
     return replace(explanation, shared_by=sharers, notes=notes), Observed(uses)
 

@@ -11,6 +11,7 @@ from proxy.observe.forms import (
     BucketForm,
     BucketUseForm,
     CapForm,
+    ClaimForm,
     CostForm,
     CostsPage,
     EntityQuotasForm,
@@ -23,6 +24,7 @@ from proxy.observe.forms import (
     QuotasPage,
     RateUseForm,
     RuleForm,
+    ShareForm,
     TagsForm,
     ThrottleForm,
     UseForm,
@@ -37,6 +39,7 @@ from quotas.limits import UNLIMITED
 from quotas.request_costs import CostReading, RequestCosts
 from quotas.sensors.token_buckets import BucketReading
 from quotas.sensors.windowed_rate import SensorReading
+from quotas.shares.member import Explained
 from quotas.sources.entry_forms import entity_form
 
 MAX_PROBLEMS = 100
@@ -44,6 +47,7 @@ MAX_THROTTLES = 10
 """The most throttles in the explanation of one quota, the latest first."""
 
 _ENTITIES_PER_STEP = 200
+_MAX_CLAIMS = 20
 _NODES_PER_STEP = 10
 
 Form = Mapping[str, Any]
@@ -51,9 +55,11 @@ Form = Mapping[str, Any]
 
 
 class Observed(NamedTuple):
-    """What a running proxy has measured for one explanation: its sensors, and the latest throttles by them."""
+    """What a running proxy has measured for one explanation: its sensors with their shares, and the latest throttles
+    by them.
+    """
 
-    uses: Sequence[tuple[SensorKey, SensorReading | BucketReading]] = ()
+    uses: Sequence[tuple[SensorKey, SensorReading | BucketReading, Explained | None]] = ()
     throttles: Sequence[PastThrottle] = ()
 
 
@@ -218,7 +224,9 @@ def _tags_form(tags: SensorTags) -> TagsForm:
     return {"user": tags.user, "client_id": tags.client_id}
 
 
-def use_form(key: SensorKey, reading: SensorReading | BucketReading) -> RateUseForm | BucketUseForm:
+def use_form(
+    key: SensorKey, reading: SensorReading | BucketReading, share: Explained | None = None
+) -> RateUseForm | BucketUseForm:
     """What one sensor measures now; a token bucket has tokens instead of a rate. `node_id` is null for all nodes.
 
     `shared_by` is the entity whose new clients share this sensor because the sensor table was full.
@@ -230,12 +238,45 @@ def use_form(key: SensorKey, reading: SensorReading | BucketReading) -> RateUseF
         "throttled_ms": reading.throttled_ms,
         "capped": reading.capped,
         "shared_by": None if key.shared_by is None else entity_form(key.shared_by),
+        "share": None if share is None else share_form(share),
     }
     if not isinstance(reading, BucketReading):
         return {**use, "rate": reading.rate, "debt_ms": round(reading.debt_ms)}
     limited = reading.limit < UNLIMITED
     bucket: BucketForm | None = {"tokens": reading.tokens, "burst": reading.burst} if limited else None
     return {**use, "bucket": bucket, "refusals": reading.refusals}
+
+
+def share_form(explained: Explained) -> ShareForm:
+    """The part of a limit that an instance of a fleet enforces, and why."""
+    claims = sorted(explained.others.items(), key=lambda claim: -claim[1].claim)
+    others: list[ClaimForm] = [
+        {"instance": printable(member), "claim": of_member.claim, "demand": of_member.demand}
+        for member, of_member in claims[:_MAX_CLAIMS]
+    ]
+    return {
+        "share": explained.share,
+        "why": explained.why.value,
+        "claim": explained.claim,
+        "demand": explained.demand,
+        "others_claim": sum(of_member.claim for _, of_member in claims),
+        "others": others,
+    }
+
+
+def share_text(form: Form) -> str:
+    """A ShareForm in words."""
+    words = [f"share {_part(form['share'])}: {form['why']}"]
+    if form["claim"] is not None:
+        words.append(f"it claims {_part(form['claim'])} and could use {_part(form['demand'])}")
+    if form["others"]:
+        members = ", ".join(f"{other['instance']} {_part(other['claim'])}" for other in form["others"])
+        words.append(f"others claim {_part(form['others_claim'])} ({members})")
+    return "; ".join(words)
+
+
+def _part(of_limit: float) -> str:
+    return f"{of_limit:.1%}"
 
 
 def throttle_form(past: PastThrottle, now_epoch_ms: int) -> ThrottleForm:

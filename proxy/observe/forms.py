@@ -286,6 +286,41 @@ class TagsForm(TypedDict):
     """The client-id; "" for all client-ids together."""
 
 
+class ClaimForm(TypedDict):
+    """What another instance of the fleet claims of a limit; parts of the limit, 1 is all of it."""
+
+    instance: str
+    """The member of the fleet: the name of the instance, and a number that is another one after each of its starts."""
+
+    claim: float
+    """What it claims."""
+
+    demand: float
+    """What it could use."""
+
+
+class ShareForm(TypedDict):
+    """The part of a limit that this instance of a fleet enforces, and why; 1 is all of the limit."""
+
+    share: float
+    """What this instance enforces."""
+
+    why: str
+    """Why it is that share."""
+
+    claim: float | None
+    """What it claims; null: nothing."""
+
+    demand: float | None
+    """What it could use, if it claims something."""
+
+    others_claim: float
+    """What the other instances claim, together."""
+
+    others: list[ClaimForm]
+    """The other instances that claim something, the largest claim first; at most 20."""
+
+
 class UseForm(TypedDict):
     """What one sensor measures now."""
 
@@ -293,6 +328,8 @@ class UseForm(TypedDict):
     """The node; null: all nodes together."""
 
     limit: LimitValue
+    """What is enforced: in a fleet, the share of this instance."""
+
     throttles: int
     """How many throttles it caused."""
 
@@ -304,6 +341,9 @@ class UseForm(TypedDict):
 
     shared_by: EntityForm | None
     """The entity whose new clients share this sensor, because the table of sensors was full."""
+
+    share: ShareForm | None
+    """The share of this instance; null: the virtual cluster has no fleet, or nothing of it is divided."""
 
 
 class RateUseForm(UseForm):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import structlog
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from proxy.observe.fleet_metrics import FleetTotals
 from quotas.sources.source import SourceState
 
 _NODES_SHOWN = 10
@@ -29,6 +30,8 @@ class ClusterHealth:
     source: str
     source_state: SourceState
     quotas_known: bool
+    fleet: FleetTotals | None = None
+    """The fleet of which this instance is a member, if there is one."""
 
     def not_ready(self) -> Iterator[str]:
         """The reasons why clients of this virtual cluster cannot be served, one line each."""
@@ -40,6 +43,12 @@ class ClusterHealth:
             yield f"{place}: no node has a port at listener {listener} (nodes of the cluster: {shown})"
         if not self.quotas_known:
             yield f"{place}: quotas are not known yet (source {self.source})"
+
+    def remarks(self) -> Iterator[str]:
+        """What is wrong though clients can be served, one line each."""
+        if self.fleet is not None and self.fleet.is_cut_off:
+            share = f"at most 1/{self.fleet.members} of each limit is given out"
+            yield f"virtual cluster {self.virtual_cluster}: cut off from its fleet, {share}: {self.fleet.trouble}"
 
 
 class Muted(NamedTuple):

@@ -103,6 +103,24 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "name. Once for each name.",
         "sasl_not_required": "A client has logged in though `sasl.required` is not set. Once for each listener.",
     },
+    "The fleet": {
+        "fleet_joined": "The other instances know of this one, so it has its share of each limit. Comes again after "
+        "each `fleet_cut_off`.",
+        "fleet_member_joined": "Another instance has joined: limits are divided among `members`.",
+        "fleet_member_left": "Another instance has left, or was not heard of for `session_timeout_ms`.",
+        "fleet_cut_off": "This instance does not hear of the others. Until it does, it gives out what it gave out "
+        "before, at most one part of `members` of each limit.",
+        "fleet_reached": "The other instances know again of this one, which was cut off.",
+        "fleet_problem": "What is wrong with the way to the others, or with what the instance `other` has published.",
+        "fleet_problem_ended": "It is right again.",
+        "fleet_document_refused": "What an instance has published makes no sense, and its last good claims stay in "
+        "force. At most once a minute for each: how many `documents` were refused.",
+        "fleet_claims_exceed_limit": "The claims of `keys` quotas added up to more than the limit for long: an error "
+        "in some instance. This one has lowered its claims.",
+        "fleet_name_taken": "Another instance has had the name of this one for a minute: give each its own "
+        "`usage.instance`. Limits are divided rightly all the same.",
+        "fleet_failed": "An error in the proxy itself: what this instance claims stays as it is. Once a minute.",
+    },
     "The history": {
         "history_writing_failed": "Seconds of the past cannot be written. They are dropped, and traffic goes on.",
         "history_writing_resumed": "Seconds of the past are written again.",
@@ -135,6 +153,7 @@ SECTIONS: Final[Mapping[str, str]] = {
     "Quotas": "Lines also have `virtual_cluster` and `source`. Those about a request also have `listener`, "
     "`connection_id`, `client` (address and port), `node_id`, `user` and `client_id`.",
     "Throttles": "Lines also have `virtual_cluster`, `listener`, `connection_id` and `client` (address and port).",
+    "The fleet": "Lines also have `virtual_cluster`, and as `member` the name of this instance in the fleet.",
     "Connections of clients": "Lines about one connection also have `virtual_cluster`, `listener`, `connection_id`, "
     "`client` (address and port), `node_id`, and behind a load balancer `proxied_by`.",
 }

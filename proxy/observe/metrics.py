@@ -26,6 +26,7 @@ from proxy.gate.gate_metrics import (
 )
 from proxy.installed import installed_version, make_in_use
 from proxy.observe.added_latency import AddedLatency, latency_family
+from proxy.observe.fleet_metrics import FleetTotals, fleet_families
 from proxy.observe.health import ClusterHealth, Muted, health_families, muted_family
 from proxy.observe.past.history_metrics import HistoryTotals, history_families
 from proxy.observe.top_entities import EntitySource, Rules, TopEntities, node_label
@@ -334,6 +335,10 @@ class Metrics:
         """Export what `source` returns at each scrape."""
         self._counted.history.append(source)
 
+    def add_fleet(self, source: Callable[[], FleetTotals]) -> None:
+        """Export what `source` returns at each scrape."""
+        self._counted.fleets.append(source)
+
     def add_entities(self, source: EntitySource) -> None:
         """Export the top entities of this source at each scrape, and the sums of the others."""
         self._counted.entities.add(source)
@@ -359,6 +364,7 @@ class _Counted(Collector):
         self.usage: list[Callable[[], UsageTotals]] = []
         self.shipping: list[Callable[[], ShippingTotals]] = []
         self.history: list[Callable[[], HistoryTotals]] = []
+        self.fleets: list[Callable[[], FleetTotals]] = []
         self._gathered: dict[str, TopAddresses] | None = None
 
     def collect(self) -> Iterator[Metric]:
@@ -377,6 +383,7 @@ class _Counted(Collector):
         yield from _usage_families([source() for source in self.usage])
         yield from _shipping_families([source() for source in self.shipping])
         yield from history_families([source() for source in self.history])
+        yield from fleet_families([source() for source in self.fleets])
         if self._gathered is None:
             for _ in self.gather():
                 pass

@@ -20,14 +20,21 @@ _MAX_ACCEPT_CHARACTERS = 1_024
 class MetricsSite:
     """Serves the metrics and the health of one process.
 
-    `not_ready` returns the reasons why the process cannot serve clients; it is empty when it can.
+    `not_ready` returns the reasons why the process cannot serve clients; it is empty when it can. `remarks` are about
+    what is wrong all the same.
     """
 
     def __init__(
-        self, metrics: Metrics, not_ready: Callable[[], Sequence[str]], most: int = 32, idle_s: float = 30
+        self,
+        metrics: Metrics,
+        not_ready: Callable[[], Sequence[str]],
+        most: int = 32,
+        idle_s: float = 30,
+        remarks: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
         self._metrics = metrics
         self._not_ready = not_ready
+        self._remarks = remarks
         probes = {"/livez": self._get_livez, "/readyz": self._get_readyz}
         pages = {"/metrics": self._get_metrics, **probes}
         routes = [web.get(path, handler) for path, handler in pages.items()]
@@ -61,8 +68,9 @@ class MetricsSite:
         return web.json_response({"live": True})
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
-        reasons = list(self._not_ready())
-        return web.json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+        reasons, remarks = list(self._not_ready()), list(self._remarks())
+        state: dict[str, object] = {"ready": not reasons, "reasons": reasons}
+        return web.json_response(state | ({"remarks": remarks} if remarks else {}), status=503 if reasons else 200)
 
 
 async def measure_lag(gauge: Gauge) -> None:

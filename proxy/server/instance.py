@@ -29,6 +29,8 @@ from proxy.relay.connection_timeouts import TimeOuts
 from proxy.server.connection import Connection
 from proxy.server.descriptors import clients_within_descriptors
 from proxy.server.drain import drain
+from proxy.server.fleet.fleet import Fleet
+from proxy.server.fleet.membership import transport_of
 from proxy.server.listener import Listener
 from proxy.server.passed_sockets import PassedSockets
 from proxy.server.quota_sources import renew
@@ -54,6 +56,8 @@ _LONGEST_STEP_MS = 2_000
 _LOOKS_AT_ONCE = 500
 _EXPIRIES_PER_SWEEP = 5
 _LOOK_S = 0.02
+_JOIN_S = 4.0
+"""How long the ports stay closed, at most, until the other instances of a fleet know of this one."""
 _LAST_WRITES_S = 30.0
 """How long the process waits at its end until the last usage records are on disk."""
 _LAST_WRITES_AT_ONCE_S = 1.0
@@ -92,6 +96,7 @@ class Instance:
                 self.gate,
                 config.usage,
                 self._tracer,
+                transport_of(cluster, clock),
             )
             for cluster in config.virtual_clusters
         ]
@@ -121,6 +126,8 @@ class Instance:
             metrics.add_shadows(cluster.shadow_totals)
             metrics.add_caps(cluster.cap_totals)
             metrics.add_entities(cluster.entities(self.clock))
+            if cluster.fleet is not None:
+                metrics.add_fleet(cluster.fleet.totals)
         metrics.add_gate(
             self._instance_totals, self.gate.listener_totals, self.gate.cluster_totals, self.gate.address_uses
         )
@@ -180,8 +187,6 @@ class Instance:
 
     # ----------------------------------------------------------------- queries
 
-    # ----------------------------------------------------------------- queries
-
     def may_open(self) -> bool:
         """Whether the process may have one more client socket. Each call may be followed by one; a refusal is noted."""
         if self._room <= 0:
@@ -206,12 +211,19 @@ class Instance:
             return ["listeners are not bound yet"]
         return [reason for cluster in self.clusters for reason in cluster.health().not_ready()]
 
+    def remarks(self) -> list[str]:
+        """What is wrong though clients can be served, one line each."""
+        return [remark for cluster in self.clusters for remark in cluster.health().remarks()]
+
     def _muted(self) -> Iterator[Muted]:
         now_ms = self.clock.now_ms()
         return (Muted(*listener.key, listener.muted(now_ms)) for listener in self._listeners())
 
     def _listeners(self) -> Iterator[Listener]:
         return (listener for cluster in self.clusters for listener in cluster.listeners)
+
+    def _fleets(self) -> Iterator[Fleet]:
+        return (cluster.fleet for cluster in self.clusters if cluster.fleet is not None)
 
     def _connections(self) -> Iterator[Connection]:
         return (connection for cluster in self.clusters for connection in cluster.connections)
@@ -280,7 +292,8 @@ class Instance:
         self._note_settings()
 
     async def start(self) -> None:
-        """Read the quotas, and begin to learn the nodes."""
+        """Read the quotas, join the fleets, and begin to learn the nodes."""
+        joining = [self.tasks.spawn(fleet.join(_JOIN_S)) for fleet in self._fleets()]
         await asyncio.gather(*(cluster.book.start() for cluster in self.clusters))
         self._report_unknown_quotas()
         if self._history is not None:
@@ -288,6 +301,7 @@ class Instance:
             self.tasks.spawn(self._history.run())
         for cluster in self.clusters:
             self.tasks.spawn(cluster.upstream.discovery.keep_learning())
+        await asyncio.gather(*joining)
 
     async def cut_start_short(self) -> None:
         """Once `stop_asked` is set, have `start` not wait for sources of quotas that are silent."""
@@ -372,6 +386,7 @@ class Instance:
         """Close what is left, and write the last records."""
         for connection in [one for listener in self._listeners() for one in listener.lingering]:
             connection.abort()
+        await asyncio.gather(*(fleet.stop() for fleet in self._fleets()))
         await self.tasks.cancel()
         await asyncio.gather(*(cluster.book.stop() for cluster in self.clusters))
         for cluster in self.clusters:

@@ -3,9 +3,10 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from common.zookeeper import Ensemble, Login, Tls
 from proxy.config.kinds import HostPort
 from proxy.config.secret_file import secret
-from proxy.config.settings import UpstreamConfig, VirtualClusterConfig, quota_entries
+from proxy.config.settings import EnsembleConfig, UpstreamConfig, VirtualClusterConfig, chroot_of, quota_entries
 from proxy.upstream.credentials import credentials_of
 from quotas.changes import Alteration
 from quotas.entities import Entity, QuotaKey, Scope
@@ -13,7 +14,7 @@ from quotas.sources.file import FileSource
 from quotas.sources.last_good import LastGood
 from quotas.sources.source import Source
 from quotas.sources.upstream import UpstreamSettings, UpstreamSource
-from quotas.sources.zookeeper import Login, Tls, ZooKeeperSettings, ZooKeeperSource
+from quotas.sources.zookeeper import ZooKeeperSettings, ZooKeeperSource
 
 
 def source_of(config: VirtualClusterConfig, config_path: Path, *, remembers: bool = True) -> Source:
@@ -24,13 +25,19 @@ def source_of(config: VirtualClusterConfig, config_path: Path, *, remembers: boo
     quotas = config.quotas
     state_file = Path(quotas.state_file) if quotas.state_file else None
     if quotas.source == "file":
-        return FileSource(quota_entries(config), config_path.name, state_file, instances=quotas.instances)
+        return FileSource(quota_entries(config), config_path.name, state_file, shared_by=_others_of(config))
     source: Source
     if quotas.source == "zookeeper":
         source = ZooKeeperSource(zookeeper_settings(config))
     else:
         source = UpstreamSource(upstream_settings(config))
     return LastGood(source, state_file) if state_file and remembers else source
+
+
+def _others_of(config: VirtualClusterConfig) -> str:
+    """Who else has quotas of this file, in words; "" if only this instance has."""
+    instances = config.quotas.instances
+    return f"{instances} instances" if instances > 1 else "a fleet" if config.fleet is not None else ""
 
 
 def upstream_settings(config: VirtualClusterConfig) -> UpstreamSettings:
@@ -47,18 +54,21 @@ def upstream_settings(config: VirtualClusterConfig) -> UpstreamSettings:
 def zookeeper_settings(config: VirtualClusterConfig) -> ZooKeeperSettings:
     """The settings of the ZooKeeper source. Raises ConfigErrors if a password file cannot be read."""
     found = config.quotas.zookeeper
-    password = secret(found.password_file, "quotas.zookeeper.password_file")
-    login = Login(found.username, password) if found.username and password else None
-    chroot = f"/kafka-throttle/{config.name}" if found.chroot is None else found.chroot
-    return ZooKeeperSettings(
-        servers=_host_ports(found.servers),
-        chroot=chroot.rstrip("/"),
-        session_timeout_ms=found.session_timeout_ms,
-        resync_ms=found.resync_s * 1000,
-        digest=None if found.sasl else login,
-        sasl=login if found.sasl else None,
-        tls=Tls(found.ca_file, found.certificate_file, found.key_file) if found.tls else None,
-        acl="creator" if found.creator_only else "open",
+    ensemble = ensemble_of(found, "quotas.zookeeper", found.session_timeout_ms)
+    return ZooKeeperSettings(ensemble, chroot_of(config), found.resync_s * 1000)
+
+
+def ensemble_of(config: EnsembleConfig, section: str, session_timeout_ms: int) -> Ensemble:
+    """The ensemble of a section. Raises ConfigErrors if its password file cannot be read."""
+    password = secret(config.password_file, f"{section}.password_file")
+    login = Login(config.username, password) if config.username and password else None
+    return Ensemble(
+        servers=_host_ports(config.servers),
+        session_timeout_ms=session_timeout_ms,
+        digest=None if config.sasl else login,
+        sasl=login if config.sasl else None,
+        tls=Tls(config.ca_file, config.certificate_file, config.key_file) if config.tls else None,
+        acl="creator" if config.creator_only else "open",
     )
 
 

@@ -62,7 +62,7 @@ class Service:
         api.past = self.instance.past
         throttled_at = None if api.past is None else api.throttled
         self._page = StatusPage(self.instance.shown(self.not_ready), api.explain, *bounds_of(config), throttled_at)
-        site = MetricsSite(metrics, self._readiness.look, *bounds_of(config))
+        site = MetricsSite(metrics, self._readiness.look, *bounds_of(config), self.instance.remarks)
         self._http = HttpListeners(config, metrics, site, [*api.routes(), *self._page.routes()])
         metrics.ready.set_function(lambda: not self.not_ready())
 

@@ -23,12 +23,16 @@ from proxy.relay.costs import BUSY_SHARES, SHIPPED
 from proxy.relay.use import Meter
 from proxy.server.caps import Caps
 from proxy.server.connection import Connection
+from proxy.server.fleet.fleet import Fleet
+from proxy.server.fleet.membership import fleet_of
+from proxy.server.fleet.transport import FleetTransport
 from proxy.server.listener import Listener
 from proxy.server.quota_sources import source_of
 from proxy.server.quota_store import QuotaStore
 from proxy.server.tls_material import TlsMaterial
 from proxy.upstream.connector import Upstream
 from proxy.upstream.topology import NodeDirectory
+from proxy.usage.recorder import own_name
 from proxy.usage.tracer import Tracer
 from quotas.changes import Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
@@ -37,8 +41,10 @@ from quotas.limits import UNLIMITED
 from quotas.quota_table import QuotaTable
 from quotas.records.traced_sensors import TracedBuckets, TracedSensors
 from quotas.request_costs import RequestCosts
+from quotas.row_copies import values_of
 from quotas.sensors.token_buckets import BucketReading, TokenBuckets
 from quotas.sensors.windowed_rate import SensorReading, Sensors
+from quotas.shares.member import Explained
 
 
 class VirtualCluster:
@@ -56,7 +62,9 @@ class VirtualCluster:
         gate: ConnectionGate,
         usage: UsageConfig | None = None,
         tracer: Tracer | None = None,
+        transport: FleetTransport | None = None,
     ) -> None:
+        """`transport` carries the claims of its fleet; None: this instance is the only one."""
         usage = usage or UsageConfig()
         throttle = config.throttle
         windows = config.quotas.windows
@@ -86,6 +94,10 @@ class VirtualCluster:
             clock,
             lambda source: metrics.quota_problems.labels(config.name, source).inc(),
         )
+        self.fleet: Fleet | None = None
+        if transport is not None:
+            name, connections = usage.instance or own_name(), gate.admission.quotas
+            self.fleet = fleet_of(config, transport, self.quota_manager, connections, name, clock)
         self.last_throttles = LastThrottles(self.quota_manager, clock)
         self.throttled = ThrottledClients()
         self._full_tables = FullTables(config.name)
@@ -160,6 +172,10 @@ class VirtualCluster:
         standing = self.gate.standing_of(self.name, address, shadow)
         return replace(standing, hosts=self.address_quotas.hosts_at(plain_ip(address)))
 
+    def share_of(self, sensor: SensorKey) -> Explained | None:
+        """The share of a limit that this instance enforces, and why; None if it has no fleet."""
+        return None if self.fleet is None else self.fleet.member.explain(values_of(sensor))
+
     def health(self) -> ClusterHealth:
         """What is right and wrong with the cluster, its listeners and its source of quotas."""
         nodes, trouble = self.upstream.directory.present, self.upstream.discovery.trouble
@@ -171,6 +187,7 @@ class VirtualCluster:
             self.source.name,
             self.source.state,
             self.book.known,
+            None if self.fleet is None else self.fleet.totals(),
         )
 
     @property

@@ -47,22 +47,22 @@ _Result = TypeVar("_Result")
 class FileSource:
     """The entries of the configuration file, called `layer`, under the changes that `state_file` holds.
 
-    `replace` takes up a file that has changed; it does not wait for the disk. Without a state file, or with several
-    instances of the proxy, which would each have one of their own, nothing can be altered. A state file that cannot
-    be read or is damaged leaves the last good changes in force, and is not written to until it has been repaired. One
-    that is deleted takes its changes with it, as it would at the next start.
+    `replace` takes up a file that has changed; it does not wait for the disk. Without a state file, or if several
+    instances of the proxy share the file, which `shared_by` says in words, nothing can be altered. A state file that
+    cannot be read or is damaged leaves the last good changes in force, and is not written to until it has been
+    repaired. One that is deleted takes its changes with it, as it would at the next start.
     """
 
     name = "file"
 
-    def __init__(self, entries: Entries, layer: str, state_file: Path | None = None, *, instances: int = 1) -> None:
+    def __init__(self, entries: Entries, layer: str, state_file: Path | None = None, *, shared_by: str = "") -> None:
         self.problems: Mapping[str, str] = {}
         self.quotas: SharedMap[Entity, Mapping[QuotaKey, Limit]] = SharedMap()
         self._edits: dict[Entity, Mapping[str, str]] = {}
         self._entries: Entries = {}
         self._layer = layer
         self._state_file = state_file
-        self._instances = instances
+        self._shared_by = shared_by
         self._overlay: Overlay = {}
         self._text = OverlayText()
         self._state_problem = ""
@@ -163,10 +163,8 @@ class FileSource:
             setting = f"virtual_clusters[].quotas.state_file of {self._layer}"
             problem = "expected a file to keep changes in, got nothing; setting it needs a restart (docs/quotas.md)"
             raise AlterationRefused(f"{setting}: {problem}")
-        if self._instances > 1:
-            raise AlterationRefused(
-                f"source `file` of {self._instances} instances takes no changes: each would have its own"
-            )
+        if self._shared_by:
+            raise AlterationRefused(f"source `file` of {self._shared_by} takes no changes: each would have its own")
         return Path(os.path.realpath(self._state_file))
 
     # --------------------------------------------------------------- reading

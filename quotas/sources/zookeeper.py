@@ -1,21 +1,17 @@
 """Quotas in ZooKeeper, in Kafka's own znodes (quotas/sources/znodes.py): read, followed and written."""
 
-import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from kazoo import exceptions, security
-from kazoo.client import KazooClient
-from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo import exceptions
 from kazoo.protocol.states import KazooState, KeeperState
 
-from common.plain_words import plain_words
+from common.zookeeper import LOST, Ensemble, LastWords, acl_of, close, new_client, words_for
 from quotas.changes import NO_QUOTAS, Alteration, Quotas, SourceUnavailable
 from quotas.sources.source import SourceState
 from quotas.sources.znode_follower import BATCH, Conflict, ConnectionLost, Failure, Follower, Forbidden
@@ -25,8 +21,6 @@ _RETRY_S = 0.2
 """Between two attempts to connect. It is short because what ZooKeeper returns with has to be in force in a second."""
 _REFUSED_S = 1.0
 """After a connection on which nothing could be read: whom ZooKeeper refuses it will refuse again."""
-_LONGEST_CONNECT_S = 3.5
-"""By then TCP has knocked three times. A server name may have several addresses, and all of them be dead."""
 _GIVEN_UP_S = 1.0
 """After that long kazoo's thread has begun to connect, unless it has ended already."""
 _REQUEST_S = 5.0
@@ -39,12 +33,6 @@ _REPORTED_TROUBLES = 15
 _STOP_S = 3.0
 _CLOSE_S = 1.0
 
-_LOST = (
-    exceptions.ConnectionLoss,
-    exceptions.SessionExpiredError,
-    exceptions.AuthFailedError,
-    KazooTimeoutError,
-)
 _IN_THE_WAKE_OF_ANOTHER = (exceptions.RolledBackError, exceptions.RuntimeInconsistency)
 _ENDED = (KeeperState.CLOSED, KeeperState.AUTH_FAILED, KeeperState.EXPIRED_SESSION)
 
@@ -53,53 +41,20 @@ _ENDED = (KeeperState.CLOSED, KeeperState.AUTH_FAILED, KeeperState.EXPIRED_SESSI
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
-    """A name and its password."""
-
-    user: str
-    password: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM files: whom to trust (None: whom the system trusts), and our own certificate and key, if asked for them.
-
-    Without `key` it is in the file of the certificate.
-    """
-
-    ca: str | None = None
-    certificate: str | None = None
-    key: str | None = None
-    key_password: str | None = field(default=None, repr=False)
-    verify_host_name: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class ZooKeeperSettings:
-    """Where the znodes are, and who we are there.
+    """Where the znodes are.
 
-    `servers` are host:port; Kafka's `/config` is below `chroot`, which is made when it is missing ("" is Kafka's own
-    root). `digest` is ZooKeeper's own scheme, `sasl` is DIGEST-MD5. With `acl` "creator" what we make may be changed
-    only by whom we are, and below users, where SCRAM secrets may be, read only by them, as with zookeeper.set.acl.
+    Kafka's `/config` is below `chroot`, which is made when it is missing ("" is Kafka's own root). Below users, where
+    SCRAM secrets may be, what we make may with `acl` "creator" be read only by us, as with zookeeper.set.acl.
     """
 
-    servers: Sequence[str]
+    ensemble: Ensemble
     chroot: str = ""
-    session_timeout_ms: int = 10_000
     resync_ms: int = 30_000
-    digest: Login | None = None
-    sasl: Login | None = None
-    tls: Tls | None = None
-    acl: Literal["open", "creator"] = "open"
 
     def __post_init__(self) -> None:
         if self.chroot and not (self.chroot.startswith("/") and not self.chroot.endswith("/")):
             raise ValueError(f"chroot: expected nothing or a path like /kafka, got {self.chroot!r}")
-
-    @property
-    def connect_s(self) -> float:
-        """How long one address may take to connect: all servers together a session time-out, as in Java's client."""
-        return min(self.session_timeout_ms / 1000 / len(self.servers), _LONGEST_CONNECT_S)
 
     @property
     def place(self) -> str:
@@ -108,48 +63,6 @@ class ZooKeeperSettings:
 
 
 # --------------------------------------------------------------- connection
-
-
-class _LastWords(logging.Handler):
-    """What kazoo said last about what is wrong: it logs the reasons, and raises without them."""
-
-    _CONSEQUENCES = ("Transition to CONNECTING", "Failed connecting to Zookeeper")
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.text = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the message, if it is a reason."""
-        text = record.getMessage()
-        if not text.startswith(self._CONSEQUENCES):
-            error = record.exc_info[1] if record.exc_info else None
-            self.text = f"{text}: {_words_for(error)}" if error else text
-
-
-class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads; one that ends by an error has logged it, and need not print it too.
-
-    A connection may take `connect_s` to stand. kazoo itself gives each address a whole session time-out, one after the
-    other, and looks names up again only behind the last one: servers that had come back elsewhere were found too late.
-    """
-
-    def __init__(self, connect_s: float) -> None:
-        super().__init__()
-        self._connect_s = connect_s
-
-    def create_connection(self, *args: Any, **settings: Any) -> Any:
-        """A socket that is connected, and has shaken hands where TLS is spoken."""
-        return super().create_connection(*args, **settings | {"timeout": self._connect_s})
-
-    def spawn(self, func: Callable[..., None], *args: Any, **kwargs: Any) -> Any:
-        """Run a function in a thread of its own."""
-
-        def run() -> None:
-            with suppress(Exception):
-                func(*args, **kwargs)
-
-        return super().spawn(run)
 
 
 class _Connection:
@@ -165,17 +78,8 @@ class _Connection:
         self._settings = settings
         self._wake = wake
         self._began_at = time.monotonic()
-        self._words = _LastWords()
-        logger = logging.Logger("kazoo", logging.WARNING)
-        logger.addHandler(self._words)
-        self._client = KazooClient(
-            hosts=",".join(settings.servers),
-            timeout=settings.session_timeout_ms / 1000,
-            connection_retry={"max_tries": -1, "delay": _RETRY_S, "backoff": 1, "max_jitter": 0.1},
-            handler=_Handler(settings.connect_s),
-            logger=logger,
-            **_credentials(settings),
-        )
+        self._words = LastWords()
+        self._client = new_client(settings.ensemble, self._words, _RETRY_S)
         self._client.add_listener(self._on_state)
         self._client.start_async()
 
@@ -202,11 +106,7 @@ class _Connection:
 
     def close(self) -> None:
         """Let go of session, socket and threads."""
-        try:
-            self._client.stop()
-            self._client.close()
-        except (exceptions.KazooException, OSError):
-            pass  # a server that does not answer ends the session on its own
+        close(self._client)
 
     def sync(self, path: str) -> None:
         """Have this server catch up with the leader."""
@@ -265,10 +165,8 @@ class _Connection:
         return transaction
 
     def _acl(self, path: str) -> list[Any]:
-        if self._settings.acl == "open":
-            return list(security.OPEN_ACL_UNSAFE)
         is_secret = f"{path}/".startswith(f"{self._settings.place}/users/")
-        return [*security.CREATOR_ALL_ACL, *([] if is_secret else security.READ_ACL_UNSAFE)]
+        return acl_of(self._settings.ensemble, is_secret=is_secret)
 
     def _responses(self, pending: Sequence[Any]) -> list[Any]:
         """What came of each request: its result or a Failure."""
@@ -278,8 +176,8 @@ class _Connection:
         for request in pending:
             try:
                 responses.append(request.get(timeout=0))
-            except _LOST as error:
-                raise ConnectionLost(self.trouble or _words_for(error)) from None
+            except LOST as error:
+                raise ConnectionLost(self.trouble or words_for(error, _REQUEST_S)) from None
             except exceptions.KazooException as error:
                 responses.append(_failure(error))
         return responses
@@ -303,16 +201,7 @@ def _failure(error: Exception) -> Failure:
         exceptions.NoAuthError: Forbidden,
         exceptions.InvalidACLError: Forbidden,
     }
-    return kinds.get(type(error), Failure)(_words_for(error))
-
-
-def _words_for(error: BaseException) -> str:
-    known: dict[type[BaseException], str] = {
-        exceptions.NoAuthError: "not allowed",
-        exceptions.InvalidACLError: "an ACL for its creator needs a login",
-        KazooTimeoutError: f"no answer within {_REQUEST_S:g} s",
-    }
-    return known.get(type(error)) or plain_words(error)
+    return kinds.get(type(error), Failure)(words_for(error, _REQUEST_S))
 
 
 def _or_none(failure: Failure) -> Failure | None:
@@ -324,26 +213,6 @@ def _cause(results: Sequence[Any]) -> Failure | None:
     errors = [result for result in results if isinstance(result, Exception)]
     causes = [error for error in errors if not isinstance(error, _IN_THE_WAKE_OF_ANOTHER)]
     return _failure((causes or errors)[0]) if errors else None
-
-
-def _credentials(settings: ZooKeeperSettings) -> dict[str, Any]:
-    """What kazoo is told of who we are and whom we trust."""
-    reported: dict[str, Any] = {}
-    if settings.digest:
-        reported["auth_data"] = [("digest", f"{settings.digest.user}:{settings.digest.password}")]
-    if settings.sasl:
-        login = settings.sasl
-        reported["sasl_options"] = {"mechanism": "DIGEST-MD5", "username": login.user, "password": login.password}
-    if tls := settings.tls:
-        reported.update(
-            use_ssl=True,
-            ca=tls.ca,
-            certfile=tls.certificate,
-            keyfile=tls.key or tls.certificate,
-            keyfile_password=tls.key_password,
-            check_hostname=tls.verify_host_name,
-        )
-    return reported
 
 
 # ------------------------------------------------------------------- source
@@ -512,7 +381,7 @@ class ZooKeeperSource:
 
     @property
     def _servers(self) -> str:
-        return ",".join(self._settings.servers)
+        return ",".join(self._settings.ensemble.servers)
 
     def _note(self, trouble: str) -> None:
         """Tell why nothing can be read; what has been told since the last success is not told again."""

@@ -13,10 +13,11 @@ from confluent_kafka import Producer
 from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
+from common.zookeeper import Ensemble, Login, Tls
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.sources.znodes import keys_of, notification, written
-from quotas.sources.zookeeper import Login, Tls, ZooKeeperSettings, ZooKeeperSource
+from quotas.sources.zookeeper import ZooKeeperSettings, ZooKeeperSource
 from tests.deaf import deaf_address
 from tests.integration.test_kafka_cluster import eventually
 from tests.integration.topics import make_topic
@@ -74,12 +75,12 @@ def chroot():
 
 
 @contextlib.contextmanager
-def source_at(address, chroot, last_good=NO_QUOTAS, epoch_ms=None, **settings):
+def source_at(address, chroot, last_good=NO_QUOTAS, epoch_ms=None, resync_ms=3_600_000, **ensemble):
     """A source that has been started; at the end it has reported no fault of the proxy.
 
     It learns of changes from ZooKeeper, not by reading all again, unless `resync_ms` says so.
     """
-    settings = ZooKeeperSettings([address], chroot, **{"resync_ms": 3_600_000, **settings})
+    settings = ZooKeeperSettings(Ensemble([address], **ensemble), chroot, resync_ms)
     source = ZooKeeperSource(settings, epoch_ms) if epoch_ms else ZooKeeperSource(settings)
     reported = []
     source.start(lambda: reported.append((source.quotas, source.problems)), last_good)
@@ -498,7 +499,7 @@ def test_deleted_notifications_and_roots_are_made_again_and_quotas_stay(zookeepe
 
 
 def test_a_source_that_was_never_started_or_has_been_stopped_refuses(zookeeper, chroot):
-    source = ZooKeeperSource(ZooKeeperSettings([zookeeper.address], chroot))
+    source = ZooKeeperSource(ZooKeeperSettings(Ensemble([zookeeper.address]), chroot))
     for _ in range(2):
         [refused] = source.alter([Alteration(ALICE, {PRODUCE: 1.0})])
         assert isinstance(refused, SourceUnavailable)
@@ -507,7 +508,7 @@ def test_a_source_that_was_never_started_or_has_been_stopped_refuses(zookeeper, 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:2181", "bad host:x"])
 def test_an_invalid_address_is_reported_and_stops_nothing(address, chroot):
-    source = ZooKeeperSource(ZooKeeperSettings([address], chroot))
+    source = ZooKeeperSource(ZooKeeperSettings(Ensemble([address]), chroot))
     source.start(lambda: None)
     try:
         eventually(lambda: source.problems.get("zookeeper", "").startswith(f"{address}: "))
@@ -530,7 +531,7 @@ def test_servers_that_come_back_under_new_addresses_are_found_within_two_session
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     servers = [f"zk-{number}.test:{port}" for number in "123"]
     session_s = 15
-    settings = ZooKeeperSettings(servers, chroot, session_timeout_ms=1000 * session_s)
+    settings = ZooKeeperSettings(Ensemble(servers, session_timeout_ms=1000 * session_s), chroot)
     with contextlib.ExitStack() as stack:
         for number in "123":
             stack.enter_context(deaf_address(f"127.9.1.{number}", port))

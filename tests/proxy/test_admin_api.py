@@ -43,9 +43,13 @@ class Cluster(SimpleNamespace):
         origin = Origin(name, "file", {"state.json": "cannot be read"})
         super().__init__(name=name, quota_manager=quota_manager, last_throttles=throttles, quotas=quotas, origin=origin)
         self.throttled = ThrottledClients()
+        self.share = None
 
     def node_ids(self):
         return [2, 1]
+
+    def share_of(self, sensor):
+        return self.share
 
     def standing_of(self, address, shadow):
         sensors, now_ms = Sensors(1), 0

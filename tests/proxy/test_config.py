@@ -22,6 +22,7 @@ from proxy.config.settings import (
     ClusterConnectionsConfig,
     Config,
     CredentialsConfig,
+    EnsembleConfig,
     ListenerConfig,
     ListenerTlsConfig,
     MetricsConfig,
@@ -31,6 +32,7 @@ from proxy.config.settings import (
     UsageConfig,
     UsageTopicConfig,
     ZooKeeperConfig,
+    fleet_path,
     pinned_costs,
     quota_entries,
 )
@@ -431,6 +433,93 @@ BAD_SOURCES = [
 @pytest.mark.parametrize(("quotas", "expected"), BAD_SOURCES)
 def test_an_impossible_source_is_refused(quotas, expected):
     assert problems(changed(cluster("quotas"), quotas)) == expected
+
+
+FLEET = "virtual_clusters[0].fleet"
+OF_QUOTAS = {"source": "zookeeper", "zookeeper": {"servers": ["a:1"]}}
+BAD_FLEETS = [
+    ({}, {}, [f"{FLEET}.zookeeper.servers: expected at least one, as quotas do not come from ZooKeeper, got nothing"]),
+    (
+        {"zookeeper": {"tls": True}},
+        OF_QUOTAS,
+        [f"{FLEET}.zookeeper.servers: expected at least one beside other settings of the ensemble, got nothing"],
+    ),
+    ({"path": "fleet"}, OF_QUOTAS, [f"{FLEET}.path: expected a path like /kafka-throttle/main/fleet, got 'fleet'"]),
+    (
+        {"session_timeout_ms": 100},
+        OF_QUOTAS,
+        [f"{FLEET}.session_timeout_ms: expected a whole number from 4000 to 20000, got 100"],
+    ),
+    (
+        {"zookeeper": {"servers": ["a:1"], "chroot": "/x"}},
+        {},
+        [f"{FLEET}.zookeeper.chroot: unknown key"],
+    ),
+    (
+        {"zookeeper": {"servers": ["a:1"], "sasl": True}},
+        {},
+        [f"{FLEET}.zookeeper: expected username and password_file with sasl or creator_only"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("fleet", "quotas", "expected"), BAD_FLEETS)
+def test_an_impossible_fleet_is_refused(fleet, quotas, expected):
+    data = changed(cluster("fleet"), fleet)
+    data["virtual_clusters"][0]["quotas"] = quotas
+    found = problems(data)
+    assert len(found) == len(expected)
+    assert all(each.startswith(problem) for each, problem in zip(found, expected, strict=True)), found
+
+
+def of_fleet(fleet, quotas=OF_QUOTAS):
+    data = changed(cluster("fleet"), fleet)
+    data["virtual_clusters"][0]["quotas"] = quotas
+    return config_of(data)
+
+
+def test_a_fleet_has_the_ensemble_of_the_quotas_and_a_place_beside_them():
+    [found] = of_fleet({}).virtual_clusters
+    assert fleet_path(found) == "/kafka-throttle/main/fleet"
+    mine = {"source": "zookeeper", "zookeeper": {"servers": ["a:1"], "chroot": "/mine"}}
+    [found] = of_fleet({}, mine).virtual_clusters
+    assert fleet_path(found) == "/mine/fleet"
+    [found] = of_fleet({"path": "/else/where", "zookeeper": {"servers": ["b:1"]}}, {}).virtual_clusters
+    assert fleet_path(found) == "/else/where"
+
+
+def test_a_fleet_that_comes_goes_or_moves_waits_for_a_restart():
+    without, one, other = of_fleet(None), of_fleet({}), of_fleet({"session_timeout_ms": 8_000})
+    assert changes_needing_restart(one, one) == []
+    for old, new in ((without, one), (one, without), (one, other)):
+        assert changes_needing_restart(old, new) == [FLEET]
+
+
+@pytest.mark.parametrize("path", [None, "/one/fleet"])
+def test_two_virtual_clusters_cannot_have_one_fleet(path):
+    both = {"source": "zookeeper", "zookeeper": {"servers": ["a:1"], "chroot": "/one"}}
+    data = copy.deepcopy(MINIMAL)
+    second = copy.deepcopy(data["virtual_clusters"][0])
+    second["name"] = "second"
+    second["listeners"][0]["port"] += 100
+    data["virtual_clusters"].append(second)
+    for each in data["virtual_clusters"]:
+        each.update(quotas=both, fleet={} if path is None or each["name"] == "main" else {"path": path})
+    expected = "expected a path that no other fleet has, got that of virtual_clusters[0].fleet"
+    assert problems(data) == [f"virtual_clusters[1].fleet.path: {expected}"]
+    data["virtual_clusters"][1]["fleet"] = {"path": "/two"}
+    assert len(config_of(data).virtual_clusters) == 2
+
+
+def test_what_instances_of_a_fleet_do_not_know_is_warned_about():
+    def warned(**quotas):
+        found = warnings_of(of_fleet({"zookeeper": {"servers": ["b:1"]}}, quotas), range(60_000, 60_001))
+        return [str(each) for each in found if each.path.endswith(("state_file", "instances"))]
+
+    [alone] = [each for each in warned() if "instances" in each]
+    assert alone.startswith(f"{QUOTAS}.instances: expected the number of instances of the fleet, got 1")
+    several = "expected nothing, as source 'file' of several instances takes no changes, got a file"
+    assert warned(instances=2, state_file="state.json") == [f"{QUOTAS}.state_file: {several}"]
 
 
 TOPIC = {"bootstrap_servers": ["kafka:9092"], "topic": "records"}
@@ -896,6 +985,7 @@ def test_a_running_proxy_takes_up(path, value):
 
 FIXED = [
     (cluster("quotas", "instances"), 2, ["virtual_clusters[0].quotas.instances"]),
+    (cluster("fleet"), {"zookeeper": {"servers": ["a:1"]}}, ["virtual_clusters[0].fleet"]),
     (listener("port"), 19093, [f"{LISTENER}.port"]),
     (listener("node_ids"), ["0-3"], [f"{LISTENER}.node_ids"]),
     (listener("advertised_host"), "b", [f"{LISTENER}.advertised_host"]),
@@ -1145,6 +1235,7 @@ WRONG_TOGETHER = {
     ListenerTlsConfig: ({"certificate_file": "c", "ca_file": "a"}, "", "expected ca_file with client_auth"),
     QuotaEntry: ({"user": "a"}, "", "expected producer_byte_rate"),
     EntitySettings: ({"user": "a", "ip": "10.0.0.1"}, "", "expected an ip by itself"),
+    EnsembleConfig: ({"username": "a"}, "", "expected username and password_file together"),
     ZooKeeperConfig: ({"username": "a"}, "", "expected username and password_file together"),
     ThrottleConfig: ({"max_debt_ms": 1}, ".max_debt_ms", "expected 0 or at least max_throttle_ms"),
     ClusterConnectionsConfig: (

@@ -176,6 +176,7 @@ async def proxy(path):
         quotas=quotas,
         origin=Origin("main", "file", {}),
         node_ids=lambda: [2],
+        share_of=lambda sensor: None,
         standing_of=lambda address, shadow: AddressStanding(address, 3, 4, None),
         cap_totals=lambda: [
             CapTotals("main", "", "ingress", 1_000_000, 5, 2, 1_500, 1),
@@ -301,6 +302,7 @@ async def test_a_token_bucket_is_shown_with_its_tokens(path):
         origin=Origin("main", "file", {}),
         node_ids=lambda: [1, 2],
         cap_totals=lambda: [],
+        share_of=lambda sensor: None,
     )
     async with Serving(path, AdminApi([cluster], clock)):
         _, out, _ = await asyncio.to_thread(explain, path, "--user", "alice")

@@ -25,6 +25,10 @@ def metrics():
     return Metrics(CollectorRegistry(), top_entities=2)
 
 
+FLEET = (
+    *("members", "cut_off", "claimed_keys", "claimed_limits", "age_seconds", "moves", "raises", "lowers", "conflicts"),
+    *("excesses", "refused_documents", "writes", "written_bytes", "read_bytes"),
+)
 HISTORY = ("bytes", "seconds", "seconds_dropped", "up", "write_failures")
 USAGE = (
     "records",
@@ -348,6 +352,7 @@ def test_every_metric_has_our_prefix_and_every_family_is_there_from_the_start(me
         "kafka_throttle_upstream_connect_failures",
         "kafka_throttle_nodes_left_out",
         "kafka_throttle_upstream_connects_paced",
+        *(f"kafka_throttle_fleet_{name}" for name in FLEET),
         *(f"kafka_throttle_history_{name}" for name in HISTORY),
         *(f"kafka_throttle_usage_{name}" for name in USAGE),
     } == ours

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from common.zookeeper import Login
 from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
 from proxy.server.quota_sources import renew, source_of, unset, upstream_settings, zookeeper_settings
@@ -12,7 +13,6 @@ from quotas.changes import Alteration, AlterationRefused, Limit
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.last_good import LastGood
 from quotas.sources.upstream import UpstreamSource
-from quotas.sources.zookeeper import Login
 from tests.fakes.kafka_quotas import FakeCluster
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
@@ -106,10 +106,11 @@ def test_zookeeper_is_asked_under_a_root_of_our_own_unless_another_is_named(tmp_
     for settings, chroot in (({}, "/kafka-throttle/main"), ({"chroot": "/"}, ""), ({"chroot": "/a/b"}, "/a/b")):
         zookeeper = {"servers": ["10.0.0.1:2181", "[::1]:2181"], **login, **settings}
         found = zookeeper_settings(cluster(rate=None, source="zookeeper", zookeeper=zookeeper))
-        assert found.servers == ("10.0.0.1:2181", "[::1]:2181")
+        ensemble = found.ensemble
+        assert ensemble.servers == ("10.0.0.1:2181", "[::1]:2181")
         assert found.chroot == chroot
-        assert found.digest == Login("kt", "secret")
-        assert found.sasl is found.tls is None
+        assert ensemble.digest == Login("kt", "secret")
+        assert ensemble.sasl is ensemble.tls is None
 
 
 def test_a_password_that_cannot_be_read_is_reported_with_its_setting(tmp_path):

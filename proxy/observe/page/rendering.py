@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from common.printable import printable
 from proxy.installed import installed_version
+from proxy.observe.explained import share_text
 from proxy.observe.page import words
 from proxy.observe.page.history import EVERY_S, Sample
 from proxy.observe.page.sections import CHARTS
@@ -65,6 +66,7 @@ class Rendering:
             percent=words.percent,
             plural=words.plural,
             printable=printable,
+            share=share_text,
             size=words.size,
             time_of_day=words.time_of_day,
         )

@@ -70,7 +70,8 @@ def _at_once(facts: Callable[[Page], Facts]) -> Callable[[Page], Steps]:
 @_at_once
 def _state(page: Page) -> Facts:
     process = page.process
-    return {"reasons": list(process.not_ready()), "at_ms": process.clock.epoch_ms()}
+    remarks = [remark for cluster in process.clusters for remark in cluster.health().remarks()]
+    return {"reasons": list(process.not_ready()), "remarks": remarks, "at_ms": process.clock.epoch_ms()}
 
 
 # ------------------------------------------------------------------- throttled

@@ -44,6 +44,8 @@ class Cluster(SimpleNamespace):
             origin=Origin(name, "file", {}),
             trouble=None,
             open=[("alice", "10.0.0.1")],
+            fleet=None,
+            share=None,
         )
 
     def node_ids(self):
@@ -56,7 +58,12 @@ class Cluster(SimpleNamespace):
         return iter(self.open)
 
     def health(self):
-        return ClusterHealth(self.name, self.trouble, [NODE], [], "file", SourceState(True, True, 3.0), True)
+        return ClusterHealth(
+            self.name, self.trouble, [NODE], [], "file", SourceState(True, True, 3.0), True, self.fleet
+        )
+
+    def share_of(self, sensor):
+        return self.share
 
     def standing_of(self, address, shadow):
         return AddressStanding(address, 1, None, None)

@@ -84,7 +84,7 @@ def test_without_a_state_file_there_is_what_the_operator_says():
 
 
 def test_several_instances_take_no_changes(state):
-    source = FileSource(FILE, "proxy.yaml", state, instances=2)
+    source = FileSource(FILE, "proxy.yaml", state, shared_by="2 instances")
     reason = refused(source, AlterationRefused)
     assert reason == "source `file` of 2 instances takes no changes: each would have its own"
     with pytest.raises(AlterationRefused):

@@ -1,0 +1,167 @@
+"""The membership of this process in the fleet of one virtual cluster: what is decided is applied, published, logged.
+
+Decisions are made by `quotas.shares.Member`; this loop gives it what it measures and what the others claim.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from proxy.clock import Clock
+from proxy.observe.fleet_metrics import FleetTotals
+from proxy.server.fleet.reports import Reports
+from proxy.server.fleet.transport import FleetTransport, TransportLost
+from quotas.share_rows import SharedRows
+from quotas.shares.document import Document, Documents
+from quotas.shares.member import Member
+
+LOOK_MS: Final = 250
+"""How often use is looked at, at least."""
+WRITE_MS: Final = 1_000
+"""The least time between two documents."""
+
+
+class Fleet:
+    """The loop of one virtual cluster. Belongs to the event loop, and waits for nothing else."""
+
+    def __init__(
+        self, virtual_cluster: str, transport: FleetTransport, member: Member, rows: SharedRows, clock: Clock
+    ) -> None:
+        self.member = member
+        self.writes = self.written_bytes = self.read_bytes = 0
+        self._virtual_cluster = virtual_cluster
+        self._transport = transport
+        self._rows = rows
+        self._clock = clock
+        self._documents = Documents()
+        self._view: Mapping[str, bytes] = {}
+        self._losses = transport.losses
+        self._next_write_ms = clock.now_ms()
+        self._woken = asyncio.Event()
+        self._known = asyncio.Event()
+        self._turning: asyncio.Task[None] | None = None
+        self._publishing: asyncio.Task[None] | None = None
+        self._reports = Reports(virtual_cluster, member)
+
+    async def join(self, timeout_s: float) -> None:
+        """Join, and wait until all others know of this member, at most this long. It goes on trying without end."""
+        await self._transport.start(self.member.id, self._woken.set)
+        self._turning = asyncio.get_running_loop().create_task(self._keep_turning())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._known.wait(), timeout_s)
+
+    async def stop(self) -> None:
+        """Leave the fleet. Nothing may be charged after this: the others divide the shares of this member."""
+        for task in (self._turning, self._publishing):
+            if task is not None:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        await self._transport.stop()
+
+    @property
+    def trouble(self) -> str:
+        """Why this member is cut off from the others; "" if it is not."""
+        if not self.member.is_cut_off:
+            return ""
+        return self._transport.problems.get("", "the others have not yet acknowledged that this instance is back")
+
+    def totals(self) -> FleetTotals:
+        """For the metrics."""
+        member, heard_ms = self.member, self._transport.heard_ms
+        return FleetTotals(
+            self._virtual_cluster,
+            members=member.members,
+            is_cut_off=member.is_cut_off,
+            trouble=self.trouble,
+            heard_ms_ago=None if heard_ms is None else self._clock.now_ms() - heard_ms,
+            keys=member.keys,
+            claimed=member.claimed,
+            moves=member.moves,
+            raises=member.totals.raises,
+            lowers=member.totals.lowers,
+            conflicts=member.totals.conflicts,
+            excesses=member.totals.over,
+            refused=self._documents.refused,
+            writes=self.writes,
+            written_bytes=self.written_bytes,
+            read_bytes=self.read_bytes,
+        )
+
+    # -------------------------------------------------------------------- the loop
+
+    async def _keep_turning(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), self._rest_s())
+            self._woken.clear()
+            try:
+                self.turn()
+            except Exception:
+                # A fault of ours must not freeze the claims of this moment for good.
+                self._reports.failed(self._clock.now_us())
+
+    def _rest_s(self) -> float:
+        """How long nothing is due."""
+        until_write_ms = self._next_write_ms - self._clock.now_ms()
+        return min(LOOK_MS, until_write_ms if until_write_ms > 0 else LOOK_MS) / 1000
+
+    def turn(self) -> None:
+        """One step. What was lowered is applied before it is published, and what a document has seen before it says so.
+
+        A document is published meanwhile, if there is one to publish and none is under way.
+        """
+        now_ms = self._clock.now_ms()
+        self._hear(now_ms)
+        self.member.look(self._rows.uses(now_ms), now_ms)
+        self._rows.apply(self.member.take_moves(), now_ms)
+        if self._publishing is None and now_ms >= self._next_write_ms:
+            document = self.member.document(now_ms)
+            self._rows.apply(self.member.take_moves(), now_ms)  # what the document acknowledges lowers shares
+            if document is not None:
+                self._next_write_ms = now_ms + WRITE_MS
+                self._publishing = asyncio.get_running_loop().create_task(self._publish(document))
+        self._report(now_ms)
+
+    async def _publish(self, document: Document) -> None:
+        content = document.encoded()
+        try:
+            await self._transport.publish(content)
+            self._confirm(document)
+            self.writes += 1
+            self.written_bytes += len(content)
+        except TransportLost:
+            pass  # the transport has problems, which are logged; there is another document in a second
+        except Exception:
+            self._reports.failed(self._clock.now_us())
+        finally:
+            self._publishing = None
+            self._woken.set()
+
+    def _confirm(self, document: Document) -> None:
+        now_ms = self._clock.now_ms()
+        self._hear(now_ms)
+        self.member.published(document.seq, now_ms)
+        self._rows.apply(self.member.take_moves(), now_ms)
+        self._report(now_ms)
+
+    def _hear(self, now_ms: int) -> None:
+        """Pass what has come from the transport to the member."""
+        if (heard_ms := self._transport.heard_ms) is not None:
+            self.member.heard(heard_ms)
+        if self._losses != self._transport.losses:
+            self._losses = self._transport.losses
+            self.member.lost()
+        view = self._transport.view()
+        if view != self._view:
+            before, self._view = self._view, view
+            self.read_bytes += sum(len(content) for author, content in view.items() if content != before.get(author))
+            self.member.view(self._documents.read(view), now_ms)
+
+    def _report(self, now_ms: int) -> None:
+        if self.member.is_known:
+            self._known.set()
+        self._reports.look(self._view.keys(), self._transport.problems, now_ms)
+        for author, problem in self._documents.take_problems():
+            self._reports.refused(author, problem, self._clock.now_us())

@@ -1,0 +1,55 @@
+"""Makes the fleet of a virtual cluster from its configuration."""
+
+import secrets
+from typing import Final
+
+from proxy.clock import Clock
+from proxy.config.settings import VirtualClusterConfig, fleet_path
+from proxy.server.fleet.fleet import Fleet
+from proxy.server.fleet.transport import FleetTransport
+from proxy.server.fleet.zookeeper import ZooKeeperTransport
+from proxy.server.quota_sources import ensemble_of
+from quotas.client_quotas import ClientQuotaManager
+from quotas.connection_quotas import ConnectionQuotas
+from quotas.share_rows import SharedRows
+from quotas.shares.member import Member
+
+_EPOCH_BYTES: Final = 4
+
+
+def transport_of(config: VirtualClusterConfig, clock: Clock) -> FleetTransport | None:
+    """What carries the claims of a virtual cluster's fleet, not started; None if it has no fleet.
+
+    Raises ConfigErrors if a password file cannot be read.
+    """
+    fleet, quotas = config.fleet, config.quotas
+    if fleet is None:
+        return None
+    found, section = fleet.zookeeper, "fleet.zookeeper"
+    if not found.servers:
+        found, section = quotas.zookeeper, "quotas.zookeeper"
+    return ZooKeeperTransport(ensemble_of(found, section, fleet.session_timeout_ms), fleet_path(config), clock.now_ms)
+
+
+def fleet_of(
+    config: VirtualClusterConfig,
+    transport: FleetTransport,
+    quota_manager: ClientQuotaManager,
+    connections: ConnectionQuotas,
+    instance: str,
+    clock: Clock,
+) -> Fleet:
+    """The fleet of a virtual cluster, not started.
+
+    `instance` is the name of this one; the member is called after it, and another one each time the process starts.
+    """
+    windows = config.quotas.windows
+    member = Member(
+        f"{instance}#{secrets.token_hex(_EPOCH_BYTES)}",
+        windows.quota_window_num,
+        windows.quota_window_size_seconds * 1000,
+        clock.now_ms(),
+        cut_off_ms=transport.cut_off_ms,
+    )
+    rows = SharedRows(quota_manager, connections, config.name, member)
+    return Fleet(config.name, transport, member, rows, clock)
