@@ -17,12 +17,9 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
-from quotas.limits import MAX_CONNECTION_RATE
+from quotas.connection_counts import ADDRESS, NO_LIMIT, ConnectionCounts, CountKey
 from quotas.sensors.address_rates import AddressRates
 from quotas.sensors.windowed_rate import SensorReading, Sensors
-
-NO_LIMIT = MAX_CONNECTION_RATE
-"""Kafka's default for every rate and every count here: 2^31-1."""
 
 
 class ListenerKey(NamedTuple):
@@ -162,7 +159,7 @@ class _Cluster:
     rates: AddressRates
     shadow_rates: AddressRates
     limits: AddressLimits = field(default_factory=AddressLimits)
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: ConnectionCounts = field(default_factory=ConnectionCounts)
     share_of: Callable[[RateKey], float] | None = None
     """Which part of the rate of an address this instance enforces; None: all of it."""
 
@@ -237,7 +234,9 @@ class ConnectionQuotas:
 
     def set_address_limits(self, virtual_cluster: str, limits: AddressLimits) -> None:
         """Set the limits from the next connection on. Measurements stay, also while there is no limit."""
-        self._cluster(virtual_cluster).limits = limits
+        cluster = self._cluster(virtual_cluster)
+        cluster.limits = limits
+        cluster.counts.limit(ADDRESS, limits.count_of)
 
     def _cluster(self, name: str) -> _Cluster:
         if name not in self._clusters:
@@ -296,10 +295,8 @@ class ConnectionQuotas:
     def count(self, key: ListenerKey, address: str) -> Admission:
         """Decide whether the address may have one more connection, ignoring its rate. If so, it is counted."""
         cluster = self._clusters[key.virtual_cluster]
-        count = cluster.counts.get(address, 0)
-        if count >= (most := cluster.limits.count_of(address)):
-            return Admission(Outcome.TOO_MANY, most)
-        cluster.counts[address] = count + 1
+        if not cluster.counts.enter(CountKey(ADDRESS, address)):
+            return Admission(Outcome.TOO_MANY, cluster.limits.count_of(address))
         self.connections += 1
         self._listeners[key].connections += 1
         return ADMITTED
@@ -313,14 +310,7 @@ class ConnectionQuotas:
 
     def leave(self, key: ListenerKey, address: str) -> None:
         """An admitted connection has ended. Raises ValueError if none is counted for its address."""
-        counts = self._clusters[key.virtual_cluster].counts
-        count = counts.get(address, 0)
-        if not count:
-            raise ValueError(f"no connection from {address} is counted in {key.virtual_cluster}")
-        if count == 1:
-            del counts[address]
-        else:
-            counts[address] = count - 1
+        self._clusters[key.virtual_cluster].counts.leave(CountKey(ADDRESS, address))
         self.connections -= 1
         listener = self._listeners.get(key)
         if listener is not None and listener.connections:
@@ -436,7 +426,11 @@ class ConnectionQuotas:
 
     def connections_from(self, key: AddressKey) -> int:
         """The number of admitted connections from this address."""
-        return self._clusters[key.virtual_cluster].counts.get(key.address, 0)
+        return self.counts(key.virtual_cluster).open(CountKey(ADDRESS, key.address))
+
+    def counts(self, virtual_cluster: str) -> ConnectionCounts:
+        """The numbers of connections of the addresses and users of a virtual cluster."""
+        return self._clusters[virtual_cluster].counts
 
     def instance_reading(self, now_ms: int) -> SensorReading:
         """The measured rate of the instance."""

@@ -1,17 +1,40 @@
-"""The rows of one instance as its member of a fleet sees them: what they hold, and what a share does to them."""
+"""The rows of one instance as its member of a fleet sees them: what they hold, and what a share does to them.
+
+Numbers of connections are shared as well. Their keys are (CONNECTIONS, virtual cluster, "address" or "user", name). An
+instance may have floor(share * limit) connections, and the shares of a key add up to at most 1, so that all instances
+together never have more than the limit. What a member claims is never less than what is open. A limit that is too small
+for all instances is for those that claim it: nobody else may have a connection until it has claimed one, too.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from quotas.client_quotas import ClientQuotaManager, SensorKey
+from quotas.connection_counts import ADDRESS, USER, CountKey
 from quotas.connection_quotas import ConnectionQuotas, RateKey
 from quotas.entities import QuotaType
 from quotas.row_copies import key_of, values_of
 from quotas.shares.member import Member
 from quotas.shares.moves import EVERY_KEY, Key, Move, Use
 
+CONNECTIONS: Final = "connections"
+"""The kind of the keys of numbers of connections."""
+
+RETRY_MS: Final = 2_000
+"""After a refused connection a client counts as waiting for so long: clients of Kafka try again within 1 s or so."""
+
+_LEAST: Final = 2e-6
+"""By so much a share may be below the number of connections that it stands for, because documents round down."""
+
+_Row = SensorKey | RateKey | CountKey
+
 ROWS_PER_STEP: Final = 500
 """How many rows one step of `SharedRows.applying` looks at: a few ms."""
+
+
+def is_count(key: Key) -> bool:
+    """Whether a key is of a number of connections."""
+    return key[:1] == (CONNECTIONS,)
 
 
 class SharedRows:
@@ -28,7 +51,7 @@ class SharedRows:
         self._connections = connections
         self._virtual_cluster = virtual_cluster
         self._member = member
-        self._keys: dict[Key, SensorKey | RateKey | None] = {}
+        self._keys: dict[Key, _Row | None] = {}
         """The rows of the keys at the last look; None: this instance cannot have one."""
         self._totals: dict[Key, tuple[float, int]] = {}
         """What each row of the last look had recorded, and when."""
@@ -38,32 +61,41 @@ class SharedRows:
         manager.waits_of = lambda key: member.waits_of(values_of(key))
         manager.watch_pressed()
         connections.share(virtual_cluster, lambda key: member.share_of(values_of(key)))
+        self._counts = connections.counts(virtual_cluster)
+        self._counts.share(self._allowed)
 
     def uses(self, now_ms: int) -> list[Use]:
         """The use of each key that the member watches, and of each that was pressed since the last call.
 
-        A key without a row is not used.
+        Also that of each limited number of connections of which more are open than one member's equal part: a member
+        that is about to join must find it claimed. A key without a row is not used.
         """
         pressed: dict[Key, int] = {}
         for key, until_ms in self._manager.take_pressed().items():
             pressed[values_of(key)] = until_ms
         for rate, until_ms in self._connections.take_pressed(self._virtual_cluster).items():
             pressed[values_of(rate)] = until_ms
+        refused = {self._key_of_count(key) for key in self._counts.take_refused()}
+        pressed.update(dict.fromkeys(refused, now_ms + RETRY_MS))
         self._waiting = {key: until_ms for key, until_ms in self._waiting.items() if until_ms > now_ms} | pressed
-        keys = dict.fromkeys([*self._member.watched(), *pressed])
+        keys = dict.fromkeys([*self._member.watched(), *pressed, *self._held()])
         self._keys = {key: self._keys[key] if key in self._keys else self._row_of(key) for key in keys}
         totals, self._totals = self._totals, {}
         return [self._use(key, key in pressed, totals.get(key), now_ms) for key in keys]
 
     def _use(self, key: Key, is_pressed: bool, before: tuple[float, int] | None, now_ms: int) -> Use:
         waits_ms = max(self._waiting.get(key, now_ms) - now_ms, 0)
-        found = self._history(self._keys[key], now_ms)
+        row = self._keys[key]
+        if isinstance(row, CountKey):
+            open_here, most = self._counts.open(row), self._counts.most_of(row)
+            return Use(key, 0.0, is_pressed, (), open_here / most if most else 0.0, waits_ms)
+        found = self._history(row, now_ms)
         if found is None:
             return Use(key, 0.0, is_pressed, (), waits_ms=waits_ms)
         total, limit, history = found
         self._totals[key] = total, now_ms
         if before is None:
-            recorded, passed_ms = history[0], self._youngest_ms(self._keys[key])
+            recorded, passed_ms = history[0], self._youngest_ms(row)
         else:
             recorded, passed_ms = total - before[0], max(now_ms - before[1], 1)
         rate = recorded / limit / (passed_ms / 1000)
@@ -87,7 +119,7 @@ class SharedRows:
         of_all = by_key.pop(EVERY_KEY, None)
         for key, move in by_key.items():
             row = self._keys[key] if key in self._keys else self._row_of(key)
-            if row is not None:
+            if row is not None and not isinstance(row, CountKey):
                 self._reshare(row, move, now_ms)
         if of_all is None:
             return
@@ -115,8 +147,27 @@ class SharedRows:
             return self._connections.share_history(row, now_ms)
         return self._manager.share_history(row, now_ms)
 
-    def _row_of(self, key: Key) -> SensorKey | RateKey | None:
-        """The row that a key stands for; None if it is none of a client or an address of this virtual cluster."""
+    def _allowed(self, key: CountKey, most: int) -> int:
+        """How many of `most` connections this instance may have."""
+        member = self._member
+        if not (member.is_known or member.is_cut_off):
+            return 0  # The floor of a member that has just joined is not set aside of a number.
+        return int(most * member.share_of(self._key_of_count(key)) + min(most * _LEAST, 0.9 / member.members))
+
+    def _held(self) -> Iterator[Key]:
+        members = self._member.members
+        for key, (open_here, most) in self._counts.limited():
+            if members > 1 and open_here * members > 0.9 * most:
+                yield self._key_of_count(key)
+
+    def _key_of_count(self, key: CountKey) -> Key:
+        return CONNECTIONS, self._virtual_cluster, *key
+
+    def _row_of(self, key: Key) -> _Row | None:
+        """What a key stands for; None if it is nothing of a client, an address or a user of this virtual cluster."""
+        if key[:2] == (CONNECTIONS, self._virtual_cluster):
+            is_count = len(key) == 4 and key[2] in (ADDRESS, USER) and isinstance(key[3], str)
+            return CountKey(key[2], key[3]) if is_count else None
         try:
             row = key_of(key)
         except (ValueError, TypeError, LookupError, AttributeError):

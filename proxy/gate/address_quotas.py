@@ -10,7 +10,8 @@ from proxy.gate.admission import ClusterRules
 from proxy.gate.connection_gate import ConnectionGate
 from proxy.gate.host_names import HostNames, Resolve, resolve
 from quotas.changes import Tables
-from quotas.connection_quotas import NO_LIMIT, AddressLimits
+from quotas.connection_counts import NO_LIMIT
+from quotas.connection_quotas import AddressLimits
 from quotas.entities import plain_ip
 from quotas.quota_table import ConnectionRates
 from quotas.shared_map import SharedMap

@@ -28,8 +28,8 @@ from itertools import count
 from typing import Generic, NamedTuple, TypeVar
 
 from proxy.relay.actions import CloseReason
+from quotas.connection_counts import NO_LIMIT, USER, CountKey
 from quotas.connection_quotas import (
-    NO_LIMIT,
     AddressKey,
     ConnectionLimits,
     ConnectionQuotas,
@@ -199,7 +199,6 @@ class Admission(Generic[Ticket]):
         self._queues: dict[tuple[str, str], deque[_Holding[Ticket]]] = {}
         self._due: list[tuple[int, int, _Holding[Ticket]]] = []
         self._turns = count()
-        self._users: dict[tuple[str, str], int] = {}
 
     # ---------------------------------------------------------- configuration
 
@@ -218,6 +217,7 @@ class Admission(Generic[Ticket]):
     def set_rules(self, virtual_cluster: str, rules: ClusterRules) -> None:
         """Apply these rules from the next connection on."""
         self._rules[virtual_cluster] = rules
+        self.quotas.counts(virtual_cluster).limit(USER, rules.most_of)
 
     # ------------------------------------------------------ a connection's way
 
@@ -403,14 +403,11 @@ class Admission(Generic[Ticket]):
 
     def user_became(self, place: ConnectionSlot, user: str) -> bool:
         """Whether a connection may stay now that its user is known or has changed. If so, it counts for that user."""
-        name = place.listener.virtual_cluster
         if user == place.user:
             return True
-        count_of_user = self._users.get((name, user), 0)
-        if count_of_user >= self._rules[name].most_of(user):
+        if not self.quotas.counts(place.listener.virtual_cluster).enter(CountKey(USER, user)):
             return False
         self._forget_user(place)
-        self._users[name, user] = count_of_user + 1
         place.user = user
         return True
 
@@ -421,11 +418,7 @@ class Admission(Generic[Ticket]):
 
     def _forget_user(self, place: ConnectionSlot) -> None:
         if place.user is not None:
-            key = place.listener.virtual_cluster, place.user
-            if self._users[key] == 1:
-                del self._users[key]
-            else:
-                self._users[key] -= 1
+            self.quotas.counts(place.listener.virtual_cluster).leave(CountKey(USER, place.user))
 
     # -------------------------------------------------------------------- read
 

@@ -13,7 +13,8 @@ from proxy.gate.gate_log import GateLog
 from proxy.gate.gate_metrics import AddressUse, ClusterGate, InstanceGate, ListenerGate
 from proxy.gate.stages import IncomingConnection
 from quotas.client_quotas import ShadowThrottles
-from quotas.connection_quotas import NO_LIMIT, ConnectionLimits, ListenerKey
+from quotas.connection_counts import NO_LIMIT
+from quotas.connection_quotas import ConnectionLimits, ListenerKey
 
 Number = TypeVar("Number", int, float)
 

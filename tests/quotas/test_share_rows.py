@@ -3,12 +3,13 @@
 import pytest
 
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
+from quotas.connection_counts import CountKey
 from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas, ListenerKey, Outcome, RateKey
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
 from quotas.quota_table import QuotaTable
 from quotas.row_copies import values_of
 from quotas.sensors.windowed_rate import Sensors
-from quotas.share_rows import SharedRows
+from quotas.share_rows import RETRY_MS, SharedRows
 from quotas.shares.member import Member
 from quotas.shares.moves import EVERY_KEY, WAITS_MS, Move, Use
 
@@ -31,6 +32,7 @@ class Instance:
         self.connections.add_virtual_cluster("main", 11, 1000)
         self.connections.add_listener(LISTENER, ConnectionLimits(), 0)
         self.connections.set_address_limits("main", AddressLimits(4.0, shadow_rate=2.0))
+        self.is_known, self.is_cut_off, self.members = True, False, 1
         self.shares, self.own, self.waits, self.watched_keys = shares or {}, set(), set(), list(watched)
         self.rows = SharedRows(self.manager, self.connections, "main", self)
 
@@ -212,3 +214,75 @@ def test_an_instance_that_is_alone_has_all_of_each_limit():
         member.look(one.rows.uses(now_ms), now_ms)
         one.rows.apply(member.take_moves(), now_ms)
     assert one.limit(ALICE) == 1000.0
+
+
+# ------------------------------------------------------------ numbers of connections
+
+
+def from_address(address="10.0.0.1"):
+    return ("connections", "main", "address", address)
+
+
+def test_an_instance_may_have_its_part_of_a_number_of_connections():
+    one = Instance({from_address(): 0.5})
+    one.connections.set_address_limits("main", AddressLimits(connections=5))
+    outcomes = [one.connect(0).outcome for _ in range(3)]
+    assert outcomes == [Outcome.ADMITTED, Outcome.ADMITTED, Outcome.TOO_MANY]
+    assert one.rows.uses(0) == [Use(from_address(), 0.0, True, (), 0.4, RETRY_MS)]
+    one.shares[from_address()] = 0.2
+    assert one.connect(0).outcome is Outcome.TOO_MANY
+    assert one.connections.connections == 2  # none is closed
+    for _ in range(2):
+        one.connections.leave(LISTENER, "10.0.0.1")
+    assert one.connect(0).outcome is Outcome.ADMITTED
+    assert one.connect(0, "10.0.0.2").outcome is Outcome.ADMITTED
+
+
+def test_a_share_that_was_rounded_down_is_the_number_it_stands_for():
+    one = Instance({from_address(): 0.428571})
+    one.connections.set_address_limits("main", AddressLimits(connections=7))
+    assert sum(one.connect(0).outcome is Outcome.ADMITTED for _ in range(9)) == 3
+
+
+def test_connections_of_users_are_shared_too():
+    one = Instance({("connections", "main", "user", "alice"): 0.34})
+    counts = one.connections.counts("main")
+    counts.limit("user", {"alice": 3, "bob": 1}.get)
+    alice, bob = CountKey("user", "alice"), CountKey("user", "bob")
+    assert [counts.enter(key) for key in (alice, alice, bob, bob)] == [True, False, True, False]
+    pressed = {use.key[3]: use.held for use in one.rows.uses(0)}
+    assert pressed == {"alice": pytest.approx(1 / 3), "bob": 1.0}
+    counts.leave(bob)
+    with pytest.raises(ValueError):
+        counts.leave(bob)
+
+
+def test_a_member_that_is_not_known_yet_has_no_part_of_a_number():
+    one = Instance()
+    one.connections.set_address_limits("main", AddressLimits(connections=1000))
+    one.is_known = False
+    assert one.connect(0).outcome is Outcome.TOO_MANY
+    assert one.connect(0, "10.0.0.2").outcome is Outcome.TOO_MANY
+    one.is_cut_off = True
+    assert one.connect(0).outcome is Outcome.ADMITTED
+
+
+def test_what_is_open_beyond_an_equal_part_is_said_unasked():
+    one = Instance()
+    one.connections.set_address_limits("main", AddressLimits(connections=6, counts={"10.0.0.3": 100}))
+    for address in ["10.0.0.1"] * 3 + ["10.0.0.2"] * 2 + ["10.0.0.3"] * 30:
+        assert one.connect(0, address).outcome is Outcome.ADMITTED
+    assert one.rows.uses(0) == []
+    one.members = 2
+    assert {use.key[3]: use.held for use in one.rows.uses(0)} == {"10.0.0.1": 0.5}
+    one.members = 4
+    assert {use.key[3] for use in one.rows.uses(0)} == {"10.0.0.1", "10.0.0.2", "10.0.0.3"}
+
+
+def test_unlimited_numbers_are_not_shared():
+    one = Instance({from_address(): 0.01})
+    assert all(one.connect(0).outcome is Outcome.ADMITTED for _ in range(9))
+    one.members = 5
+    assert one.rows.uses(0) == []
+    one.watched_keys = [from_address(), ("connections", "main", "city", "Rome"), ("connections", "main", "user")]
+    assert [use[1:4] for use in one.rows.uses(0)] == [(0.0, False, ())] * 3
