@@ -25,16 +25,19 @@ class OwnClaim:
         "is_acknowledged",
         "joined",
         "key",
+        "looked_ms",
         "over_since_ms",
         "published",
         "short_since_ms",
         "size",
+        "turn",
         "use",
         "used_ms",
     )
 
-    def __init__(self, key: Key, budget: Budget, claim: float, now_ms: int) -> None:
+    def __init__(self, key: Key, budget: Budget, claim: float, turn: int, now_ms: int) -> None:
         self.key = key
+        self.turn = turn
         self.budget = budget
         self.claim = claim
         """What the next document says."""
@@ -48,6 +51,8 @@ class OwnClaim:
         self.demand = Demand()
         self.freed: Freed = NOTHING
         self.use = Use(key, 0.0, False, ())
+        self.looked_ms = now_ms
+        """When it was looked at last."""
         self.used_ms = now_ms
         """When there was use last."""
         self.short_since_ms: int | None = None
@@ -65,6 +70,11 @@ class OwnClaim:
     def is_raised(self) -> bool:
         """Whether a larger claim is about to be published, or to be confirmed."""
         return self.claim > self.enforced
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is about to change."""
+        return self.short_since_ms is not None or self.is_raised or self.demand.is_uncertain or self.published is None
 
     def lower(self, to: float, members: int, windows: Windows, now_ms: int) -> None:
         """Enforce less. What the window loses is freed."""

@@ -99,12 +99,17 @@ def is_ample(claim: float, target: float) -> bool:
 def divide(mine: Claim, others: Iterable[Claim], total: float) -> Division:
     """Divide a key among the members that claim it."""
     claims = [mine, *others]
-    demands = [claim.demand for claim in claims]
-    level = fair_level(demands, total)
-    spare = total - sum(min(demand, level) for demand in demands)
-    wanting = sum(demand > 0 for demand in demands)
+    level = fair_level([demand for _, demand in claims], total)
+    spare, free, wanting, is_contended = total, total, 0, False
+    for claim, demand in claims:
+        free -= claim
+        spare -= min(demand, level)
+        wanting += demand > 0
+        is_contended = is_contended or is_short(claim, demand)
+    lacking = 0.0
+    for claim, demand in claims[1:]:
+        if is_short(claim, min(demand, level)):
+            lacking += min(demand, level) - claim
     fair = min(mine.demand, level)
     target = fair + max(spare, 0.0) / wanting if mine.demand > 0 else 0.0
-    lacking = sum(min(demand, level) - claim for claim, demand in claims[1:] if is_short(claim, min(demand, level)))
-    free = total - sum(claim.claim for claim in claims)
-    return Division(level, fair, target, lacking, free, any(is_short(claim, demand) for claim, demand in claims))
+    return Division(level, fair, target, lacking, free, is_contended)

@@ -32,6 +32,8 @@ _PRESSED_ALONE_MS: Final = 10_000
 _OVER_MS: Final = 5_000
 """Claims that add up to too much for so long are an error of some member, and no conflict of two raises."""
 _ROUNDING: Final = 1e-6
+_TURNS: Final = 4
+"""A claim in which nothing happens is looked at in each 4th look."""
 _MAX_SIZE: Final = MAX_BYTES * 3 // 4
 """What keys may take in a document; the rest is for what is freed and seen."""
 
@@ -134,6 +136,9 @@ class Member:
         self._known_others = assumed - 1
         """The number of others when this member was cut off."""
         self._claims: dict[Key, OwnClaim] = {}
+        self._touched: set[Key] = set()
+        """Keys that others have claimed otherwise since the last look."""
+        self._turn = 0
         self._size = 0
         """What the claims take in a document, in bytes."""
         self._fresh: set[Key] = set()
@@ -143,7 +148,7 @@ class Member:
         self._heard_ms: int | None = None
         self._lost_heard_ms: int | None = None
         """What was heard last before the record was lost."""
-        self._started_ms = self._looked_ms = now_ms
+        self._started_ms = now_ms
         self._pressed_alone: dict[Key, int] = {}
 
     # What is known of the fleet
@@ -213,6 +218,7 @@ class Member:
                 self._limit_own()
                 self._go_to_floors()
             return
+        self._touched |= changes.touched
         self._fresh -= changes.lost
         self._fresh |= {key for key in changes.found if not self._enforced.has_own(key)}
         for key in changes.lost:
@@ -228,13 +234,12 @@ class Member:
 
     def look(self, uses: Iterable[Use], now_ms: int) -> None:
         """Decide anew, about each 250 ms to 1 s: `uses` has the keys of `watched`, and all that are pressed."""
-        passed_ms, self._looked_ms = now_ms - self._looked_ms, now_ms
         self._listen(now_ms)
         by_key = {use.key: use for use in uses}
         if self.state in (State.JOINING, State.RETURNING) and self._is_acknowledged():
             self._become_known(by_key, now_ms)
         if self.state is State.MEMBER:
-            self._look_at(by_key, max(passed_ms, 1), now_ms)
+            self._look_at(by_key, now_ms)
         self._publications.look(self._others.documents, self._fresh)
 
     def published(self, seq: int, now_ms: int) -> None:
@@ -287,11 +292,11 @@ class Member:
         return self._enforced.has_own(key)
 
     def watched(self) -> Collection[Key]:
-        """The keys whose Use the next look needs, if there is a row."""
+        """The keys whose Use the next look needs, if there is a row. Claimed keys are there in each 4th look at least."""
         if self.state not in (State.MEMBER, State.CUT_OFF):
             return set(self._others.keys)
         was_alone = self._others.documents and not self._fleet
-        return self._claims.keys() | self._fresh | (self._pressed_alone.keys() if was_alone else set())
+        return self._due() | self._fresh | (self._pressed_alone.keys() if was_alone else set())
 
     def explain(self, key: Key) -> Explained:
         """The share of a key, and why."""
@@ -445,7 +450,7 @@ class Member:
 
     # Claims
 
-    def _look_at(self, uses: Mapping[Key, Use], passed_ms: int, now_ms: int) -> None:
+    def _look_at(self, uses: Mapping[Key, Use], now_ms: int) -> None:
         if not self._fleet:
             self._look_alone(uses, now_ms)
         if not self._others.documents:
@@ -454,8 +459,15 @@ class Member:
             if key not in self._claims and self._has_to_enter(use):
                 self._enter(key, now_ms)
         self._acknowledge_claims()
-        for claim in list(self._claims.values()):
-            self._update(claim, uses.get(claim.key) or Use(claim.key, 0.0, False, ()), passed_ms, now_ms)
+        for key in self._due() | (uses.keys() & self._claims.keys()):
+            self._update(self._claims[key], uses.get(key) or Use(key, 0.0, False, ()), now_ms)
+        self._touched.clear()
+        self._turn += 1
+
+    def _due(self) -> set[Key]:
+        """The claims that the next look divides anew: all in which something happens, and a part of the others."""
+        turn, touched = self._turn % _TURNS, self._touched
+        return {key for key, claim in self._claims.items() if claim.turn == turn or key in touched or claim.is_busy}
 
     def _has_to_enter(self, use: Use) -> bool:
         """Whether this member has to claim a key: clients are throttled, or others begin to claim what it uses, or it
@@ -479,7 +491,7 @@ class Member:
         """Claim what this member may use of the key anyway."""
         budget = self._budget(key)
         share = 0.0 if self._enforced.has_own(key) else rounded_down(budget.total / self._n)
-        claim = OwnClaim(key, budget, share, now_ms)
+        claim = OwnClaim(key, budget, share, len(self._claims) % _TURNS, now_ms)
         if self._size + claim.size > _MAX_SIZE:
             self.totals.crowded_out += 1
             return
@@ -509,7 +521,8 @@ class Member:
             if not claim.is_acknowledged and claim.joined:
                 claim.is_acknowledged = least is None or least >= claim.joined
 
-    def _update(self, claim: OwnClaim, use: Use, passed_ms: int, now_ms: int) -> None:
+    def _update(self, claim: OwnClaim, use: Use, now_ms: int) -> None:
+        passed_ms, claim.looked_ms = max(now_ms - claim.looked_ms, 1), now_ms
         claim.use = use
         if _is_in_use(use):
             claim.used_ms = now_ms

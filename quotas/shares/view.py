@@ -15,6 +15,8 @@ class Changes(NamedTuple):
     """Claimed by another member now, and not before."""
     lost: set[Key]
     """No longer claimed by another member."""
+    touched: set[Key]
+    """Claimed otherwise than before, or no longer, by one of them at least."""
 
 
 class OtherMembers:
@@ -36,23 +38,19 @@ class OtherMembers:
         self._vanished = [(gone_ms, keys) for gone_ms, keys in self._vanished if now_ms - gone_ms < reach_ms]
         touched: dict[Key, bool] = {}
         for member in [member for member in self.documents if member not in documents]:
-            document = self.documents.pop(member)
+            keys = _keys_of(self.documents.pop(member))
             self._received_ms.pop(member, None)
-            if document is not None:
-                self._vanished.append((now_ms, document.keys))
-                self._remove(member, document, touched)
+            self._vanished.append((now_ms, keys))
+            self._replace(member, keys, {}, touched)
         for member, document in documents.items():
             before = self.documents.get(member)
             self.documents[member] = document
-            if document is before or document == before:
-                continue
-            self._received_ms[member] = now_ms
-            if before is not None:
-                self._remove(member, before, touched)
-            if document is not None:
-                self._add(member, document, touched)
+            if document is not None and (before is None or document.seq != before.seq):
+                self._received_ms[member] = now_ms
+                self._replace(member, _keys_of(before), _keys_of(document), touched)
         found = {key for key, was_there in touched.items() if not was_there and key in self._claims}
-        return Changes(found, {key for key, was_there in touched.items() if was_there and key not in self._claims})
+        lost = {key for key, was_there in touched.items() if was_there and key not in self._claims}
+        return Changes(found, lost, set(touched))
 
     def claims_of(self, key: Key) -> Mapping[str, Entry]:
         """The claims of a key by member."""
@@ -92,15 +90,22 @@ class OtherMembers:
             least = seen if least is None else min(least, seen)
         return least
 
-    def _remove(self, member: str, document: Document, touched: dict[Key, bool]) -> None:
-        for key in document.keys:
-            touched.setdefault(key, True)
-            claims = self._claims[key]
-            del claims[member]
-            if not claims:
-                del self._claims[key]
+    def _replace(
+        self, member: str, before: Mapping[Key, Entry], after: Mapping[Key, Entry], touched: dict[Key, bool]
+    ) -> None:
+        """Replace the entries of a member; note the keys that have changed, and whether somebody claimed them."""
+        for key, entry in after.items():
+            if before.get(key) != entry:
+                touched.setdefault(key, key in self._claims)
+                self._claims.setdefault(key, {})[member] = entry
+        for key in before:
+            if key not in after:
+                touched.setdefault(key, True)
+                claims = self._claims[key]
+                del claims[member]
+                if not claims:
+                    del self._claims[key]
 
-    def _add(self, member: str, document: Document, touched: dict[Key, bool]) -> None:
-        for key, entry in document.keys.items():
-            touched.setdefault(key, key in self._claims)
-            self._claims.setdefault(key, {})[member] = entry
+
+def _keys_of(document: Document | None) -> Mapping[Key, Entry]:
+    return {} if document is None else document.keys

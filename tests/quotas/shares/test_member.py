@@ -134,7 +134,7 @@ def test_an_unused_claim_ends_after_a_minute(fleet):
     instances = joined(fleet, 2)
     one, two = (instance.member for instance in instances)
     settle(fleet, *instances, uses={"m1": pressed(0.5)}, rounds=3)
-    settle(fleet, *instances, rounds=62)
+    settle(fleet, *instances, rounds=66)
     assert one.keys == 0
     assert one.share_of(KEY) == two.share_of(KEY) == implicit_share(2)
     assert not two.waits_of(KEY)
