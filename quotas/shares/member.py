@@ -292,7 +292,7 @@ class Member:
         return self._enforced.has_own(key)
 
     def watched(self) -> Collection[Key]:
-        """The keys whose Use the next look needs, if there is a row. Claimed keys are there in each 4th look at least."""
+        """The keys whose Use the next look needs, if there is a row. A claimed key is in each 4th look at least."""
         if self.state not in (State.MEMBER, State.CUT_OFF):
             return set(self._others.keys)
         was_alone = self._others.documents and not self._fleet
