@@ -26,6 +26,8 @@ RETRY_MS: Final = 2_000
 _LEAST: Final = 2e-6
 """By so much a share may be below the number of connections that it stands for, because documents round down."""
 
+_REMEMBERED_MS: Final = 10_000
+
 _Row = SensorKey | RateKey | CountKey
 
 ROWS_PER_STEP: Final = 500
@@ -54,7 +56,7 @@ class SharedRows:
         self._keys: dict[Key, _Row | None] = {}
         """The rows of the keys at the last look; None: this instance cannot have one."""
         self._totals: dict[Key, tuple[float, int]] = {}
-        """What each row of the last look had recorded, and when."""
+        """What each row had recorded at the last look at it, and when."""
         self._waiting: dict[Key, int] = {}
         """Until when clients wait, of keys that were pressed."""
         manager.share_of = lambda key: member.share_of(values_of(key))
@@ -80,19 +82,20 @@ class SharedRows:
         self._waiting = {key: until_ms for key, until_ms in self._waiting.items() if until_ms > now_ms} | pressed
         keys = dict.fromkeys([*self._member.watched(), *pressed, *self._held()])
         self._keys = {key: self._keys[key] if key in self._keys else self._row_of(key) for key in keys}
-        totals, self._totals = self._totals, {}
-        return [self._use(key, key in pressed, totals.get(key), now_ms) for key in keys]
+        self._totals = {key: seen for key, seen in self._totals.items() if now_ms - seen[1] < _REMEMBERED_MS}
+        return [self._use(key, key in pressed, now_ms) for key in keys]
 
-    def _use(self, key: Key, is_pressed: bool, before: tuple[float, int] | None, now_ms: int) -> Use:
+    def _use(self, key: Key, is_pressed: bool, now_ms: int) -> Use:
         waits_ms = max(self._waiting.get(key, now_ms) - now_ms, 0)
         row = self._keys[key]
         if isinstance(row, CountKey):
             open_here, most = self._counts.open(row), self._counts.most_of(row)
-            return Use(key, 0.0, is_pressed, (), open_here / most if most else 0.0, waits_ms)
+            return Use(key, 0.0, is_pressed, (), open_here / most if most else 0.0, waits_ms, 1 / max(most, 1))
         found = self._history(row, now_ms)
         if found is None:
             return Use(key, 0.0, is_pressed, (), waits_ms=waits_ms)
         total, limit, history = found
+        before = self._totals.get(key)
         self._totals[key] = total, now_ms
         if before is None:
             recorded, passed_ms = history[0], self._youngest_ms(row)

@@ -29,6 +29,8 @@ class Use(NamedTuple):
     """The part of the limit that cannot be given away now, such as open connections."""
     waits_ms: int = 0
     """How long the latest throttle lasts from now on."""
+    unit: float = 0.0
+    """The least part of the limit that is of use, as one connection of a number; 0: any is."""
 
 
 class Move(NamedTuple):

@@ -85,6 +85,13 @@ def test_a_rate_is_what_was_recorded_since_the_last_look():
     assert one.rows.uses(1_250)[0].rate == 0.0
     one.watched_keys.clear()
     assert one.rows.uses(1_500) == []
+    one.produce("alice", 1_000.0, 2_000)
+    one.watched_keys.append(ALICES)
+    assert one.rows.uses(2_250)[0].rate == pytest.approx(1.0)
+    one.watched_keys.clear()
+    assert one.rows.uses(15_000) == []
+    one.watched_keys.append(ALICES)
+    assert one.rows.uses(15_000)[0].rate == 0.0
 
 
 def test_clients_wait_as_long_as_the_latest_throttle_lasts():
@@ -228,7 +235,7 @@ def test_an_instance_may_have_its_part_of_a_number_of_connections():
     one.connections.set_address_limits("main", AddressLimits(connections=5))
     outcomes = [one.connect(0).outcome for _ in range(3)]
     assert outcomes == [Outcome.ADMITTED, Outcome.ADMITTED, Outcome.TOO_MANY]
-    assert one.rows.uses(0) == [Use(from_address(), 0.0, True, (), 0.4, RETRY_MS)]
+    assert one.rows.uses(0) == [Use(from_address(), 0.0, True, (), 0.4, RETRY_MS, 0.2)]
     one.shares[from_address()] = 0.2
     assert one.connect(0).outcome is Outcome.TOO_MANY
     assert one.connections.connections == 2  # none is closed

@@ -11,7 +11,7 @@ from proxy.server.fleet.zookeeper import ZooKeeperTransport
 from proxy.server.quota_sources import ensemble_of
 from quotas.client_quotas import ClientQuotaManager
 from quotas.connection_quotas import ConnectionQuotas
-from quotas.share_rows import SharedRows
+from quotas.share_rows import SharedRows, is_count
 from quotas.shares.member import Member
 
 _EPOCH_BYTES: Final = 4
@@ -50,6 +50,7 @@ def fleet_of(
         windows.quota_window_size_seconds * 1000,
         clock.now_ms(),
         cut_off_ms=transport.cut_off_ms,
+        is_count=is_count,
     )
     rows = SharedRows(quota_manager, connections, config.name, member)
     return Fleet(config.name, transport, member, rows, clock)
