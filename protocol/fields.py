@@ -38,6 +38,16 @@ class FieldReader(Reader):
         start = self.skip(self.uvarint() - 1 if self.compact else self.int32())
         return bytes(self._frame[start : self.offset])
 
+    def nullable_blob(self) -> bytes:
+        """The bytes of a field of type `bytes` or `records`; none for null."""
+        size = self.uvarint() - 1 if self.compact else self.int32()
+        return self.raw(max(size, 0))
+
+    def raw(self, size: int) -> bytes:
+        """So many bytes that have no length before them, such as a UUID."""
+        start = self.skip(size)
+        return bytes(self._frame[start : self.offset])
+
     def rest(self) -> bytes:
         """All bytes that follow."""
         return bytes(self._frame[self.offset :])

@@ -10,6 +10,7 @@ from protocol.errors import MalformedMessage, TruncatedMessage
 
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
+_INT64: Final = Struct(">q")
 _FLOAT64: Final = Struct(">d")
 
 UVARINT_MAX_BYTES: Final = 5
@@ -48,6 +49,10 @@ class Reader:
 
     def int32(self) -> int:
         value: int = _INT32.unpack_from(self._frame, self.skip(4))[0]
+        return value
+
+    def int64(self) -> int:
+        value: int = _INT64.unpack_from(self._frame, self.skip(8))[0]
         return value
 
     def float64(self) -> float:
@@ -120,6 +125,11 @@ def int32(value: int) -> bytes:
 def int16(value: int) -> bytes:
     """`value` as a big-endian int16."""
     return _INT16.pack(value)
+
+
+def int64(value: int) -> bytes:
+    """`value` as a big-endian int64."""
+    return _INT64.pack(value)
 
 
 def float64(value: float) -> bytes:

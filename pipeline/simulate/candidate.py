@@ -38,6 +38,7 @@ class _Quotas(Settings):
     windows: WindowsConfig = WindowsConfig()
     state_file: Any = None
     zookeeper: Any = None
+    topic: Any = None
     poll_interval_ms: Any = None
     request_costs: Any = None
     instances: Any = None

@@ -21,6 +21,7 @@ from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.cluster_connection import Credentials
 from quotas.sources.cluster_faults import ADDRESSES, ConnectionFault
 from quotas.sources.cluster_nodes import nodes_named_by, response_of
+from quotas.sources.topic import TopicSource
 from quotas.sources.upstream import UpstreamSource
 
 _OF_UPSTREAM = re.compile(r"^upstream\.(?:admin\.)?")
@@ -155,6 +156,7 @@ def _source_findings(path: str, cluster: VirtualClusterConfig, config_path: Path
     source.start(lambda: None)
     try:
         problems, is_read = dict(source.problems), source.state.up
+        is_to_be_created = isinstance(source, TopicSource) and source.is_missing
         if is_read and writers is not None and isinstance(source, UpstreamSource):
             [refused] = source.judge([Alteration(_NOBODY, {QuotaKey(QuotaType.PRODUCE): None})])
     finally:
@@ -163,6 +165,6 @@ def _source_findings(path: str, cluster: VirtualClusterConfig, config_path: Path
     if not is_read and not problems:
         yield Finding(Problem(where, "the quotas could not be read in time"))
     for place, problem in problems.items():
-        yield Finding(Problem(where, f"{place}: {problem}"), is_warning=is_read)
+        yield Finding(Problem(where, f"{place}: {problem}"), is_warning=is_read or is_to_be_created)
     if refused is not None:
         yield Finding(Problem(f"{path}.{writers}", f"the cluster refuses to alter quotas: {refused}"))

@@ -186,6 +186,8 @@ def _source_problems(data: Any) -> Iterator[Problem]:
             yield Problem(f"{path}.zookeeper.servers", problem)
         if source != "zookeeper" and zookeeper and zookeeper != ZooKeeperConfig():
             yield Problem(f"{path}.zookeeper", f"expected nothing with the source {source!r}, got a mapping")
+        if source != "topic" and (topic := part(quotas, "topic")):
+            yield Problem(f"{path}.topic", f"expected nothing with the source {source!r}, got {show(topic)}")
 
 
 def _fleet_problems(data: Any) -> Iterator[Problem]:

@@ -59,6 +59,10 @@ INSTANCE = re.compile("[A-Za-z0-9._-]{1,64}")
 """What a proxy may be called in its records."""
 
 TOPIC = re.compile("[A-Za-z0-9._-]{1,249}")
+TOPIC_NAME = Text(
+    "the name of a topic: 1 to 249 letters, digits, '.', '_' or '-'",
+    lambda text: TOPIC.fullmatch(text) is not None and text not in (".", ".."),
+)
 
 API_KEYS = {api.name: api.key for api in APIS.values()}
 
@@ -466,8 +470,9 @@ class FleetConfig(Settings):
 class QuotasConfig(Settings):
     """Who may use how much of each node, and who may change that."""
 
-    source: Literal["file", "zookeeper", "upstream"] = "file"
-    """Where quotas come from: `file` is this file, overlaid by `state_file`; `upstream` is the cluster itself."""
+    source: Literal["file", "zookeeper", "upstream", "topic"] = "file"
+    """Where quotas come from: `file` is this file, overlaid by `state_file`; `upstream` is the cluster itself; `topic`
+    is a compacted topic in it."""
 
     entries: Many[QuotaEntry] = ()
     """The quotas of source `file`, one entry for each entity. Kafka's order of precedence says which one binds."""
@@ -483,6 +488,9 @@ class QuotasConfig(Settings):
 
     zookeeper: ZooKeeperConfig = ZooKeeperConfig()
     """The ensemble of source `zookeeper`."""
+
+    topic: Annotated[str | None, TOPIC_NAME] = None
+    """The topic of source `topic`; `__kafka_throttle_quotas_` and the virtual cluster's name without it."""
 
     poll_interval_ms: Annotated[int, Whole(100, 3_600_000)] = 2_000
     """How often source `upstream` is read, in milliseconds."""
@@ -776,13 +784,7 @@ class UsageTopicConfig(CredentialsConfig):
     bootstrap_servers: Some[Server]
     """Nodes to ask first for the cluster's members, each as host:port (IPv6 in brackets)."""
 
-    topic: Annotated[
-        str,
-        Text(
-            "the name of a topic: 1 to 249 letters, digits, '.', '_' or '-'",
-            lambda text: TOPIC.fullmatch(text) is not None and text not in (".", ".."),
-        ),
-    ]
+    topic: Annotated[str, TOPIC_NAME]
     """Its name. It should be there: a cluster that makes topics by itself makes it with its defaults."""
 
     compression: Literal["none", "gzip"] = "gzip"
@@ -905,7 +907,7 @@ class Config(Settings):
         }
         | {
             f"virtual_clusters[].quotas.{name}"
-            for name in ("source", "state_file", "zookeeper", "windows", "instances")
+            for name in ("source", "state_file", "zookeeper", "topic", "windows", "instances")
         }
         | {"virtual_clusters[].quotas.poll_interval_ms", "virtual_clusters[].upstream.admin"}
         | {"virtual_clusters[].upstream.send_proxy_protocol"}

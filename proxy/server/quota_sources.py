@@ -13,6 +13,7 @@ from quotas.entities import Entity, QuotaKey, Scope
 from quotas.sources.file import FileSource
 from quotas.sources.last_good import LastGood
 from quotas.sources.source import Source
+from quotas.sources.topic import TopicSettings, TopicSource
 from quotas.sources.upstream import UpstreamSettings, UpstreamSource
 from quotas.sources.zookeeper import ZooKeeperSettings, ZooKeeperSource
 
@@ -20,7 +21,8 @@ from quotas.sources.zookeeper import ZooKeeperSettings, ZooKeeperSource
 def source_of(config: VirtualClusterConfig, config_path: Path, *, remembers: bool = True) -> Source:
     """The source of a virtual cluster's quotas, not started. Raises ConfigErrors if a password file cannot be read.
 
-    With `remembers` it stores the last good quotas on disk. Only one process may do that at a time.
+    With `remembers` it is the source of a running proxy: it stores the last good quotas on disk, which only one process
+    may do at a time, and a topic that is missing is created at once.
     """
     quotas = config.quotas
     state_file = Path(quotas.state_file) if quotas.state_file else None
@@ -29,6 +31,8 @@ def source_of(config: VirtualClusterConfig, config_path: Path, *, remembers: boo
     source: Source
     if quotas.source == "zookeeper":
         source = ZooKeeperSource(zookeeper_settings(config))
+    elif quotas.source == "topic":
+        source = TopicSource(topic_settings(config, creates=remembers))
     else:
         source = UpstreamSource(upstream_settings(config))
     return LastGood(source, state_file) if state_file and remembers else source
@@ -47,6 +51,18 @@ def upstream_settings(config: VirtualClusterConfig) -> UpstreamSettings:
         bootstrap_servers=_host_ports(upstream.bootstrap_servers),
         credentials=credentials_of(upstream),
         interval_s=config.quotas.poll_interval_ms / 1000,
+        timeout_s=_timeout_s(upstream),
+    )
+
+
+def topic_settings(config: VirtualClusterConfig, *, creates: bool) -> TopicSettings:
+    """The settings of the topic source. Raises ConfigErrors if a password file cannot be read."""
+    upstream = config.upstream
+    return TopicSettings(
+        topic=config.quotas.topic or f"__kafka_throttle_quotas_{config.name}",
+        bootstrap_servers=_host_ports(upstream.bootstrap_servers),
+        credentials=credentials_of(upstream),
+        creates=creates,
         timeout_s=_timeout_s(upstream),
     )
 
@@ -86,7 +102,7 @@ def renew(source: Source, config: VirtualClusterConfig) -> None:
         source = source.source
     if isinstance(source, FileSource):
         source.replace(quota_entries(config))
-    elif isinstance(source, UpstreamSource):
+    elif isinstance(source, UpstreamSource | TopicSource):
         source.replace_servers(_host_ports(config.upstream.bootstrap_servers), _timeout_s(config.upstream))
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Final, TypeVar
 
+from protocol.messages.described_configs import node_configs_request
 from protocol.messages.metadata import MetadataNode, nodes_request
-from protocol.messages.node_configs import node_configs_request
 from protocol.own_requests import OwnRequest
 from quotas.changes import SourceUnavailable
 from quotas.sources.cluster_connection import ClusterClient, Credentials

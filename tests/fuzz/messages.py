@@ -24,10 +24,11 @@ from protocol.messages.client_quotas import (
     alteration_request,
     read_describe_request,
 )
-from protocol.messages.metadata import nodes_request
-from protocol.messages.node_configs import node_configs_request
+from protocol.messages.described_configs import node_configs_request, topic_configs_request
+from protocol.messages.metadata import nodes_request, topic_request
 from protocol.messages.sasl import authenticate_request, handshake_request
 from protocol.messages.scram_credentials import only_user, without_refusal
+from protocol.messages.topic_log import EARLIEST, append_request, creation_request, fetch_request, offset_request
 from protocol.messages.topic_mutations import MutationReader, MutationResponseReader
 from protocol.messages.topic_partitions import BY_ID_VERSION, BY_NAME_VERSION, read_topic_partitions
 from protocol.own_requests import OwnRequest
@@ -65,6 +66,12 @@ _QUOTAS = all_quotas_request()
 _OWN_REQUESTS: tuple[OwnRequest[Any], ...] = (
     nodes_request(),
     node_configs_request(7, ["num.partitions"]),
+    topic_request("t"),
+    topic_configs_request("t", ["cleanup.policy"]),
+    creation_request("t", 3, {"cleanup.policy": "compact"}, 5_000),
+    offset_request("t", 4, EARLIEST, 5_000),
+    append_request("t", bytes(16), b"batch", 5_000),
+    fetch_request(bytes(16), 4, 0, 500, 1 << 20, 2 << 20),
     _QUOTAS,
     alteration_request([EntityOperations((EntityPart("user", "a"),), (Operation("producer_byte_rate", 5.5, False),))]),
     handshake_request("PLAIN"),

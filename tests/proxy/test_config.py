@@ -426,7 +426,12 @@ BAD_SOURCES = [
             f"{QUOTAS}.zookeeper: expected tls: true with certificates",
         ],
     ),
-    ({"source": "topic"}, [f"{QUOTAS}.source: expected 'file', 'zookeeper' or 'upstream', got 'topic'"]),
+    ({"source": "log"}, [f"{QUOTAS}.source: expected 'file', 'zookeeper', 'upstream' or 'topic', got 'log'"]),
+    ({"topic": "quotas"}, [f"{QUOTAS}.topic: expected nothing with the source 'file', got 'quotas'"]),
+    (
+        {"source": "topic", "topic": "no/topic"},
+        [f"{QUOTAS}.topic: expected the name of a topic: 1 to 249 letters, digits, '.', '_' or '-', got 'no/topic'"],
+    ),
 ]
 
 

@@ -6,7 +6,7 @@ from struct import pack
 import pytest
 
 from protocol.api_key import DESCRIBE_CLUSTER, DESCRIBE_CONFIGS
-from protocol.messages.node_configs import node_configs_request
+from protocol.messages.described_configs import node_configs_request
 from quotas.changes import SourceUnavailable
 from quotas.sources.cluster_connection import ClusterClient, Credentials
 from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by

@@ -1,38 +1,56 @@
-"""The proxy's own DescribeConfigs request, for settings of one node.
+"""The proxy's own DescribeConfigs requests, for settings of one node or of one topic.
 
 Sources: `DescribeConfigsRequest.json` and `DescribeConfigsResponse.json`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from protocol.api_key import DESCRIBE_CONFIGS
 from protocol.fields import FieldReader, FieldWriter
 from protocol.own_requests import OwnRequest
 
+_TOPIC = b"\2"
 _BROKER = b"\4"
 """The type of a resource that is a node."""
 _SYNONYMS_SINCE = 1
 _DOCUMENTATION_SINCE = 3
 
 
+class TopicConfigs(NamedTuple):
+    """The settings of a topic by name, None for a hidden value; or the error code for which there are none."""
+
+    values: Mapping[str, str | None]
+    error_code: int
+
+
 def node_configs_request(node_id: int, names: Sequence[str]) -> OwnRequest[Mapping[str, str | None]]:
     """The request for the settings `names` of a node. The response has those that it reports; None is a hidden
     value.
     """
+    return OwnRequest(DESCRIBE_CONFIGS, _writes(_BROKER, str(node_id), names), lambda *from_: _read(*from_).values)
 
+
+def topic_configs_request(topic: str, names: Sequence[str]) -> OwnRequest[TopicConfigs]:
+    """The request for the settings `names` of a topic."""
+    return OwnRequest(DESCRIBE_CONFIGS, _writes(_TOPIC, topic, names), _read)
+
+
+def _writes(kind: bytes, resource: str, names: Sequence[str]) -> Callable[[FieldWriter, int], bytes]:
     def written(writer: FieldWriter, version: int) -> bytes:
-        resource = _BROKER + writer.text(str(node_id)) + writer.array(map(writer.text, names)) + writer.end
+        one = kind + writer.text(resource) + writer.array(map(writer.text, names)) + writer.end
         booleans = (version >= _SYNONYMS_SINCE) + (version >= _DOCUMENTATION_SINCE)
-        return writer.array([resource]) + bytes(booleans) + writer.end
+        return writer.array([one]) + bytes(booleans) + writer.end
 
-    return OwnRequest(DESCRIBE_CONFIGS, written, _read)
+    return written
 
 
-def _read(reader: FieldReader, version: int) -> Mapping[str, str | None]:
+def _read(reader: FieldReader, version: int) -> TopicConfigs:
     reader.skip(4)  # throttle_time_ms
     configs: dict[str, str | None] = {}
+    error_code = 0
     for _ in reader.elements(7):
-        reader.skip(2)  # error_code
+        error_code = reader.int16() or error_code
         reader.nullable_text()
         reader.skip(1)  # resource_type
         reader.text()
@@ -41,7 +59,7 @@ def _read(reader: FieldReader, version: int) -> Mapping[str, str | None]:
             configs[name] = reader.nullable_text()
             _skip_details(reader, version)
         reader.end()
-    return configs
+    return TopicConfigs(configs, error_code)
 
 
 def _skip_details(reader: FieldReader, version: int) -> None:
