@@ -24,6 +24,7 @@ from quotas.shares.history import ByAge, Windows, scaled
 from quotas.shares.moves import Enforced, Key, Move, Use
 from quotas.shares.publications import Publications
 from quotas.shares.view import OtherMembers
+from quotas.shares.whole import divide_whole
 
 _UNUSED_MS: Final = 60_000
 """A claim without use for so long ends."""
@@ -531,14 +532,21 @@ class Member:
             return
         implicit = claim.budget.total / self._n
         claim.demand.update(use, self._own_share(claim.key), implicit, passed_ms, now_ms)
-        others = [Claim(entry.claim, entry.demand) for entry in self._others.claims_of(claim.key).values()]
-        division = divide(Claim(claim.enforced, claim.demand.value), others, claim.budget.total)
+        division = self._division(claim)
         claim.give_freed(division.free, self._windows, now_ms)
         self._divide(claim, division, now_ms)
         claim.note(division.fair, now_ms)
         if claim.has_to_be_published(division):
             self._publications.is_due = True
         self._enforced.set(claim.key, self._own_share(claim.key), claim.waits(implicit, now_ms))
+
+    def _division(self, claim: OwnClaim) -> Division:
+        mine = Claim(claim.enforced, claim.demand.value)
+        entries = self._others.claims_of(claim.key)
+        others = {member: Claim(entry.claim, entry.demand) for member, entry in entries.items()}
+        if claim.use.unit:
+            return divide_whole(self.id, mine, others, claim.use.unit)
+        return divide(mine, others.values(), claim.budget.total)
 
     def _divide(self, claim: OwnClaim, division: Division, now_ms: int) -> None:
         """Lower or raise the claim, if it has to be."""
@@ -549,7 +557,9 @@ class Member:
             claim.over_since_ms = now_ms
         elif now_ms - claim.over_since_ms >= _OVER_MS and claim.enforced > 0:
             self.totals.over += 1
-            claim.lower(rounded_down(max(claim.enforced + division.free, 0.0)), self._n, self._windows, now_ms)
+            claim.lower(
+                rounded_down(max(claim.enforced + division.free, claim.use.held)), self._n, self._windows, now_ms
+            )
             return
         if division.lacking > max(division.free, 0.0) + LEAST and is_ample(claim.enforced, target):
             self.totals.lowers += 1
