@@ -519,7 +519,9 @@ class ClientQuotaManager:
     def adopt(self, key: SensorKey, copied: bytes, now_ms: int) -> bool:
         """Continue a sensor from a copy by a manager with the same `layout`. Its limit is that of the tables here.
 
-        False if it is not measured here, or there is no row for it. Raises ValueError if the copy has another size.
+        Of a lower limit than the copied one, because this is a smaller share of it, it continues the matching part: the
+        rest is with other shares. False if it is not measured here, or there is no row for it. Raises ValueError if the
+        copy has another size.
         """
         handle = self._adopted(key, now_ms)
         if handle is None:
@@ -527,11 +529,18 @@ class ClientQuotaManager:
         rows = self._rows_of(key)
         limit = rows.limit(handle)
         rows.overwrite(handle, copied)
+        if self.share_of is not None and limit < rows.limit(handle) < UNLIMITED:
+            rows.reshare(handle, limit, limit / rows.limit(handle), (), now_ms)
         self._set_limit(key, handle, limit, now_ms)
         return True
 
     def record(self, key: SensorKey, value: float, now_ms: int) -> bool:
-        """Record what another process has charged a sensor with. False if it is not measured here."""
+        """Record what another process has charged a sensor with. False if it is not measured here.
+
+        Where limits are shared, the other process has charged it to a share of its own.
+        """
+        if self.share_of is not None:
+            return False
         handle = self._adopted(key, now_ms)
         if handle is not None:
             self._rows_of(key).record(handle, value, now_ms)

@@ -390,13 +390,16 @@ class ConnectionQuotas:
     def adopt(self, key: RateKey, copied: bytes, now_ms: int) -> bool:
         """Continue a rate from a copy that `copies` made, of quotas with the same windows. The limit stays.
 
-        False if there is no such listener or virtual cluster, or no row for the address. Raises ValueError if the copy
-        has another size.
+        With a smaller share of the rate of an address than the copied row had, it continues the matching part. False if
+        there is no such listener or virtual cluster, or no row for the address. Raises ValueError if the copy has
+        another size.
         """
         if key.address is not None:
-            return key.virtual_cluster in self._clusters and self.rates(key.virtual_cluster, key.shadow).adopt(
-                key.address, copied, now_ms
-            )
+            if (cluster := self._clusters.get(key.virtual_cluster)) is None:
+                return False
+            share = None if cluster.share_of is None else cluster.share_of(key)
+            limit = None if share is None else cluster.limit_of(key) * share
+            return self.rates(key.virtual_cluster, key.shadow).adopt(key.address, copied, now_ms, limit)
         if key == RateKey():
             self._rate.overwrite(copied, now_ms)
             return True

@@ -113,11 +113,11 @@ class AddressRates:
         if self._shared is not None:
             yield "", self._of_newcomers.copied(self._shared)
 
-    def adopt(self, address: str, copied: bytes, now_ms: int) -> bool:
+    def adopt(self, address: str, copied: bytes, now_ms: int, limit: float | None = None) -> bool:
         """Give an address, or with "" those that share a row, a copy that `copies` made of a table with these windows.
 
         False if there is no row for it. Raises ValueError if the copy has another size. Its limit is set when it is
-        measured.
+        measured. With a `limit` that is lower than the copied one, it gets the matching part of what the copy holds.
         """
         if not address:
             self._of_newcomers.overwrite(self._shared_row(0.0, now_ms), copied)
@@ -126,6 +126,8 @@ class AddressRates:
         if row is None:
             return False
         self._sensors.overwrite(row, copied)
+        if limit is not None and limit < self._sensors.limit(row):
+            self._sensors.reshare(row, limit, limit / self._sensors.limit(row), (), now_ms)
         return True
 
     @property

@@ -108,6 +108,38 @@ def test_whatever_comes_after_the_copy_has_the_same_throttle_times(before, after
         assert mine == of_old
 
 
+def used_of(reading):
+    return reading.burst - reading.tokens if hasattr(reading, "tokens") else reading.rate
+
+
+def test_a_smaller_share_of_a_limit_continues_the_matching_part_of_what_was_used():
+    """Where limits are shared, what was used with the rest of the limit is with those that have the rest now."""
+    old, new = sensing(), sensing()
+    for kind in ("produce", "mutate", "connect"):
+        happen(old, (kind, 0, (1, "u", "c"), 900.0), START_MS)
+    new.clients["main"].share_of = lambda key: 0.25
+    new.connections.share("main", lambda key: 0.25)
+    copy_all(old, new, START_MS)
+    before, after = list(readings(old, START_MS)), list(readings(new, START_MS))
+    for mine, of_old in zip(after[:3], before[:3], strict=True):
+        assert mine
+        for (key, part), (old_key, whole) in zip(mine, of_old, strict=True):
+            assert key == old_key
+            used, of_whole = (used_of(part), used_of(whole))
+            assert used == pytest.approx(of_whole / 4)
+
+
+def test_what_the_process_before_is_charged_later_is_its_own_share():
+    old, new = sensing(), sensing()
+    new.clients["main"].share_of = lambda key: 0.5
+    copier = Copier(old)
+    copy_all(old, new, START_MS, copier)
+    happen(old, ("produce", 0, (1, "u", "c"), 900.0), START_MS)
+    charges = [each for charges in copier.charges() for each in charges]
+    assert charges
+    assert not any(new.record(each, START_MS) for each in charges)
+
+
 def readings(one, now_ms):
     manager = one.clients["main"]
     yield sorted((str(key), reading) for key, reading in manager.readings(now_ms) if reading.charges)

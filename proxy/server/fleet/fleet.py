@@ -148,11 +148,11 @@ class Fleet:
 
     def _hear(self, now_ms: int) -> None:
         """Pass what has come from the transport to the member."""
-        if (heard_ms := self._transport.heard_ms) is not None:
-            self.member.heard(heard_ms)
         if self._losses != self._transport.losses:
             self._losses = self._transport.losses
             self.member.lost()
+        if (heard_ms := self._transport.heard_ms) is not None:
+            self.member.heard(heard_ms)
         view = self._transport.view()
         if view != self._view:
             before, self._view = self._view, view

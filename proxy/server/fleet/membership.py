@@ -50,6 +50,7 @@ def fleet_of(
         windows.quota_window_size_seconds * 1000,
         clock.now_ms(),
         cut_off_ms=transport.cut_off_ms,
+        assumed=config.quotas.instances,
         is_count=is_count,
     )
     rows = SharedRows(quota_manager, connections, config.name, member)
