@@ -295,6 +295,39 @@ FLEET = [
         ],
     ),
     (
+        "Shares of the limits",
+        [
+            chart(
+                "Instances of the fleet",
+                "short",
+                (
+                    "max by (virtual_cluster) (kafka_throttle_fleet_members{<cluster>})",
+                    "{{virtual_cluster}}",
+                ),
+                (
+                    "sum by (virtual_cluster) (kafka_throttle_fleet_cut_off{<cluster>})",
+                    "cut off: {{virtual_cluster}}",
+                ),
+            ),
+            chart(
+                "Claimed limits",
+                "short",
+                ("kafka_throttle_fleet_claimed_limits{<cluster>}", "{{virtual_cluster}} {{instance}}"),
+                about="The sum of the shares that an instance claims: 1 is one whole limit.",
+            ),
+            chart(
+                "Changes of shares",
+                "ops",
+                ("sum by (virtual_cluster) (rate(kafka_throttle_fleet_raises_total{<cluster>}[<step>]))", "raised"),
+                ("sum by (virtual_cluster) (rate(kafka_throttle_fleet_lowers_total{<cluster>}[<step>]))", "lowered"),
+                (
+                    "sum by (virtual_cluster) (rate(kafka_throttle_fleet_conflicts_total{<cluster>}[<step>]))",
+                    "taken back",
+                ),
+            ),
+        ],
+    ),
+    (
         "The processes",
         [
             chart(

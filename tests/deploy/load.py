@@ -15,6 +15,7 @@ from demo.proxy_process import free_port_run
 from tests.certificates import Authority
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
+from tests.integration.zookeeper_process import ZooKeeper
 
 QUOTAS = [
     {"client_id": "noisy", "producer_byte_rate": 200_000},
@@ -36,6 +37,7 @@ def loaded_proxy(kafka: KafkaCluster, folder: Path) -> Iterator[ProxyProcess]:
     secured, of_node = free_port_run(2)
     topic = {"bootstrap_servers": [kafka.bootstrap_servers], "topic": "usage"}
     with (
+        ZooKeeper() as zookeeper,
         ProxyProcess(
             kafka,
             QUOTAS,
@@ -43,6 +45,7 @@ def loaded_proxy(kafka: KafkaCluster, folder: Path) -> Iterator[ProxyProcess]:
             more_listeners=[{"name": "tls", "bind": HOST, "port": secured, "spare_ports": [of_node], "tls": tls}],
             usage={"directory": str(folder / "usage"), "window_s": 1, "file_s": 2, "kafka": topic},
             throttle={"max_throttle_ms": 2000},
+            fleet={"zookeeper": {"servers": [zookeeper.address]}},
             limits={"drain_s": 0},
         ) as proxy,
         _clients(proxy),

@@ -22,6 +22,7 @@ from tests.deploy.prometheus import WINDOW_S, PrometheusProcess
 from tests.deploy.test_monitoring import alert_rules
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
+from tests.integration.zookeeper_process import ZooKeeper
 from tests.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.nightly, pytest.mark.kafka]
@@ -300,6 +301,17 @@ def test_a_topic_that_cannot_be_reached_for_a_while(kafka, start, tmp_path, prom
         produce_as_many(proxy, 1_000)
     with way:
         prometheus.wait_for_alerts(proxy.instance, "UsageFilesLost")
+
+
+@fires("CutOffFromFleet", "FleetClaimsRefused")
+def test_a_fleet_whose_claims_make_no_sense_and_whose_zookeeper_is_gone(start, prometheus):
+    with ZooKeeper() as zookeeper:
+        proxy = start(fleet={"path": "/fleet", "zookeeper": {"servers": [zookeeper.address]}})
+        with zookeeper.client() as client:
+            client.create("/fleet/members/foreign", b"foreign")
+        prometheus.wait_for_alerts(proxy.instance, "FleetClaimsRefused")
+        zookeeper.kill()
+        prometheus.wait_for_alerts(proxy.instance, "CutOffFromFleet")
 
 
 def test_the_cause_of_every_alert_is_produced():
