@@ -10,8 +10,7 @@ from quotas.shares.member import Member, State
 from quotas.shares.moves import Key, Use
 from tests.quotas.shares.fleet import CUT_OFF_MS, SESSION_MS, Fleet, Instance
 
-COUNT = ("count", 1)
-KEYS = (("k", 1), ("k", 2), COUNT)
+KEYS = (("k", 1), ("k", 2))
 MOST = 5
 
 
@@ -24,7 +23,7 @@ class Adversary:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-        self.fleet = Fleet(is_count=lambda key: key == COUNT)
+        self.fleet = Fleet()
         self.done = 0
         self.highest = 0.0
         """The largest share."""
@@ -84,8 +83,7 @@ class Adversary:
                 rate = self.random.choice([0.0, share, share, self.random.random() * share])
                 is_pressed = rate == share and self.random.random() < 0.7
                 held = self.random.choice([0.0, 0.0, 0.0, share / 2])
-                unit = 0.1 if key == COUNT else 0.0
-                uses.append(Use(key, rate, is_pressed, (rate,) * 10, held, unit=unit))
+                uses.append(Use(key, rate, is_pressed, (rate,) * 10, held))
         self.fleet.look(instance, uses)
 
     def _publish(self, instance: Instance) -> None:
@@ -145,7 +143,7 @@ class Adversary:
                 member, share = instance.member, instance.member.share_of(key)
                 self.highest = max(self.highest, share)
                 least = 1 / member.members if member.is_cut_off and member.members > 1 else 1
-                if not 0 <= share <= least or (share == 0 and key != COUNT):
+                if not 0 < share <= least:
                     raise Violation(f"step {self.done}: {key} has {share} at {member.id}\n{self.shown(key)}")
 
     def shown(self, key: tuple[object, ...]) -> str:
