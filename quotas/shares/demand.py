@@ -70,7 +70,11 @@ class Demand:
             wanted = max(wanted, share * _PRESSED_ONCE, implicit)
         elif self._presses > 1:
             wanted = 1.0
-        self._follow(min(wanted, 1.0), now_ms)
+        if use.unit:
+            # A number of connections has no noise.
+            self.value = min(wanted, 1.0)
+        else:
+            self._follow(min(wanted, 1.0), now_ms)
 
     def _smoothed(self, rate: float, passed_ms: int) -> float:
         """The rate without noise: a slow mean, which follows a quick one where that is far away."""
