@@ -32,6 +32,7 @@ STORED = "stored"
 SESSION_TIMEOUT_MS = 6000
 _LISTENER = "BALANCED"
 _FIRST_PORT = {FLEET: 21_000, SINGLE: 22_000}
+_HEAP = "320m"
 _STORED_VALUES = 2000
 QUOTAS = ({"default_client_id": True, "producer_byte_rate": LIMIT, "consumer_byte_rate": LIMIT},)
 
@@ -39,45 +40,47 @@ QUOTAS = ({"default_client_id": True, "producer_byte_rate": LIMIT, "consumer_byt
 class Instance(ProxyProcess):
     """A proxy on a machine of its own; `fleet` is the section of its virtual cluster, None: none."""
 
-    def __init__(
-        self, name: str, machine: Machine, front: str, cluster: Any, quotas: Sequence[Mapping[str, Any]], side: str
-    ) -> None:
+    def __init__(self, name: str, machine: Machine, front: str, cluster: Any, side: str) -> None:
         self.name = name
         self.host = machine.address
         self.fleet: Mapping[str, Any] | None = None
         self._machine = machine
         super().__init__(
             cluster,
-            quotas,
+            QUOTAS,
             first_port=_FIRST_PORT[side],
             listener={"advertised_host": front},
             metrics={"bind": machine.address},
             usage={"instance": name},
             limits={"drain_s": 0},
         )
-        self._quotas = quotas
 
     def config(self, quotas: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         """As above, with the section of the fleet."""
         config = super().config(quotas)
         if self.fleet is not None:
             config["virtual_clusters"][0]["fleet"] = dict(self.fleet)
+            config["virtual_clusters"][0]["quotas"]["instances"] = INSTANCES
         return config
 
     def command(self) -> list[str]:
         """What is run, there."""
         return self._machine.command(super().command())
 
-    def configure(self, fleet: Mapping[str, Any] | None) -> None:
+    def configure(self, fleet: Mapping[str, Any] | None, quotas: Sequence[Mapping[str, Any]]) -> None:
         """Put it into a fleet, or take it out of it, before it starts."""
         self.fleet = fleet
-        self.write_config(self._quotas)
+        self.write_config(quotas)
 
     def crash(self) -> None:
         """SIGKILL; it can be started again."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+
+    def lift_quotas(self) -> None:
+        """By its file; in force a moment later."""
+        self.write_config(())
 
     def cut_off(self) -> None:
         """From ZooKeeper."""
@@ -91,9 +94,7 @@ class Instance(ProxyProcess):
 class Rig:
     """Everything but clients; use it as a context manager."""
 
-    def __init__(self, quotas: Sequence[Mapping[str, Any]] = QUOTAS, heap: str = "320m") -> None:
-        self._quotas = quotas
-        self._heap = heap
+    def __init__(self) -> None:
         self._stack = ExitStack()
         self._epoch = 0
 
@@ -122,9 +123,14 @@ class Rig:
         ports = {FLEET: _FIRST_PORT[FLEET], SINGLE: _FIRST_PORT[SINGLE], BROKER: self._balanced(LEADER)}
         return f"{self.addresses[side]}:{ports[side]}"
 
+    @property
+    def members_path(self) -> str:
+        """Where the members of the fleet that runs have their znodes."""
+        return f"/fleet-{self._epoch}/members"
+
     # ------------------------------------------------------------- instances
 
-    def run_instances(self, count: int, *, fleet: bool) -> None:
+    def run_instances(self, count: int, *, fleet: bool, quotas: Sequence[Mapping[str, Any]] = QUOTAS) -> None:
         """Have the first so many run, in a new fleet or each by itself, and no others."""
         for instance in self.instances:
             if instance.running:
@@ -136,11 +142,11 @@ class Rig:
             "session_timeout_ms": SESSION_TIMEOUT_MS,
         }
         for instance in self.instances[:count]:
-            instance.configure(section if fleet else None)
+            instance.configure(section if fleet else None, quotas)
             instance.start()
 
     def _instance(self, stack: ExitStack, name: str, machine: Machine, side: str) -> Instance:
-        instance = Instance(name, machine, self.addresses[side], self.cluster, self._quotas, side)
+        instance = Instance(name, machine, self.addresses[side], self.cluster, side)
         stack.callback(instance.kill)
         return instance
 
@@ -153,22 +159,23 @@ class Rig:
             [altered] = client.alter([((("client-id", client_id),), [(key, rate, False) for key in keys])])
             assert altered.error_code == 0, altered
 
-    def make_topics(self, names: Sequence[str]) -> None:
-        """Topics of one partition, on one node."""
+    def make_topics(self, names: Sequence[str], partitions: int = 1) -> None:
+        """Topics on one node."""
+        places = {partition: [LEADER] for partition in range(partitions)}
         with closing(KafkaAdminClient(bootstrap_servers=self.cluster.bootstrap_servers)) as admin:
-            admin.create_topics([NewTopic(name, replica_assignments={0: [LEADER]}) for name in names])
+            admin.create_topics([NewTopic(name, replica_assignments=places) for name in names])
         for name in names:
-            wait_until_known(self.cluster, name, 1)
+            wait_until_known(self.cluster, name, partitions)
 
     def delete_topics(self, names: Sequence[str]) -> None:
         """What `make_topics` has made."""
         with closing(KafkaAdminClient(bootstrap_servers=self.cluster.bootstrap_servers)) as admin:
             admin.delete_topics(list(names))
 
-    def written_bytes(self, topic: str) -> int:
-        """How long the log of a topic's partition is: what has arrived, as the node has it on its disk."""
-        folder = self.cluster.data_folder(LEADER) / f"{topic}-0"
-        return sum(path.stat().st_size for path in folder.glob("*.log"))
+    def written_bytes(self, topic: str, partitions: int = 1) -> int:
+        """How long the logs of a topic's partitions are: what has arrived, as the node has it on its disk."""
+        folders = [self.cluster.data_folder(LEADER) / f"{topic}-{partition}" for partition in range(partitions)]
+        return sum(path.stat().st_size for folder in folders for path in folder.glob("*.log"))
 
     def _cluster(self) -> KafkaCluster:
         def extra(node_id: int) -> dict[str, str]:
@@ -177,7 +184,7 @@ class Rig:
             return {"advertised.listeners": f"PLAINTEXT://{host}:{port},{_LISTENER}://{balanced}"}
 
         cluster = KafkaCluster(
-            "4.3.1", nodes=3, host=NODES_HOST, listeners={_LISTENER: "PLAINTEXT"}, extra=extra, heap=self._heap
+            "4.3.1", nodes=3, host=NODES_HOST, listeners={_LISTENER: "PLAINTEXT"}, extra=extra, heap=_HEAP
         )
         self.cluster = cluster
         return cluster

@@ -7,9 +7,12 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
+from uuid import uuid4
+
+from kazoo.exceptions import KazooException, NoNodeError
 
 from common.child_process import die_with_parent
 from tests.integration.proxy_process import ROOT, TIMEOUT_S, ProxyFailed
@@ -69,7 +72,7 @@ class Run:
 
     def __init__(self, rig: Rig, scenario: Scenario, say: Callable[[str], None] = lambda line: None) -> None:
         self._rig, self._scenario, self._say = rig, scenario, say
-        self._entity = scenario.name.replace(" ", "-").replace(",", "")
+        self._entity = f"{scenario.name.replace(' ', '-').replace(',', '')}-{uuid4().hex[:4]}"
         self._instances = rig.instances[: scenario.instances]
         self._loads: dict[tuple[str, str], LoadProcess] = {}
         self._java: list[subprocess.Popen[bytes]] = []
@@ -78,6 +81,7 @@ class Run:
         self._written: dict[tuple[str, str], Samples] = defaultdict(list)
         self._carried: dict[tuple[str, str, str], Samples] = defaultdict(list)
         self._metrics: list[dict[str, Any]] = []
+        self._claims: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
         self._began = 0.0
         self._failure: BaseException | None = None
@@ -96,11 +100,12 @@ class Run:
                     self._loads[side, kind] = load = LoadProcess(lambda name, side=side: self._received[side, name])
                     stack.callback(load.close)
             stack.callback(self._end_java)
-            done = threading.Event()
-            stack.callback(done.set)
+            watches = [self._watch_loads, self._watch_fleet]
+            if scenario.fleet:
+                client = stack.enter_context(rig.ensemble.client())
+                watches.append(lambda now: self._watch_claims(now, client))
             self._began = time.monotonic()
-            for watch in (self._watch_loads, self._watch_fleet):
-                threading.Thread(target=self._keep_watching, args=(watch, done), daemon=True).start()
+            stack.enter_context(self._watching(watches))
             self._start_clients()
             self._act()
         if self._failure is not None:
@@ -216,6 +221,19 @@ class Run:
 
     # ------------------------------------------------------------- observing
 
+    @contextlib.contextmanager
+    def _watching(self, watches: Sequence[Callable[[float], None]]) -> Iterator[None]:
+        done = threading.Event()
+        threads = [threading.Thread(target=self._keep_watching, args=(watch, done)) for watch in watches]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+
     def _keep_watching(self, watch: Callable[[float], None], done: threading.Event) -> None:
         try:
             while not done.is_set():
@@ -235,7 +253,7 @@ class Run:
         for (side, server), totals in self._rig.balancer.carried_bytes().items():
             for way, total in zip(("to", "from"), totals, strict=True):
                 self._carried[side, server, way].append((now, total))
-        if self._metrics and now - self._began - self._metrics[-1]["at"] < 1:
+        if self._metrics and now - self._metrics[-1]["at"] < 1:
             return
         for instance in self._instances:
             with contextlib.suppress(ProxyFailed):  # it was killed
@@ -244,7 +262,25 @@ class Run:
                     for name, labels, value in instance.series()
                     if name.startswith(_FLEET_SERIES)
                 }
-                self._metrics.append({"at": now - self._began, "instance": instance.name, **series})
+                self._metrics.append({"at": now, "instance": instance.name, **series})
+
+    def _watch_claims(self, now: float, client: Any) -> None:
+        """What the members have published of the entity, as anybody can read it in ZooKeeper."""
+        of_member = {}
+        try:
+            for name in client.get_children(self._rig.members_path):
+                with contextlib.suppress(NoNodeError):  # it has left meanwhile
+                    of_member[name] = client.get(f"{self._rig.members_path}/{name}")[0]
+        except KazooException:
+            return  # this connection was lost, and not that of a member: the next look will do
+        entries = {name: json.loads(content)["keys"] if content else [] for name, content in of_member.items()}
+        own = [
+            {"member": name, "quota": str(key[3]), "claim": claim, "demand": demand}
+            for name, keys in sorted(entries.items())
+            for key, claim, demand, *_ in keys
+            if self._client_id(FLEET) in key
+        ]
+        self._claims.append({"at": now, "members": len(of_member), "claims": own})
 
     # -------------------------------------------------------------- the find
 
@@ -261,8 +297,12 @@ class Run:
                 f"{side} {server}": {way: self._series(self._carried[side, server, way]) for way in ("to", "from")}
                 for side, server in sorted({key[:2] for key in self._carried})
             },
-            "metrics": self._metrics,
+            "metrics": self._since_began(self._metrics),
+            "claims": self._since_began(self._claims),
         }
+
+    def _since_began(self, observed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return [{**one, "at": round(one["at"] - self._began, 2)} for one in observed if one["at"] >= self._began]
 
     def _by_client(self, side: str, kind: str) -> Iterator[tuple[str, list[int]]]:
         samples: Mapping[tuple[str, str], Samples] = self._written if kind == "produce" else self._received

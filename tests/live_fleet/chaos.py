@@ -1,0 +1,160 @@
+"""Instances are killed and started every few seconds, under producers that always have more than the limit allows.
+
+At the end every record is looked up at the nodes, as in tests/conservation, and the rate is compared with the limit.
+"""
+
+import contextlib
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from tests.conservation.accounts import ChangeStatus, Sent, compare
+from tests.conservation.clients import Child
+from tests.conservation.confluent_reader import ends_of, scan
+from tests.conservation.pace import Plan
+from tests.live_fleet.figures import by_second, excess_s, long_run
+from tests.live_fleet.rig import FLEET, INSTANCES, Instance, Rig
+from tests.live_fleet.scenarios import LIMIT
+
+EVERY_S = 5.0
+_DOWN_S = 2.0
+_PARTITIONS = 3
+_COMPRESSIONS = ("none", "lz4", "zstd")
+"""Of as many producers."""
+_RECORDS_PER_SECOND = 600
+"""Of each; a record has 900 bytes, so that all have half as much again as the limit."""
+_FLUSH_S = 400.0
+_SAMPLE_S = 0.2
+
+
+class Kills:
+    """Kills one instance after the other and starts it again, until it is stopped."""
+
+    def __init__(self, instances: list[Instance]) -> None:
+        self.count = 0
+        self.error: BaseException | None = None
+        self._instances = instances
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    @contextlib.contextmanager
+    def going_on(self) -> Iterator[None]:
+        """For the length of a block; at its end all instances run. Raises what has kept one from starting."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._done.set()
+            self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        try:
+            while not self._done.wait(EVERY_S - _DOWN_S):
+                victim = self._instances[self.count % len(self._instances)]
+                victim.crash()
+                self.count += 1
+                self._done.wait(_DOWN_S)
+                victim.start()
+        except BaseException as error:
+            self.error = error
+
+
+class Chaos:
+    """One run; `go` returns what was found as plain data."""
+
+    def __init__(self, rig: Rig, seconds: int, say: Callable[[str], None] = lambda line: None) -> None:
+        self._rig, self._seconds, self._say = rig, seconds, say
+        self._topic = f"chaos-{uuid4().hex[:4]}"
+        self._plans = [
+            Plan(
+                producer=number,
+                client_id=self._topic,
+                topic=self._topic,
+                partitions=_PARTITIONS,
+                records=0,
+                per_second=_RECORDS_PER_SECOND,
+                seed=number,
+                compression=compression,
+            )
+            for number, compression in enumerate(_COMPRESSIONS)
+        ]
+
+    def go(self) -> dict[str, Any]:
+        """Raises what keeps it from coming to an end; what was lost, doubled or out of order is in `violations`."""
+        rig = self._rig
+        rig.run_instances(INSTANCES, fleet=True)
+        rig.make_topics([self._topic], _PARTITIONS)
+        rig.balancer.open(FLEET, [instance.name for instance in rig.instances])
+        with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+            folder = Path(name)
+            producers = Child("confluent_producers", folder)
+            stack.callback(producers.close)
+            producers.order(folder=name, bootstrap=rig.bootstrap(FLEET), plans=[asdict(plan) for plan in self._plans])
+            kills = Kills(rig.instances)
+            with kills.going_on():
+                series = self._watch(producers)
+            producers.order(stop=True)
+            for instance in rig.instances:
+                instance.lift_quotas()
+            producers.news("done", _FLUSH_S)
+            counts, violations = self._account(folder)
+        return {
+            "seconds": self._seconds,
+            "limit": LIMIT,
+            "kills": kills.count,
+            "per_second": series,
+            "long_run": long_run(series, LIMIT),
+            "worst_s": excess_s(series, LIMIT),
+            "records": counts,
+            "violations": violations,
+        }
+
+    def _watch(self, producers: Child) -> list[int]:
+        """The bytes of each second, as the node has them on its disk, from the first one on."""
+        samples: list[tuple[float, float]] = []
+        began, told = time.monotonic(), time.monotonic()
+        while (now := time.monotonic()) - began < self._seconds + 2 * _SAMPLE_S:
+            written = self._rig.written_bytes(self._topic, _PARTITIONS)
+            if not written:
+                began = now
+            samples.append((now, written))
+            if now - told > 30:
+                told = now
+                self._say(f"{now - began:5.0f} s: {producers.progress['sent']:,} records, {written / 1e6:.0f} MB")
+            time.sleep(_SAMPLE_S)
+        since_began = [(at - began, total) for at, total in samples if at >= began]
+        return [round(value) for value in by_second(since_began, self._seconds)]
+
+    def _account(self, folder: Path) -> tuple[dict[str, int], list[str]]:
+        """All producers' records beside what the nodes have."""
+        self._say("reading all at the nodes")
+        bootstrap = self._rig.cluster.bootstrap_servers
+        logs = scan(bootstrap, ends_of(bootstrap, {self._topic: _PARTITIONS}))
+        sent = {plan.producer: Sent.load(folder, plan.producer, _PARTITIONS) for plan in self._plans}
+        violations, present = list(logs.faults), 0
+        for log in logs.by_topic[self._topic]:
+            findings = compare(log, sent)
+            present += log.next_offset
+            violations += findings.violations
+            violations += [f"doubled: {log.place}: {double}" for double in findings.doubles]
+        counts = {status.name.lower(): sum(one.count(status) for one in sent.values()) for status in ChangeStatus}
+        return {**counts, "present": present}, violations
+
+
+def words(found: dict[str, Any]) -> str:
+    """One paragraph."""
+    wrong = len(found["violations"])
+    records = found["records"]
+    return (
+        f"{found['kills']} kills in {found['seconds']} s: long run {found['long_run']:.3f} of the limit, at most "
+        f"{found['worst_s']:.1f} s above it in any minute; {records['acknowledged']:,} records acknowledged, "
+        f"{records['present']:,} present, {wrong or 'none'} lost, doubled or out of order."
+    )
