@@ -1,17 +1,19 @@
 """A real fleet under load, beside a single instance and a broker's own quota: how close all of it stays to one limit.
 
-    python -m tests.live_fleet [--scenario NAME]... [--part 1.0] [--json FILE] [--plot FILE.webp] [--again]
-    python -m tests.live_fleet --chaos SECONDS [--json FILE]
-    python -m tests.live_fleet --cost ENTITIES [--json FILE]
+    python -m tests.live_fleet [--scenario NAME]... [--chaos SECONDS] [--cost ENTITIES] [--part 1.0]
+                               [--rate 1000000] [--again]
+                               [--json FILE] [--plot FILE.webp] [--page FILE.md]
 
 A ZooKeeper ensemble of three, three nodes of Kafka, up to three instances on machines of their own (network
-namespaces), HAProxy before them, clients of librdkafka, Java and kafka-python. With --json a scenario that the file has
-already is not run again, so that a run that was interrupted goes on; --again runs it. Prints a Markdown table. Needs
-root, or a system on which users may have network namespaces. All scenarios take about 18 minutes.
+namespaces), HAProxy before them, clients of librdkafka, Java and kafka-python. All scenarios take about 18 minutes.
 
---chaos kills an instance every five seconds and starts it again; at the end every record is accounted for. Exit status
-1 if one was lost, doubled or out of order. --cost has so many entities throttled at two of three instances each, and
-prints the CPU time of the instances in a fleet and without.
+--chaos kills an instance every five seconds and starts it again, and accounts for every record at the end; --cost has
+so many entities throttled at two of three instances each, and compares the CPU time of the instances with that
+without a fleet. With either of them, scenarios are run only if they are named.
+
+With --json a scenario that the file has already is not run again, so that a run that was interrupted goes on; --again
+runs it. Prints Markdown of all that the file has; --page writes it. Needs root, or a system on which users may have
+network namespaces. Exit status 1 if a record was lost, doubled or out of order.
 """
 
 import argparse
@@ -23,14 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from common.jars import kafka_jars
-from tests.live_fleet import page, plot
-from tests.live_fleet.chaos import Chaos, words
-from tests.live_fleet.cost import measure
-from tests.live_fleet.cost import words as as_table
+from tests.live_fleet import cost, page, plot
+from tests.live_fleet.chaos import Chaos
 from tests.live_fleet.network import enter_own_network
-from tests.live_fleet.rig import Rig
+from tests.live_fleet.rig import LIMIT, Rig
 from tests.live_fleet.run import Run
-from tests.live_fleet.scenarios import SCENARIOS, shortened
+from tests.live_fleet.scenarios import SCENARIOS, Scenario, shortened
 
 _FORMAT = 1
 
@@ -48,57 +48,30 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     names = [scenario.name for scenario in SCENARIOS]
     parser.add_argument("--scenario", action="append", choices=names, default=[], help="all by default")
-    parser.add_argument("--part", type=float, default=1.0, help="multiplies all times")
+    parser.add_argument("--chaos", type=int, metavar="SECONDS")
+    parser.add_argument("--cost", type=int, metavar="ENTITIES")
+    parser.add_argument("--part", type=float, default=1.0, help="multiplies all times of scenarios")
+    parser.add_argument("--rate", type=int, default=LIMIT, help="the limit in bytes/s; less for a slow machine")
+    parser.add_argument("--again", action="store_true", help="also scenarios that the JSON file has")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE.webp")
-    parser.add_argument("--chaos", type=int, metavar="SECONDS", help="instead of the scenarios")
-    parser.add_argument("--cost", type=int, metavar="ENTITIES", help="instead of the scenarios")
-    parser.add_argument("--again", action="store_true", help="also what the JSON file has already")
+    parser.add_argument("--page", type=Path, metavar="FILE.md")
     return parser.parse_args(arguments)
 
 
 def read(file: Path | None) -> dict[str, Any]:
-    """Scenario -> what was found before."""
+    """What was found before."""
     if file is None or not file.exists():
-        return {}
-    kept = json.loads(file.read_text())
+        return {"format": _FORMAT, "scenarios": {}}
+    kept: dict[str, Any] = json.loads(file.read_text())
     if kept["format"] != _FORMAT:
         raise SystemExit(f"{file}: format {kept['format']}, expected {_FORMAT}")
-    return dict(kept["scenarios"])
+    return kept
 
 
-def write(file: Path | None, found: Mapping[str, Any]) -> None:
-    """In the order of the scenarios."""
-    ordered = {scenario.name: found[scenario.name] for scenario in SCENARIOS if scenario.name in found}
-    keep(file, {"format": _FORMAT, "scenarios": ordered})
-
-
-def chaos(options: argparse.Namespace) -> int:
-    """The exit status."""
-    with rig() as parts:
-        found = Chaos(parts, options.chaos, say).go()
-    keep(options.json, found)
-    print(words(found), *found["violations"][:20], sep="\n")
-    return 1 if found["violations"] else 0
-
-
-def cost(options: argparse.Namespace) -> int:
-    """The exit status."""
-    with rig() as parts:
-        found = measure(parts, options.cost, say)
-    keep(options.json, found)
-    print(as_table(found))
-    return 0
-
-
-def rig() -> Rig:
-    """The parts of a run."""
-    say("starting ZooKeeper, Kafka, instances and HAProxy")
-    return Rig()
-
-
-def keep(file: Path | None, found: Mapping[str, Any]) -> None:
-    """As JSON, whole at any moment."""
+def keep(file: Path | None, found: dict[str, Any]) -> None:
+    """As JSON, whole at any moment; scenarios in their order."""
+    found["scenarios"] = {one.name: found["scenarios"][one.name] for one in SCENARIOS if one.name in found["scenarios"]}
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         aside = file.with_suffix(".new")
@@ -106,27 +79,46 @@ def keep(file: Path | None, found: Mapping[str, Any]) -> None:
         aside.replace(file)
 
 
-def main() -> None:
+def scenarios_of(options: argparse.Namespace, had: Mapping[str, Any]) -> list[Scenario]:
+    """What has to be run."""
+    named = options.scenario or ([] if options.chaos or options.cost else [one.name for one in SCENARIOS])
+    wanted = [one for one in SCENARIOS if one.name in named and (options.again or one.name not in had)]
+    return [shortened(one, options.part) for one in wanted]
+
+
+def run(options: argparse.Namespace, found: dict[str, Any], wanted: Sequence[Scenario]) -> None:
+    """Add to what was found, one thing after the other."""
+    say("starting ZooKeeper, Kafka, instances and HAProxy")
+    with Rig(options.rate) as rig:
+        for scenario in wanted:
+            say(f"{scenario.name}: {scenario.title}, {scenario.seconds} s")
+            found["scenarios"][scenario.name] = Run(rig, scenario, say).go()
+            keep(options.json, found)
+        if options.chaos:
+            found["chaos"] = Chaos(rig, options.chaos, say).go()
+            keep(options.json, found)
+        if options.cost:
+            found["cost"] = cost.measure(rig, options.cost, say)
+            keep(options.json, found)
+
+
+def main() -> int:
     """As the head of this file says."""
     options = parse_options()
     kafka_jars("4.3.1", say)  # here, as the network of the run has no way out
     kafka_jars("3.9.2", say)
     enter_own_network()
-    if options.chaos or options.cost:
-        sys.exit(chaos(options) if options.chaos else cost(options))
     found = read(options.json)
-    wanted = [one for one in SCENARIOS if one.name in options.scenario or not options.scenario]
-    wanted = [shortened(one, options.part) for one in wanted if options.again or one.name not in found]
-    if wanted:
-        with rig() as parts:
-            for scenario in wanted:
-                say(f"{scenario.name}: {scenario.title}, {scenario.seconds} s")
-                found[scenario.name] = Run(parts, scenario, say).go()
-                write(options.json, found)
-    print(page.table(found))
+    wanted = scenarios_of(options, found["scenarios"])
+    if wanted or options.chaos or options.cost:
+        run(options, found, wanted)
+    print(page.markdown(found))
+    if options.page is not None:
+        options.page.write_text(page.markdown(found, options.plot and options.plot.name) + "\n")
     if options.plot is not None:
-        plot.draw(found, options.plot)
+        plot.draw(found["scenarios"], options.plot)
+    return 1 if options.chaos and found["chaos"]["violations"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -18,17 +18,18 @@ from tests.conservation.accounts import ChangeStatus, Sent, compare
 from tests.conservation.clients import Child
 from tests.conservation.confluent_reader import ends_of, scan
 from tests.conservation.pace import Plan
-from tests.live_fleet.figures import by_second, excess_s, long_run
+from tests.live_fleet.figures import burst_s, by_second, long_run, over_s
 from tests.live_fleet.rig import FLEET, INSTANCES, Instance, Rig
-from tests.live_fleet.scenarios import LIMIT
 
 EVERY_S = 5.0
 _DOWN_S = 2.0
 _PARTITIONS = 3
 _COMPRESSIONS = ("none", "lz4", "zstd")
 """Of as many producers."""
-_RECORDS_PER_SECOND = 600
-"""Of each; a record has 900 bytes, so that all have half as much again as the limit."""
+_RECORD_BYTES = 900
+"""On average."""
+_DEMAND = 1.6
+"""Of all producers, times the limit."""
 _FLUSH_S = 400.0
 _SAMPLE_S = 0.2
 
@@ -80,7 +81,7 @@ class Chaos:
                 topic=self._topic,
                 partitions=_PARTITIONS,
                 records=0,
-                per_second=_RECORDS_PER_SECOND,
+                per_second=_DEMAND * rig.limit / _RECORD_BYTES / len(_COMPRESSIONS),
                 seed=number,
                 compression=compression,
             )
@@ -108,11 +109,12 @@ class Chaos:
             counts, violations = self._account(folder)
         return {
             "seconds": self._seconds,
-            "limit": LIMIT,
+            "limit": self._rig.limit,
             "kills": kills.count,
             "per_second": series,
-            "long_run": long_run(series, LIMIT),
-            "worst_s": excess_s(series, LIMIT),
+            "long_run": long_run(series, self._rig.limit),
+            "over_s": over_s(series, self._rig.limit),
+            "burst_s": burst_s(series, self._rig.limit),
             "records": counts,
             "violations": violations,
         }
@@ -147,14 +149,3 @@ class Chaos:
             violations += [f"doubled: {log.place}: {double}" for double in findings.doubles]
         counts = {status.name.lower(): sum(one.count(status) for one in sent.values()) for status in ChangeStatus}
         return {**counts, "present": present}, violations
-
-
-def words(found: dict[str, Any]) -> str:
-    """One paragraph."""
-    wrong = len(found["violations"])
-    records = found["records"]
-    return (
-        f"{found['kills']} kills in {found['seconds']} s: long run {found['long_run']:.3f} of the limit, at most "
-        f"{found['worst_s']:.1f} s above it in any minute; {records['acknowledged']:,} records acknowledged, "
-        f"{records['present']:,} present, {wrong or 'none'} lost, doubled or out of order."
-    )

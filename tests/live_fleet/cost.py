@@ -108,20 +108,3 @@ def _documents(rig: Rig) -> Iterator[Callable[[], Mapping[str, tuple[int, int]]]
             return found
 
         yield look
-
-
-def words(found: Mapping[str, Any]) -> str:
-    """Markdown: a line for each."""
-    lines = [
-        "| | CPU of each instance, % of a core | requests/s | writes to ZooKeeper/s | document, KB |",
-        "|---|---|---|---|---|",
-    ]
-    for name in ("without", "fleet"):
-        one = found[name]
-        cpu = " / ".join(f"{100 * part:.0f}" for part in one["cpu"])
-        carried = one.get("zookeeper")
-        written = f"{carried['writes_per_second']:.1f}" if carried else ""
-        size = " / ".join(f"{size / 1000:.0f}" for size in carried["document_bytes"]) if carried else ""
-        title = f"{'in a fleet' if name == 'fleet' else 'without'}, {found['entities']:,} entities"
-        lines.append(f"| {title} | {cpu} | {one['requests_per_second']:.0f} | {written} | {size} |")
-    return "\n".join(lines)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-LONGEST_S = 60
+MINUTE_S = 60
 WINDOWS_S = 11
 """Kafka's ten past windows and the current one: what was allowed at once at the beginning is over after it twice."""
 SETTLED_AFTER_S = 2 * WINDOWS_S
@@ -36,10 +36,20 @@ def long_run(series: Sequence[float], limit: float, begin: int = SETTLED_AFTER_S
     return sum(counted) / len(counted) / limit
 
 
-def excess_s(series: Sequence[float], limit: float, begin: int = 0, longest: int = LONGEST_S) -> float:
-    """The most by which any stretch of at most `longest` s is above the limit, in seconds of the limit; at least 0."""
+def over_s(series: Sequence[float], limit: float, begin: int = 0) -> float | None:
+    """What the worst 60 s in a row have too much (or too little, below 0), in seconds of the limit.
+
+    None: the series has no 60 s from `begin` on.
+    """
+    totals = [0.0, *accumulate(series[begin:])]
+    minutes = [after - before for before, after in zip(totals, totals[MINUTE_S:], strict=False)]
+    return max(minutes) / limit - MINUTE_S if minutes else None
+
+
+def burst_s(series: Sequence[float], limit: float, begin: int = 0) -> float:
+    """The most by which any stretch of at most 60 s is above the limit, in seconds of the limit; at least 0."""
     totals = [0.0, *accumulate(value / limit - 1 for value in series[begin:])]
-    found = (totals[end] - min(totals[max(0, end - longest) : end]) for end in range(1, len(totals)))
+    found = (totals[end] - min(totals[max(0, end - MINUTE_S) : end]) for end in range(1, len(totals)))
     return max(0.0, *found)
 
 
@@ -93,8 +103,10 @@ def _of_load(found: Mapping[str, Any], kind: str, by_client: Mapping[str, Sequen
     greedy = [client["name"] for client in found["clients"] if client["kind"] == kind and client["demand"] is None]
     return {
         "long_run": long_run(series, limit),
-        "worst_s": excess_s(series, limit),
-        "worst_later_s": excess_s(series, limit, SETTLED_AFTER_S),
+        "over_s": over_s(series, limit),
+        "over_later_s": over_s(series, limit, SETTLED_AFTER_S),
+        "burst_s": burst_s(series, limit),
+        "burst_later_s": burst_s(series, limit, SETTLED_AFTER_S),
         "jain": jain([sum(by_client[name][SETTLED_AFTER_S:]) for name in greedy]),
         "settled_after_s": list(_settling(found, kind, by_client)),
     }
@@ -107,6 +119,6 @@ def _settling(found: Mapping[str, Any], kind: str, by_client: Mapping[str, Seque
     ends = [*(int(change["at"]) for change in changes), found["seconds"]][1:]
     for change, end in zip(changes, ends, strict=False):
         demands[change["client"]] = change["rate"]
-        wanted = [found["limit"] if rate is None else rate for rate in demands.values()]
+        wanted = [found["limit"] * (1 if rate is None else rate) for rate in demands.values()]
         fair = max_min(wanted, found["limit"])
         yield settled_after_s([by_client[name] for name in demands], fair, int(change["at"]), end)

@@ -1,33 +1,118 @@
-"""The table of all scenarios."""
+"""What was found, as the page docs/fleet-measured.md."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.live_fleet.figures import figures
-from tests.live_fleet.rig import SIDES
+from tests.live_fleet.rig import BROKER, FLEET, SIDES, SINGLE
 
-NAMES = {"fleet": "fleet", "single": "one instance", "broker": "Kafka's own quota"}
+NAMES = {FLEET: "fleet", SINGLE: "one instance", BROKER: "Kafka's own quota"}
+
+_HEAD = """\
+# A fleet, measured
+
+Written by `python -m tests.live_fleet --json FILE --plot docs/fleet.webp --page docs/fleet-measured.md`; the same
+command with `--chaos 600` and `--cost 1000` adds the last two sections. How a fleet works: [fleet.md](fleet.md).
+
+One entity has a limit of 1 MB/s for each direction, and six greedy clients for each direction: producers of librdkafka,
+Java and kafka-python, consumers of librdkafka and kafka-python, all at one node of a Kafka cluster of three. The same
+clients run at the same time on three sides: through HAProxy and the instances of a fleet, through HAProxy and one
+instance without a fleet, and through HAProxy to the node itself with a quota in the cluster. Where connections are cut
+to move the load, they are cut on all three sides. Each instance is in a network namespace of its own; ZooKeeper is an
+ensemble of three. What is written is measured on the disk of the node, what is read by the clients.
+"""
+_COLUMNS = ("scenario", "", "held by", "long run", "any 60 s", "burst, s", "Jain", "settled, s")
+_EXPLAINED = """\
+- **long run**: the mean rate divided by the limit, without the first 22 s or more, over a multiple of 11 s.
+- **any 60 s**: what the worst 60 s in a row had above the limit, in seconds of the limit; after the comma without the
+  first 22 s. Below 0: the worst 60 s had less than the limit.
+- **burst**: by how many seconds of the limit the worst stretch of up to 60 s was above it, without the first 22 s.
+  Kafka's own arithmetic allows ten seconds at once after a pause.
+- **Jain**: fairness among the greedy clients, 1 is equal.
+- **settled**: after each change of demand, seconds until all clients were within 10 % of max-min fair rates, as means
+  over 3 s.
+"""
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """Markdown: a line for each scenario, kind and side."""
-    head = ("scenario", "", "held by", "long run / limit", "most above, s", "after the start, s", "Jain", "settled, s")
-    lines = [f"| {' | '.join(head)} |", "|---|---|---|---|---|---|---|---|"]
-    for scenario in found.values():
-        by_side = figures(scenario)
-        for kind in scenario["sides"][SIDES[0]]:
-            for side in SIDES:
-                one = by_side[side][kind]
-                settled = ", ".join("never" if s is None else str(s) for s in one["settled_after_s"])
-                cells = (
-                    scenario["title"] if side == SIDES[0] else "",
-                    kind if side == SIDES[0] else "",
-                    NAMES[side],
-                    f"{one['long_run']:.3f}",
-                    f"{one['worst_s']:.1f}",
-                    f"{one['worst_later_s']:.1f}",
-                    f"{one['jain']:.3f}",
-                    settled,
-                )
-                lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+def markdown(found: Mapping[str, Any], picture: str | None = None) -> str:
+    """The page; `picture` is the file name of the plot."""
+    return "\n".join(_parts(found, picture))
+
+
+def _parts(found: Mapping[str, Any], picture: str | None) -> Iterator[str]:
+    yield _HEAD
+    if found["scenarios"]:
+        yield "## Rates\n"
+        if picture:
+            yield f"![rates of one entity in all scenarios]({picture})\n"
+        yield table(found["scenarios"])
+        yield f"\n{_EXPLAINED}"
+    if "chaos" in found:
+        yield f"## Instances that are killed all the time\n\n{of_chaos(found['chaos'])}\n"
+    if "cost" in found:
+        yield f"## What it costs\n\n{of_cost(found['cost'])}"
+
+
+def table(scenarios: Mapping[str, Any]) -> str:
+    """A line for each scenario, kind and side."""
+    rows = [
+        _row(scenario, kind, side) for scenario in scenarios.values() for kind in scenario["kinds"] for side in SIDES
+    ]
+    return _markdown(_COLUMNS, rows)
+
+
+def _row(scenario: Mapping[str, Any], kind: str, side: str) -> Sequence[str]:
+    one = figures(scenario)[side][kind]
+    first = side == SIDES[0]
+    return (
+        scenario["title"] if first and kind == scenario["kinds"][0] else "",
+        kind if first else "",
+        NAMES[side],
+        f"{one['long_run']:.3f}",
+        ", ".join(f"{over:+.1f}" for over in (one["over_s"], one["over_later_s"]) if over is not None),
+        f"{one['burst_later_s']:.1f}",
+        f"{one['jain']:.3f}",
+        ", ".join("never" if s is None else str(s) for s in one["settled_after_s"]),
+    )
+
+
+def of_chaos(found: Mapping[str, Any]) -> str:
+    """One paragraph, and what was wrong."""
+    records = found["records"]
+    wrong = found["violations"]
+    told = (
+        f"In {found['seconds']} s instances were killed {found['kills']} times (SIGKILL), in turn, and started "
+        "again, under three idempotent producers of librdkafka that always had more than the limit allows. Long run: "
+        f"{found['long_run']:.3f} of the limit; the worst 60 s were {found['over_s']:+.1f} s of the limit above it. "
+        f"{records['acknowledged']:,} records were acknowledged, {records['present']:,} are there; "
+        f"{len(wrong) or 'none'} lost, doubled or out of order."
+    )
+    return "\n".join([told, *(f"- {one}" for one in wrong[:20])])
+
+
+def of_cost(found: Mapping[str, Any]) -> str:
+    """A line for each way."""
+    head = ("", "CPU of each instance, % of a core", "requests/s", "writes to ZooKeeper/s", "document, KB")
+    rows = []
+    for name, title in (("without", "without a fleet"), ("fleet", "in a fleet")):
+        one = found[name]
+        carried = one.get("zookeeper")
+        rows.append(
+            (
+                title,
+                " / ".join(f"{100 * part:.0f}" for part in one["cpu"]),
+                f"{one['requests_per_second']:.0f}",
+                f"{carried['writes_per_second']:.1f}" if carried else "",
+                " / ".join(f"{size / 1000:.0f}" for size in carried["document_bytes"]) if carried else "",
+            )
+        )
+    told = (
+        f"Three instances, {found['entities']:,} entities, each throttled at two of them. Without a fleet each "
+        "instance has half the limit, so that both carry the same requests."
+    )
+    return f"{told}\n\n{_markdown(head, rows)}"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -46,7 +46,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         for axes in grid[-1]:
             axes.set_xlabel("time, s", color=_GREY, labelpad=1)
         figure.suptitle(
-            f"Rate of one entity in MB/s, {' left and '.join(kinds)} right, means over {_MEAN_OVER_S} s. Dashed: limit",
+            f"Rate of one entity as a part of its limit, {' left and '.join(kinds)} right, means over {_MEAN_OVER_S} s",
             fontsize=9,
         )
         handles = [
@@ -58,20 +58,20 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
 
 
 def _draw_load(axes: Axes, scenario: Mapping[str, Any], kind: str) -> None:
-    limit, highest = scenario["limit"] / 1e6, 2.5
+    highest = 2.5
     for side, (color, width) in _SIDES.items():
-        rate = _smooth([value / 1e6 for value in total_of(scenario["sides"][side][kind])])
+        rate = _smooth([value / scenario["limit"] for value in total_of(scenario["sides"][side][kind])])
         axes.plot([at + 0.5 for at in range(len(rate))], rate, color=color, linewidth=width)
-    axes.axhline(limit, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
+    axes.axhline(1, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
     for event in scenario["events"]:
         axes.axvline(event["at"], color="#999999", linewidth=0.6)
-        axes.text(event["at"] + 0.6, highest * 0.99 * limit, event["words"], fontsize=6.5, color=_GREY, va="top")
+        axes.text(event["at"] + 0.6, highest * 0.99, event["words"], fontsize=6.5, color=_GREY, va="top")
     long_run = figures(scenario)["fleet"][kind]["long_run"]
     axes.text(
         0.995, 0.03, f"{long_run:.3f}", transform=axes.transAxes, ha="right", va="bottom", color=_SIDES["fleet"][0]
     )
     axes.set_xlim(0, scenario["seconds"])
-    axes.set_ylim(0, highest * limit)
+    axes.set_ylim(0, highest)
     axes.grid(axis="y", color="#eeeeee", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(length=2, labelsize=7)

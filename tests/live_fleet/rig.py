@@ -17,7 +17,6 @@ from tests.integration.zookeeper_process import ZooKeeperEnsemble
 from tests.live_fleet.balancer import Balancer, Front
 from tests.live_fleet.load import VALUE_BYTES
 from tests.live_fleet.network import ENSEMBLE_HOST, NODES_HOST, Machine, Network
-from tests.live_fleet.scenarios import LIMIT
 
 INSTANCES = 3
 FLEET, SINGLE, BROKER = "fleet", "single", "broker"
@@ -34,20 +33,23 @@ _LISTENER = "BALANCED"
 _FIRST_PORT = {FLEET: 21_000, SINGLE: 22_000}
 _HEAP = "320m"
 _STORED_VALUES = 2000
-QUOTAS = ({"default_client_id": True, "producer_byte_rate": LIMIT, "consumer_byte_rate": LIMIT},)
+LIMIT = 1_000_000
+"""Bytes/s of an entity, in either direction."""
 
 
 class Instance(ProxyProcess):
     """A proxy on a machine of its own; `fleet` is the section of its virtual cluster, None: none."""
 
-    def __init__(self, name: str, machine: Machine, front: str, cluster: Any, side: str) -> None:
+    def __init__(
+        self, name: str, machine: Machine, front: str, cluster: Any, side: str, quotas: Sequence[Mapping[str, Any]]
+    ) -> None:
         self.name = name
         self.host = machine.address
         self.fleet: Mapping[str, Any] | None = None
         self._machine = machine
         super().__init__(
             cluster,
-            QUOTAS,
+            quotas,
             first_port=_FIRST_PORT[side],
             listener={"advertised_host": front},
             metrics={"bind": machine.address},
@@ -94,7 +96,9 @@ class Instance(ProxyProcess):
 class Rig:
     """Everything but clients; use it as a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
+        self._quotas = ({"default_client_id": True, "producer_byte_rate": limit, "consumer_byte_rate": limit},)
         self._stack = ExitStack()
         self._epoch = 0
 
@@ -130,7 +134,7 @@ class Rig:
 
     # ------------------------------------------------------------- instances
 
-    def run_instances(self, count: int, *, fleet: bool, quotas: Sequence[Mapping[str, Any]] = QUOTAS) -> None:
+    def run_instances(self, count: int, *, fleet: bool, quotas: Sequence[Mapping[str, Any]] = ()) -> None:
         """Have the first so many run, in a new fleet or each by itself, and no others."""
         for instance in self.instances:
             if instance.running:
@@ -142,21 +146,21 @@ class Rig:
             "session_timeout_ms": SESSION_TIMEOUT_MS,
         }
         for instance in self.instances[:count]:
-            instance.configure(section if fleet else None, quotas)
+            instance.configure(section if fleet else None, quotas or self._quotas)
             instance.start()
 
     def _instance(self, stack: ExitStack, name: str, machine: Machine, side: str) -> Instance:
-        instance = Instance(name, machine, self.addresses[side], self.cluster, side)
+        instance = Instance(name, machine, self.addresses[side], self.cluster, side, self._quotas)
         stack.callback(instance.kill)
         return instance
 
     # ----------------------------------------------------------------- nodes
 
-    def set_broker_quota(self, client_id: str, rate: float) -> None:
-        """In the cluster."""
+    def set_broker_quota(self, client_id: str) -> None:
+        """In the cluster, the limit for both directions."""
         keys = ("producer_byte_rate", "consumer_byte_rate")
         with QuotaClient(self.cluster.address(LEADER)) as client:
-            [altered] = client.alter([((("client-id", client_id),), [(key, rate, False) for key in keys])])
+            [altered] = client.alter([((("client-id", client_id),), [(key, self.limit, False) for key in keys])])
             assert altered.error_code == 0, altered
 
     def make_topics(self, names: Sequence[str], partitions: int = 1) -> None:

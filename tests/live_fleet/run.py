@@ -19,7 +19,7 @@ from tests.integration.proxy_process import ROOT, TIMEOUT_S, ProxyFailed
 from tests.live_fleet.figures import by_second
 from tests.live_fleet.load import BATCH_BYTES, VALUE_BYTES
 from tests.live_fleet.rig import BROKER, FLEET, SIDES, STORED, Rig
-from tests.live_fleet.scenarios import LIMIT, Event, LoadClient, Scenario
+from tests.live_fleet.scenarios import Event, LoadClient, Scenario
 
 _SAMPLE_S = 0.2
 _FLEET_SERIES = "kafka_throttle_fleet"
@@ -92,7 +92,7 @@ class Run:
         rig.run_instances(scenario.instances, fleet=scenario.fleet)
         topics = list(self._topics())
         rig.make_topics(topics)
-        rig.set_broker_quota(self._client_id(BROKER), LIMIT)
+        rig.set_broker_quota(self._client_id(BROKER))
         with ExitStack() as stack:
             for side in SIDES:
                 self._open(side, scenario.open_first or tuple(range(1, scenario.instances + 1)))
@@ -151,8 +151,11 @@ class Run:
             process = subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=die_with_parent)
             self._java.append(process)
             return
-        order = {"library": client.library, "kind": client.kind, "topic": topic, "rate": client.demand}
+        order = {"library": client.library, "kind": client.kind, "topic": topic, "rate": self._rate(client.demand)}
         self._loads[side, client.kind].order(start=client.name, bootstrap=bootstrap, client_id=client_id, **order)
+
+    def _rate(self, demand: float | None) -> float | None:
+        return None if demand is None else demand * self._rig.limit
 
     def _wait_for_bytes(self, side: str, client: LoadClient) -> None:
         deadline = time.monotonic() + TIMEOUT_S
@@ -207,7 +210,7 @@ class Run:
         elif event.action == "demand":
             [client] = [client for client in self._scenario.clients if client.name == event.client]
             for side in SIDES:
-                self._loads[side, client.kind].order(demand=[client.name, event.rate])
+                self._loads[side, client.kind].order(demand=[client.name, self._rate(event.rate)])
         else:
             for instance in chosen:
                 {"kill": instance.crash, "start": instance.start, "cut": instance.cut_off, "join": instance.join}[
@@ -288,7 +291,8 @@ class Run:
         scenario = self._scenario
         return {
             **scenario.as_json(),
-            "limit": LIMIT,
+            "kinds": scenario.kinds,
+            "limit": self._rig.limit,
             "value_bytes": VALUE_BYTES,
             "session_timeout_ms": 6000,
             "events": self._events,

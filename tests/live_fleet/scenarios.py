@@ -4,15 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-LIMIT = 1_000_000
-"""Bytes/s of the entity, in either direction."""
-
 Kind = Literal["produce", "fetch"]
 
 
 @dataclass(frozen=True)
 class LoadClient:
-    """A client of every side. `demand` in bytes/s, None: as fast as can be. `at`: the instance that it is led to."""
+    """A client of every side. `demand`: part of the limit, None: as fast as can be. `at`: the instance it is led to."""
 
     name: str
     library: str
@@ -40,7 +37,7 @@ class Event:
         """For the plot."""
         which = " and ".join(map(str, self.instances))
         if self.action == "demand":
-            return f"{self.client}: {'all it can get' if self.rate is None else f'{self.rate / 1e6:g} MB/s'}"
+            return f"{self.client}: {'all it can get' if self.rate is None else f'{self.rate:.0%} of the limit'}"
         return {
             "open": f"all to {which}",
             "kill": f"{which} killed",
@@ -117,7 +114,7 @@ SCENARIOS: Sequence[Scenario] = (
             Event(70, "demand", client="client 3", rate=0.0),
             Event(100, "demand", client="client 3"),
         ),
-        clients=_one_each(100_000, None, None),
+        clients=_one_each(0.1, None, None),
     ),
 )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.live_fleet.figures import by_second, excess_s, figures, jain, long_run, max_min, settled_after_s
+from tests.live_fleet.figures import burst_s, by_second, figures, jain, long_run, max_min, over_s, settled_after_s
 
 
 def test_totals_between_samples_are_divided_evenly():
@@ -17,18 +17,27 @@ def test_the_long_run_is_of_whole_windows_at_the_end():
     assert long_run([1000] * 22 + [90] * 5 + [110] * 11, 100, begin=22) == 1.1
 
 
-def test_the_excess_is_that_of_the_worst_stretch():
-    assert excess_s([100, 300, 250, 0, 0, 100], 100) == pytest.approx(3.5)
-    assert excess_s([0, 0, 50], 100) == 0
-    assert excess_s([900, 100, 100], 100, begin=1) == 0
+def test_the_burst_is_that_of_the_worst_stretch():
+    assert burst_s([100, 300, 250, 0, 0, 100], 100) == pytest.approx(3.5)
+    assert burst_s([0, 0, 50], 100) == 0
+    assert burst_s([900, 100, 100], 100, begin=1) == 0
 
 
-def test_a_stretch_has_at_most_so_many_seconds():
-    assert excess_s([150] * 10, 100, longest=4) == pytest.approx(2)
+def test_a_stretch_has_at_most_a_minute():
+    assert burst_s([150] * 100, 100) == pytest.approx(30)
 
 
-def test_a_burst_after_a_pause_is_an_excess():
-    assert excess_s([0] * 50 + [500], 100) == pytest.approx(4)
+def test_a_burst_after_a_pause_is_a_burst_and_no_minute_is_over_the_limit():
+    series = [0] * 50 + [500] + [100] * 10
+    assert burst_s(series, 100) == pytest.approx(4)
+    assert over_s(series, 100) == pytest.approx(-45)
+
+
+def test_the_worst_minute_is_found_wherever_it_begins():
+    series = [100] * 30 + [1000] + [100] * 60
+    assert over_s(series, 100) == pytest.approx(9)
+    assert over_s(series, 100, begin=31) == pytest.approx(0)
+    assert over_s(series, 100, begin=32) is None
 
 
 def test_jain():
@@ -56,14 +65,16 @@ def test_figures_of_a_scenario_follow_the_changes_of_demand():
     found = {
         "limit": 100,
         "seconds": 60,
-        "clients": [{"name": name, "kind": "produce", "demand": demand} for name, demand in (("a", 20), ("b", None))],
+        "clients": [{"name": name, "kind": "produce", "demand": demand} for name, demand in (("a", 0.2), ("b", None))],
         "events": [{"at": 30.0, "action": "demand", "client": "a", "rate": None}],
         "sides": {"fleet": {"produce": {"a": [20] * 32 + [50] * 28, "b": [80] * 32 + [50] * 28}}},
     }
     assert figures(found)["fleet"]["produce"] == {
         "long_run": 1,
-        "worst_s": 0,
-        "worst_later_s": 0,
+        "over_s": 0,
+        "over_later_s": None,
+        "burst_s": 0,
+        "burst_later_s": 0,
         "jain": 1,
         "settled_after_s": [2],
     }
