@@ -47,7 +47,10 @@ def run(path: Path) -> None:
         if not path.is_file():
             refuse(f"{path} can be read only once, so set KAFKA_THROTTLE_PURE=1: usage.trace needs pure Python")
         run_again_pure()  # a traced handle is an int with more in it, which compiled code would drop
-    from proxy.server.service import run as run_service
+    if config.workers == 1:
+        from proxy.server.service import run as run_service
+    else:
+        from proxy.server.workers.supervisor import run as run_service
 
     try:
         sys.exit(run_service(path, config))

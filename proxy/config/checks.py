@@ -232,6 +232,26 @@ def _admin_listener_problems(data: Any) -> Iterator[Problem]:
                 yield Problem(f"{path}.quotas.admin_listeners[{k}]", f"expected {expected}, got {show(name)}")
 
 
+def _worker_problems(data: Any) -> Iterator[Problem]:
+    """With several workers each has a part of the limits of the whole process, and a part of one is one at least."""
+    workers = part(data, "workers")
+    if workers is None or workers == 1:
+        return
+    if part(part(data, "history"), "directory"):
+        yield Problem("history.directory", f"expected nothing with workers: {workers}, got a directory")
+    if type(workers) is not int:
+        return
+    sections = [("limits", part(data, "limits")), ("connections", part(data, "connections"))]
+    sections += [
+        (f"{path}.connections", part(listener, "connections"))
+        for path, listener in found_at(data, "virtual_clusters[].listeners[]")
+    ]
+    for path, section in sections:
+        most = part(section, "max_connections")
+        if type(most) is int and 0 < most < workers:
+            yield Problem(f"{path}.max_connections", f"expected at least one for each of {workers} workers, got {most}")
+
+
 CHECKS = (
     _name_problems,
     _request_cost_problems,
@@ -244,4 +264,5 @@ CHECKS = (
     _fleet_problems,
     _node_name_problems,
     _admin_listener_problems,
+    _worker_problems,
 )

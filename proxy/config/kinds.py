@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import ValidationInfo
 from pydantic_core import CoreSchema, core_schema
@@ -29,6 +29,17 @@ class _FilePath(Kind):
         if not isinstance(value, str) or not value.strip() or "\0" in value:
             raise ValueError
         return value
+
+
+class _Workers(Kind):
+    expected = "a whole number from 1 to 64, or 'auto'"
+
+    def parse(self, value: Any) -> int | str:
+        """The number, or "auto"."""
+        return "auto" if value == "auto" else Whole(1, 64).parse(value)
+
+
+Workers = Annotated[int | Literal["auto"], _Workers()]
 
 
 class HostPort(NamedTuple):

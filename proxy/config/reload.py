@@ -27,9 +27,10 @@ def changes_needing_restart(old: Config, new: Config) -> list[str]:
     changes += [f"virtual_clusters[{i}]: removed" for i, _ in before.values()]
     for section in ("admin", "metrics"):
         changes += _tls_changes(f"{section}.tls", getattr(old, section).tls, getattr(new, section).tls)
+    changes += ["workers"] if old.workers != new.workers else []
     for path in sorted(Config.NEEDS_RESTART):
         section, _, name = path.partition(".")
-        if section in Config.model_fields:
+        if name and section in Config.model_fields:
             changes += [path] if getattr(getattr(old, section), name) != getattr(getattr(new, section), name) else []
     return changes
 

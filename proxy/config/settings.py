@@ -35,6 +35,7 @@ from proxy.config.kinds import (
     Ports,
     Server,
     SourceAddress,
+    Workers,
     is_advertisable,
     is_loopback,
     is_sasl_mechanism,
@@ -895,6 +896,7 @@ class Config(Settings):
 
     NEEDS_RESTART: ClassVar[frozenset[str]] = frozenset(
         {
+            "workers",
             "virtual_clusters[].name",
             "virtual_clusters[].listeners",
             "virtual_clusters[].fleet",
@@ -915,6 +917,10 @@ class Config(Settings):
         | {f"usage.{name}" for name in UsageConfig.model_fields}
         | {f"history.{name}" for name in HistoryConfig.model_fields}
     )
+
+    workers: Workers = 1
+    """How many processes serve clients, all behind the same ports; `auto`: one for each processor. They share every
+    quota: docs/workers.md."""
 
     virtual_clusters: Some[VirtualClusterConfig]
     """The clusters that this proxy serves."""

@@ -20,6 +20,7 @@ from proxy.observe.explained import (
     MAX_THROTTLES,
     Cap,
     Observed,
+    Origin,
     cap_form,
     costs_form,
     explained_form,
@@ -40,7 +41,7 @@ from proxy.observe.openapi import openapi
 from proxy.observe.past.look_up import Past
 from proxy.observe.past.moments import BadMoment, NotHeld
 from proxy.observe.throttled_now import MAX_THROTTLED, RANKS, throttled_form
-from quotas.changes import Tables
+from quotas.changes import Quotas, Tables
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
 from quotas.entities import Entity, QuotaType, Scope, is_ip
 from quotas.explain import Client, Explanation, explain
@@ -203,8 +204,7 @@ class AdminApi:
 
     def routes(self) -> list[web.RouteDef]:
         """The endpoints, and their description, for an HTTP listener."""
-        described = web.get("/api/v1/openapi.json", partial(_describe, _document()), allow_head=False)
-        return [described, *(endpoint.route(self, _response) for endpoint in ENDPOINTS)]
+        return routes_of(self)
 
     async def caps(self, wanted: OfCluster) -> CapsPage:
         """The byte caps of a virtual cluster, and what they delay."""
@@ -221,11 +221,7 @@ class AdminApi:
 
     async def quotas(self, wanted: QuotasWanted) -> QuotasPage:
         """The quotas in force, entity by entity."""
-        cluster = named_cluster(self._clusters, wanted.virtual_cluster)
-        quotas, entity = cluster.quotas, wanted.entity
-        if entity is not None:
-            quotas = {entity: quotas[entity]} if entity in quotas else {}
-        return await finish_in_turns(quotas_form(cluster.origin, quotas, wanted.offset, wanted.limit))
+        return await quotas_page(named_cluster(self._clusters, wanted.virtual_cluster), wanted)
 
     async def request_costs(self, wanted: OfCluster) -> CostsPage:
         """What requests cost at each node, by the model that limits request times."""
@@ -263,6 +259,32 @@ ENDPOINTS: Final = (
     Endpoint("/api/v1/request-costs", AdminApi.request_costs),
     Endpoint("/api/v1/throttled", AdminApi.throttled),
 )
+
+
+def routes_of(api: object) -> list[web.RouteDef]:
+    """The routes to the methods of an `api` like AdminApi, and to their description."""
+    described = web.get("/api/v1/openapi.json", partial(_describe, _document()), allow_head=False)
+    return [described, *(endpoint.route(api, _response) for endpoint in ENDPOINTS)]
+
+
+class WithQuotas(Protocol):
+    """What a page of quotas needs of a virtual cluster."""
+
+    @property
+    def quotas(self) -> Quotas:
+        """The quotas in force."""
+
+    @property
+    def origin(self) -> Origin:
+        """The source of the quotas, and its problems."""
+
+
+async def quotas_page(cluster: WithQuotas, wanted: QuotasWanted) -> QuotasPage:
+    """The quotas in force of a virtual cluster, as far as they are wanted."""
+    quotas, entity = cluster.quotas, wanted.entity
+    if entity is not None:
+        quotas = {entity: quotas[entity]} if entity in quotas else {}
+    return await finish_in_turns(quotas_form(cluster.origin, quotas, wanted.offset, wanted.limit))
 
 
 def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Generator[None, None, ExplanationPage]:

@@ -119,12 +119,19 @@ class Endpoint(NamedTuple):
     respond: Callable[..., Awaitable[Mapping[str, Any]]]
     method: str = hdrs.METH_GET
 
+    @property
+    def name(self) -> str:
+        """The name of the method."""
+        return self.respond.__name__
+
     def route(self, api: object, response: Callable[[Mapping[str, Any]], Awaitable[web.Response]]) -> web.RouteDef:
-        """Its route: an `api` responds to it, and `response` turns the content into an HTTP response."""
+        """Its route: the method `name` of an `api` responds, and `response` makes an HTTP response of the content."""
         model = self.parameters
 
+        respond = getattr(api, self.name)
+
         async def handle(request: web.Request) -> web.Response:
-            return await response(await self.respond(api, parameters_of(request, model)))
+            return await response(await respond(parameters_of(request, model)))
 
         without_head = {"allow_head": False} if self.method == hdrs.METH_GET else {}
         return web.route(self.method, self.path, handle, **without_head)

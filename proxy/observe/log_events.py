@@ -12,6 +12,15 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "stopping": "The process ends: it accepts no more connections, and `connections` are open.",
         "stopping_at_once": "A second signal to stop has come: nothing is waited for any more.",
         "stopped": "The process has ended.",
+        "worker_lost": "A worker has ended, with exit `status` (below 0: by this signal), and with it its connections. "
+        "Another one takes its place.",
+        "worker_replaced": "The process `worker_pid` serves clients in place of a worker that has ended.",
+        "worker_not_started": "A worker could not start. It is tried again after a pause.",
+        "worker_failed": "A worker could not do what the supervisor asked for.",
+        "worker_stopped": "A worker has closed its connections, and ends.",
+        "worker_link_given_up": "A worker, or its supervisor, reads nothing any more, and is given up.",
+        "worker_forker_lost": "The process that starts workers has ended. The proxy stops, with exit status 1.",
+        "supervisor_lost": "The supervisor has ended, so this worker closes its connections and ends.",
         "handover_started": "SIGUSR2 has come: the process starts the one that takes over `sockets` listening sockets.",
         "handover_finished": "The process `successor_pid` accepts the connections. It got `rows` rows of sensors, and "
         "for `suspended_ms` no process accepted connections: they waited.",

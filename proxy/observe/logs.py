@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import structlog
@@ -29,12 +30,16 @@ _INDISCREET = ("kafka.admin.client", "kafka.net.connection", "kafka.protocol.par
 _threshold = logging.INFO
 
 
-def configure(level: str, form: Literal["json", "console"]) -> None:
-    """Set up structlog and the standard logging module for this process. May be called again."""
+def configure(level: str, form: Literal["json", "console"], worker: int | None = None) -> None:
+    """Set up structlog and the standard logging module for this process. May be called again.
+
+    Each line has the number of the `worker`, if this process is one.
+    """
     # Loggers that are bound to a connection outlive a change of the level, so they must not contain the level.
     structlog.configure(
         processors=[
             _drop_below_threshold,
+            *([] if worker is None else [partial(_add_worker, worker)]),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -110,6 +115,11 @@ def _renderer(form: str) -> Any:
 def _drop_below_threshold(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     if structlog.processors.NAME_TO_LEVEL.get(method, logging.ERROR) < _threshold:
         raise structlog.DropEvent
+    return event
+
+
+def _add_worker(worker: int, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    event.setdefault("worker", worker)
     return event
 
 

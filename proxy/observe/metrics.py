@@ -187,6 +187,19 @@ class Metrics:
             "Rows of sensors that this process has continued from the process before it.",
             registry=registry,
         )
+        self.workers = Gauge(
+            "kafka_throttle_workers",
+            "Processes that serve clients: with `workers` of 2 or more, those that answered.",
+            registry=registry,
+        )
+        self.worker_restarts = Counter(
+            "kafka_throttle_worker_restarts", "Workers that have ended and were replaced.", registry=registry
+        )
+        self.worker_timeouts = Counter(
+            "kafka_throttle_worker_timeouts",
+            "Questions that a worker did not answer in time, so that a response is without it.",
+            registry=registry,
+        )
         self.ready = Gauge("kafka_throttle_ready", "1 if /readyz says that the proxy is ready.", registry=registry)
         self.upstream_connect_failures = Counter(
             "kafka_throttle_upstream_connect_failures",

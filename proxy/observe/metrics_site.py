@@ -2,11 +2,12 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 from prometheus_client import Gauge
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from proxy.net.turns import finish_in_turns
 from proxy.observe.http_listener import HttpListener
@@ -21,7 +22,7 @@ class MetricsSite:
     """Serves the metrics and the health of one process.
 
     `not_ready` returns the reasons why the process cannot serve clients; it is empty when it can. `remarks` are about
-    what is wrong all the same.
+    what is wrong all the same. `gather` prepares what is scraped and returns it; without it that is what `metrics` has.
     """
 
     def __init__(
@@ -31,10 +32,12 @@ class MetricsSite:
         most: int = 32,
         idle_s: float = 30,
         remarks: Callable[[], Sequence[str]] = lambda: (),
+        gather: Callable[[], Awaitable[Collector]] | None = None,
     ) -> None:
         self._metrics = metrics
         self._not_ready = not_ready
         self._remarks = remarks
+        self._gather = gather or self._own
         probes = {"/livez": self._get_livez, "/readyz": self._get_readyz}
         pages = {"/metrics": self._get_metrics, **probes}
         routes = [web.get(path, handler) for path, handler in pages.items()]
@@ -61,8 +64,11 @@ class MetricsSite:
             encode, content_type = choose_encoder(accept)
         except (ValueError, TypeError):  # raised by the library for "version=x"
             encode, content_type = choose_encoder("")
+        return web.Response(body=encode(await self._gather()), headers={"Content-Type": content_type})
+
+    async def _own(self) -> Collector:
         await finish_in_turns(self._metrics.gather())
-        return web.Response(body=encode(self._metrics.registry), headers={"Content-Type": content_type})
+        return self._metrics.registry
 
     async def _get_livez(self, request: web.Request) -> web.Response:
         return web.json_response({"live": True})

@@ -76,7 +76,8 @@ class ConfigWatch:
         seen = self._signature_at_start
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.reload_asked.wait(), _WATCH_S)
+                async with asyncio.timeout(_WATCH_S):
+                    await self.reload_asked.wait()
             found = signature(self._path)
             if found != seen or self.reload_asked.is_set():
                 self.reload_asked.clear()

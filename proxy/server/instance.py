@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import gc
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import structlog
 
@@ -31,6 +32,7 @@ from proxy.server.descriptors import clients_within_descriptors
 from proxy.server.drain import drain
 from proxy.server.fleet.fleet import Fleet
 from proxy.server.fleet.membership import transport_of
+from proxy.server.fleet.transport import FleetTransport
 from proxy.server.listener import Listener
 from proxy.server.passed_sockets import PassedSockets
 from proxy.server.quota_sources import renew
@@ -45,6 +47,7 @@ from proxy.usage.spool import Spool
 from proxy.usage.tracer import Tracer
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from quotas.row_copies import Sensing
+from quotas.sources.source import Source
 
 _HTTP_LISTENERS = 2
 """The listener for metrics, and the one for operators."""
@@ -67,9 +70,21 @@ log = structlog.get_logger()
 
 
 class Instance:
-    """What serves clients, from the bound ports until the last connection is closed."""
+    """What serves clients, from the bound ports until the last connection is closed.
 
-    def __init__(self, config_path: Path, config: Config, clock: Clock, metrics: Metrics) -> None:
+    `sources` has the source of the quotas of each virtual cluster, if another process has the configured ones;
+    `transports` what carries the claims of its fleet, if that is not ZooKeeper.
+    """
+
+    def __init__(
+        self,
+        config_path: Path,
+        config: Config,
+        clock: Clock,
+        metrics: Metrics,
+        sources: Mapping[str, Source] = MappingProxyType({}),
+        transports: Mapping[str, FleetTransport] = MappingProxyType({}),
+    ) -> None:
         self.config = config
         self.clock = clock
         self.stop_asked = asyncio.Event()
@@ -96,7 +111,8 @@ class Instance:
                 self.gate,
                 config.usage,
                 self._tracer,
-                transport_of(cluster, clock),
+                transports.get(cluster.name) or transport_of(cluster, clock),
+                sources.get(cluster.name),
             )
             for cluster in config.virtual_clusters
         ]

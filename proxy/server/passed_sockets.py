@@ -20,11 +20,15 @@ class PassedSockets:
         self._by_address = {address_of(sock): sock for sock in sockets}
         self._reuse_port = reuse_port
 
-    def take(self, bind: str, port: int, *, ipv6_only: bool = False) -> socket.socket:
+    def has(self, bind: str, port: int) -> bool:
+        """Whether the socket of this address and port was passed, and not taken yet."""
+        return HostPort(str(ip_address(bind)), port) in self._by_address
+
+    def take(self, bind: str, port: int, *, ipv6_only: bool = False, reuse_port: bool = False) -> socket.socket:
         """The listening socket of this address and port. Raises OSError if it has to be opened, and cannot be."""
         sock = self._by_address.pop(HostPort(str(ip_address(bind)), port), None)
         if sock is None:
-            return listening(bind, port, reuse_port=self._reuse_port, ipv6_only=ipv6_only)
+            return listening(bind, port, reuse_port=reuse_port or self._reuse_port, ipv6_only=ipv6_only)
         prepare(sock)
         return sock
 

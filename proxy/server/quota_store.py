@@ -33,7 +33,8 @@ _UNKNOWN_EVERY_US = 60_000_000
 class QuotaStore:
     """The quotas in force, as they were when last taken from the source. Belongs to the event loop.
 
-    `note_problem` is called with the source's name once for each new problem of the source.
+    `note_problem` is called with the source's name once for each new problem of the source. Without `reports`, another
+    process reports the changes and the problems of the same quotas.
     """
 
     def __init__(
@@ -43,6 +44,8 @@ class QuotaStore:
         quota_manager: ClientQuotaManager,
         clock: Clock,
         note_problem: Callable[[str], None],
+        *,
+        reports: bool = True,
     ) -> None:
         self.source = source
         self.quotas = NO_QUOTAS
@@ -51,6 +54,9 @@ class QuotaStore:
         self.problems: Mapping[str, str] = {}
         self.when_changed: Callable[[Tables], None] = lambda _tables: None
         """Called with the new tables whenever quotas have changed."""
+        self.when_taken_up: Callable[[], None] = lambda: None
+        """Called whenever what the source has is in force, also if only its problems have changed."""
+        self._reports = reports
         self._quota_manager = quota_manager
         self._clock = clock
         self._note_problem = note_problem
@@ -90,6 +96,8 @@ class QuotaStore:
 
     def report_unknown(self, now_us: int) -> None:
         """Log that the quotas are not known, once a minute as long as that is so, and when they are known."""
+        if not self._reports:
+            return
         if self.known:
             if self._reported_unknown:
                 self._reported_unknown = False
@@ -138,10 +146,14 @@ class QuotaStore:
         A thread works out what changes; it is put in force in steps of a few ms.
         """
         async with self._taking_up:
-            self._tell_problems(self.source.problems)
+            problems = dict(self.source.problems)
+            if self._reports:
+                self._tell_problems(problems)
+            self.problems = problems
             if self.source.quotas is not self.quotas:
                 await self._put_in_force(self.source.quotas)
             self._known = self.known
+            self.when_taken_up()
 
     async def _put_in_force(self, quotas: Quotas) -> None:
         loop, are_first = asyncio.get_running_loop(), not self._known
@@ -154,8 +166,9 @@ class QuotaStore:
         now_ms, changed = self._clock.now_ms(), news.changes.keys()
         for _ in self._quota_manager.replacing(news.tables.enforced, now_ms, news.tables.shadow, changed):
             await asyncio.sleep(0)
-        self._log.info("quotas_changed", entities=len(quotas), changed=len(changed))
-        if not are_first:
+        if self._reports:
+            self._log.info("quotas_changed", entities=len(quotas), changed=len(changed))
+        if self._reports and not are_first:
             self._audit_changes(news)
 
     def _news(self, now: Quotas, altering: Mapping[tuple[Entity, QuotaKey], float | None]) -> "_News":
@@ -190,7 +203,6 @@ class QuotaStore:
                 self._note_problem(self.source.name)
         for place in self.problems.keys() - problems.keys():
             self._log.info("quota_problem_ended", place=printable(place))
-        self.problems = dict(problems)
 
     async def alter_quotas(
         self, alteration_request: QuotaAlteration, log: "FilteringBoundLogger"
@@ -202,10 +214,8 @@ class QuotaStore:
         """
         return await asyncio.shield(self._spawn(self._alter(alteration_request, log)))
 
-    async def _alter(
-        self, alteration_request: QuotaAlteration, log: "FilteringBoundLogger"
-    ) -> Sequence[Exception | None]:
-        before, alterations = self.source.quotas, alteration_request.alterations
+    async def write(self, alterations: Sequence[Alteration]) -> Sequence[Exception | None]:
+        """As `alter_quotas`, for a caller that logs them itself, and is not cancelled."""
         altering = {(each.entity, key): limit for each in alterations for key, limit in each.limits.items()}
         self._altering |= altering
         try:
@@ -214,6 +224,13 @@ class QuotaStore:
         finally:
             for changed in altering:
                 self._altering.pop(changed, None)
+        return results
+
+    async def _alter(
+        self, alteration_request: QuotaAlteration, log: "FilteringBoundLogger"
+    ) -> Sequence[Exception | None]:
+        before, alterations = self.source.quotas, alteration_request.alterations
+        results = await self.write(alterations)
         log = log.bind(client_id=printable(alteration_request.client_id), source=self.source.name)
         for alteration, key, result in islice(_altered(alterations, results), _MOST_AUDITED):
             old = before.get(alteration.entity, {}).get(key)
@@ -222,7 +239,8 @@ class QuotaStore:
                 log.info("quota_altered", **change.log_keys())
             else:
                 log.warning("quota_alteration_refused", problem=printable(str(result)), **change.log_keys())
-        if (unlisted := len(altering) - _MOST_AUDITED) > 0:
+        altered = {(each.entity, key) for each in alterations for key in each.limits}
+        if (unlisted := len(altered) - _MOST_AUDITED) > 0:
             log.info("quota_changes_unlisted", changes=unlisted)
         return results
 

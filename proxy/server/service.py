@@ -21,6 +21,7 @@ from proxy.observe.health import Readiness
 from proxy.observe.http_secrets import http_access
 from proxy.observe.metrics import Metrics
 from proxy.observe.metrics_site import MetricsSite
+from proxy.observe.page.sections import Page
 from proxy.observe.page.site import StatusPage
 from proxy.server.certificate_watcher import CertificateWatcher
 from proxy.server.config_watch import ConfigWatch, Loaded
@@ -61,9 +62,11 @@ class Service:
         api = AdminApi(self.instance.clusters, clock)
         api.past = self.instance.past
         throttled_at = None if api.past is None else api.throttled
-        self._page = StatusPage(self.instance.shown(self.not_ready), api.explain, *bounds_of(config), throttled_at)
+        page = Page(self.instance.shown(self.not_ready))
+        self._page = StatusPage(page, api.explain, *bounds_of(config), throttled_at)
         site = MetricsSite(metrics, self._readiness.look, *bounds_of(config), self.instance.remarks)
         self._http = HttpListeners(config, metrics, site, [*api.routes(), *self._page.routes()])
+        metrics.workers.set(1)
         metrics.ready.set_function(lambda: not self.not_ready())
 
     @property

@@ -45,6 +45,7 @@ from quotas.row_copies import values_of
 from quotas.sensors.token_buckets import BucketReading, TokenBuckets
 from quotas.sensors.windowed_rate import SensorReading, Sensors
 from quotas.shares.member import Explained
+from quotas.sources.source import Source
 
 
 class VirtualCluster:
@@ -63,6 +64,7 @@ class VirtualCluster:
         usage: UsageConfig | None = None,
         tracer: Tracer | None = None,
         transport: FleetTransport | None = None,
+        source: Source | None = None,
     ) -> None:
         """`transport` carries the claims of its fleet; None: this instance is the only one."""
         usage = usage or UsageConfig()
@@ -86,13 +88,14 @@ class VirtualCluster:
         traces = None if tracer is None else tracer.chooses
         self.quota_manager = ClientQuotaManager(sensors, QuotaTable(), buckets=buckets, costs=costs, traces=traces)
         self.meter = Meter(config.name, usage.window_s, usage.max_clients, costs) if usage.directory else None
-        self.source = source_of(config, config_path)
+        self.source = source or source_of(config, config_path)
         self.book = QuotaStore(
             config.name,
             self.source,
             self.quota_manager,
             clock,
             lambda source: metrics.quota_problems.labels(config.name, source).inc(),
+            reports=source is None,
         )
         self.fleet: Fleet | None = None
         if transport is not None:

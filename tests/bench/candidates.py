@@ -27,14 +27,14 @@ class Candidate:
     columns: tuple[str, ...] = ()
 
 
-def haproxy(buffer_bytes: int | None = None) -> Command:
-    """HAProxy as a TCP proxy on one thread; `buffer_bytes` None: its default of 16 KiB."""
+def haproxy(buffer_bytes: int | None = None, threads: int = 1) -> Command:
+    """HAProxy as a TCP proxy; `buffer_bytes` None: its default of 16 KiB."""
 
     def command(listen_port: int, upstream_port: int, directory: Path) -> Sequence[str]:
         file = directory / "haproxy.cfg"
         file.write_text(f"""
 global
-  nbthread 1
+  nbthread {threads}
   maxconn 4096
   {f"tune.bufsize {buffer_bytes}" if buffer_bytes else ""}
 defaults
@@ -85,7 +85,7 @@ stream {{
     return command
 
 
-def kafka_throttle(quotas: bool, pure: bool = False) -> Command:
+def kafka_throttle(quotas: bool, pure: bool = False, workers: int = 1) -> Command:
     """This project's proxy, with quotas that nothing here can exceed, or with none.
 
     It is the make that the environment asks for, or the `pure` one.
@@ -99,6 +99,7 @@ def kafka_throttle(quotas: bool, pure: bool = False) -> Command:
         metrics_port, admin_port = free_port_run(2)
         listener = {"name": "clients", "bind": "127.0.0.1", "port": listen_port, "node_ids": ["1"]}
         configuration = {
+            "workers": workers,
             "virtual_clusters": [
                 {
                     "name": "bench",

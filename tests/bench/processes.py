@@ -69,8 +69,11 @@ def two_or_three_cores() -> Cores:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], cpu: int, log: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process pinned to one core for the length of a `with` block; what it says on stderr goes to `log`."""
+def running(command: Sequence[str], cpu: int | str, log: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process pinned to one core, or to a list of cores like "0,1", for the length of a `with` block.
+
+    What it says on stderr goes to `log`.
+    """
     pinned = ["taskset", "-c", str(cpu), *command]
     # In a group of its own: a script that starts the proxy proper takes it along when it ends.
     ends_with_us: dict[str, Any] = {"start_new_session": True, "preexec_fn": die_with_parent}

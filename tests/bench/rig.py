@@ -33,7 +33,7 @@ def rig_program() -> Path:
 
 
 @contextlib.contextmanager
-def backend(rig: Path, cpu: int, directory: Path) -> Iterator[tuple[int, int]]:
+def backend(rig: Path, cpu: int | str, directory: Path) -> Iterator[tuple[int, int]]:
     """A `rig backend` that serves: its port and process id."""
     (port,) = free_port_run(1)
     command = [str(rig), "backend", "--port", str(port)]
@@ -46,9 +46,12 @@ def backend(rig: Path, cpu: int, directory: Path) -> Iterator[tuple[int, int]]:
 
 @contextlib.contextmanager
 def serving(
-    rig: Path, candidate: Candidate, cores: Cores, node: int, directory: Path
+    rig: Path, candidate: Candidate, cores: Cores | str, node: int, directory: Path
 ) -> Iterator[tuple[str, int | None]]:
-    """A candidate that answers: where clients connect (host:port), and its process id (direct: None)."""
+    """A candidate at its core, or at a list of cores, that answers.
+
+    Yields where clients connect (host:port), and its process id (direct: None).
+    """
     if candidate.command is None:
         yield f"127.0.0.1:{node}", None
         return
@@ -57,7 +60,8 @@ def serving(
     port = free_port_run(4)[0]
     command = candidate.command(port, node, directory)
     log = directory / "stderr"
-    with running(command, cores.proxy, log, stdout=subprocess.DEVNULL) as process:
+    cpu = cores if isinstance(cores, str) else cores.proxy
+    with running(command, cpu, log, stdout=subprocess.DEVNULL) as process:
         target = f"127.0.0.1:{port}"
         probe = [str(rig), "load", "--target", target, "--seconds", "0.1"]
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 
 _START_S = 90.0
-_SECTIONS = ("limits", "drain", "restart", "log", "usage", "history")
+_SECTIONS = ("limits", "drain", "restart", "log", "usage", "history", "workers")
 _SERIES = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -37,9 +37,10 @@ class ProxyProcess:
     """A proxy in front of `cluster` with a listener for nodes 1 to 3; use it as a context manager.
 
     `quotas` are entries as the YAML has them; `settings` are whole sections ("limits", "drain", "log", "usage",
-    "restart", "history", "metrics") or settings of the only virtual cluster ("throttle", "upstream", "fleet"; "source"
-    for those of its quotas) or of its listener ("listener"); "more_listeners" are whole. With `ready=False` it does not
-    wait for the cluster. `environment` has further variables for the process. It is reached at `host`, on six
+    "restart", "history", "metrics", "workers") or settings of the only virtual cluster ("throttle", "upstream",
+    "fleet"; "source" for those of its quotas) or of its listener ("listener"); "more_listeners" are whole. With
+    `ready=False` it does not wait for the cluster. `environment` has further variables for the process. It is reached
+    at `host`, on six
     ports from `first_port` on, or free ones.
     """
 

@@ -28,10 +28,11 @@ QUOTAS = [{"client_id": "limited", "producer_byte_rate": 5_500, "consumer_byte_r
 class Observed:
     """A proxy that records, and the observer before it."""
 
-    def __init__(self, cluster, directory, **usage):
+    def __init__(self, cluster, directory, workers=1, **usage):
         self.directory = directory
         usage = {"directory": str(directory), "window_s": 1, "file_s": 1, "instance": "here", **usage}
-        self.proxy = ProxyProcess(cluster, QUOTAS, usage=usage, listener={"advertised_host": OBSERVER})
+        listener = {"advertised_host": OBSERVER}
+        self.proxy = ProxyProcess(cluster, QUOTAS, usage=usage, listener=listener, workers=workers)
         self.observer = WireObserver(OBSERVER, HOST, self.proxy.ports)
         self.bootstrap = f"{OBSERVER}:{self.proxy.port}"
 

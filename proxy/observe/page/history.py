@@ -1,8 +1,8 @@
-"""The last hour of this process, for the charts of the status page: a ring of samples that never grows."""
+"""The last hour, for the charts of the status page: a ring of samples that never grows."""
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -30,23 +30,48 @@ class Sample(NamedTuple):
     loop_lag_s: float
 
 
-class _Counted(NamedTuple):
-    """What was counted since the process started, at a monotonic time."""
+class Moment(NamedTuple):
+    """What was counted until a time, monotonic and by the wall clock, and what is the case then."""
 
     now_ms: int
+    epoch_ms: int
     requests: int
     in_bytes: int
     out_bytes: int
     throttled_ms: int
+    throttled_clients: int
+    connections: int
+    loop_lag_s: float
+
+
+def moment_of(process: Process) -> Moment:
+    """This moment of a process."""
+    requests = in_bytes = out_bytes = throttled_ms = 0
+    for row in process.relays():
+        requests += sum(row.requests.values())
+        in_bytes += row.request_bytes
+        out_bytes += row.response_bytes
+        throttled_ms += sum(row.throttled_ms.values())
+    return Moment(
+        process.clock.now_ms(),
+        process.clock.epoch_ms(),
+        requests,
+        in_bytes,
+        out_bytes,
+        throttled_ms,
+        sum(cluster.throttled.clients for cluster in process.clusters),
+        process.instance().connections,
+        process.loop_lag_s(),
+    )
 
 
 class History:
-    """The samples of the last hour, the oldest first."""
+    """The samples of the last hour, the oldest first. `look` returns the present moment."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(self, look: Callable[[], Moment]) -> None:
+        self._look = look
         self._samples: deque[Sample] = deque(maxlen=SAMPLES)
-        self._last = self._counted()
+        self._last = look()
 
     async def keep(self) -> None:
         """Take a sample every EVERY_S. Runs until cancelled."""
@@ -56,33 +81,23 @@ class History:
 
     def sample(self) -> None:
         """Take a sample; without a time since the one before, take none."""
-        now, before = self._counted(), self._last
+        now, before = self._look(), self._last
         seconds = (now.now_ms - before.now_ms) / 1000
         if seconds <= 0:
             return
         self._last = now
-        process = self._process
         self._samples.append(
             Sample(
-                round(process.clock.epoch_ms() / 1000, 1),
+                round(now.epoch_ms / 1000, 1),
                 round((now.requests - before.requests) / seconds, 2),
                 round((now.in_bytes - before.in_bytes) / seconds, 1),
                 round((now.out_bytes - before.out_bytes) / seconds, 1),
-                sum(cluster.throttled.clients for cluster in process.clusters),
+                now.throttled_clients,
                 round((now.throttled_ms - before.throttled_ms) / 1000 / seconds, 4),
-                process.instance().connections,
-                round(process.loop_lag_s(), 5),
+                now.connections,
+                round(now.loop_lag_s, 5),
             )
         )
-
-    def _counted(self) -> _Counted:
-        requests = in_bytes = out_bytes = throttled_ms = 0
-        for row in self._process.relays():
-            requests += sum(row.requests.values())
-            in_bytes += row.request_bytes
-            out_bytes += row.response_bytes
-            throttled_ms += sum(row.throttled_ms.values())
-        return _Counted(self._process.clock.now_ms(), requests, in_bytes, out_bytes, throttled_ms)
 
     def latest(self, count: int = SAMPLES) -> Sequence[Sample]:
         """The last `count` samples, the oldest first."""

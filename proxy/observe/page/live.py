@@ -7,9 +7,8 @@ from typing import NamedTuple
 import structlog
 from markupsafe import Markup
 
-from proxy.net.turns import finish_in_turns
 from proxy.observe.page.rendering import Rendering, samples_as_json
-from proxy.observe.page.sections import SECTIONS, Page, Section
+from proxy.observe.page.sections import SECTIONS, Section, Shown
 
 _EVERY_S = 1.0
 _LEAST_PAUSE_MS = 900
@@ -33,7 +32,7 @@ class Made(NamedTuple):
 class Sections:
     """All sections, each made anew when it is needed and due."""
 
-    def __init__(self, page: Page, rendering: Rendering) -> None:
+    def __init__(self, page: Shown, rendering: Rendering) -> None:
         self._page = page
         self._rendering = rendering
         self._made: dict[str, Made] = {}
@@ -44,18 +43,18 @@ class Sections:
         """All sections by name. What has very many rows is made less often than once a second."""
         async with self._making:
             for section in SECTIONS:
-                if self._page.process.clock.now_ms() >= self._due_ms.get(section.name, 0):
+                if self._page.clock.now_ms() >= self._due_ms.get(section.name, 0):
                     await self._make(section)
         return self._made
 
     async def _make(self, section: Section) -> None:
-        facts = await finish_in_turns(section.facts(self._page))
+        facts = await self._page.facts(section)
         html = self._rendering.html(section.name, facts)
         before = self._made.get(section.name)
         if before is None or before.html != html:
             self._made[section.name] = Made(Markup(html), event_of(section.name, html))
         pause_ms = max(_LEAST_PAUSE_MS, facts.get("looked_at", 0) // _LOOKED_AT_PER_MS)
-        self._due_ms[section.name] = self._page.process.clock.now_ms() + pause_ms
+        self._due_ms[section.name] = self._page.clock.now_ms() + pause_ms
         await asyncio.sleep(0)
 
 
@@ -93,7 +92,7 @@ class Stream:
 class Live:
     """The open pages. While there is one, sections are made once a second."""
 
-    def __init__(self, page: Page, sections: Sections, most: int) -> None:
+    def __init__(self, page: Shown, sections: Sections, most: int) -> None:
         self._page = page
         self._sections = sections
         self._most = most

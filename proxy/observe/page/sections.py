@@ -3,14 +3,18 @@
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
+from proxy.clock import Clock
+from proxy.net.turns import finish_in_turns
 from proxy.observe.health import ClusterHealth
 from proxy.observe.metrics import ShadowTotals
 from proxy.observe.most_used import MostUsed
-from proxy.observe.page.history import History, Sample
+from proxy.observe.page.history import History, Sample, moment_of
 from proxy.observe.page.process import Cluster, NodeState, Process
+from proxy.observe.page.search import Found, search
 from proxy.observe.throttled_now import throttled_form
 from proxy.relay.actions import CloseReason
 from quotas.explain import UNIT
@@ -35,13 +39,39 @@ HARMLESS = frozenset(
 """Ends of connections that are no refusals, and need no attention."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """What the sections are made of."""
+class Shown(Protocol):
+    """What the page is made of. `name` is that of the process, `clusters` are the names of its virtual clusters."""
 
-    process: Process
+    name: str
+    clusters: Sequence[str]
+    clock: Clock
     history: History
-    most_used: MostUsed
+
+    async def facts(self, section: "Section") -> Facts:
+        """The present facts of a section."""
+
+    async def find(self, text: str) -> Found:
+        """The clients of which a name contains `text`."""
+
+
+class Page:
+    """The page of one process."""
+
+    def __init__(self, process: Process) -> None:
+        self.name = process.name
+        self.clusters: Sequence[str] = [cluster.name for cluster in process.clusters]
+        self.clock = process.clock
+        self.process = process
+        self.history = History(partial(moment_of, process))
+        self.most_used = MostUsed(process.clusters, process.addresses, process.clock, MAX_ROWS)
+
+    async def facts(self, section: "Section") -> Facts:
+        """The present facts of a section."""
+        return await finish_in_turns(section.facts(self))
+
+    async def find(self, text: str) -> Found:
+        """The clients of which a name contains `text`."""
+        return await finish_in_turns(search(self.process, text))
 
 
 class Section(NamedTuple):
@@ -111,8 +141,12 @@ CHARTS = (
 
 @_at_once
 def _hour(page: Page) -> Facts:
+    return hour_facts(page.history)
+
+
+def hour_facts(history: History) -> Facts:
     """For each chart the present and the highest value of each of its lines."""
-    samples = page.history.latest()
+    samples = history.latest()
     return {"charts": [(chart, list(_captions(chart, samples))) for chart in CHARTS], "samples": len(samples)}
 
 

@@ -8,17 +8,12 @@ from typing import Any, Final
 
 from aiohttp import hdrs, web
 
-from proxy.net.turns import finish_in_turns
 from proxy.observe.api import ClientWanted, ThrottledWanted
 from proxy.observe.endpoints import BadParameter, parameters_in
 from proxy.observe.explained import Form
-from proxy.observe.most_used import MostUsed
-from proxy.observe.page.history import History
 from proxy.observe.page.live import Live, Sections
-from proxy.observe.page.process import Process
 from proxy.observe.page.rendering import Rendering, explain_path, past_path, samples_as_json, static_files
-from proxy.observe.page.search import search
-from proxy.observe.page.sections import MAX_ROWS, Page
+from proxy.observe.page.sections import MAX_ROWS, Shown
 from quotas.entities import is_ip
 
 _STREAM_PART_OF_IDLE = 0.8
@@ -51,7 +46,7 @@ def _with_error_page(handler: Handler) -> Handler:
 
 
 class StatusPage:
-    """The status page of one process. `explained` explains the quotas of a client, with the parameters of the API.
+    """The status page over HTTP. `explained` explains the quotas of a client, with the parameters of the API.
 
     `throttled_at` answers who was throttled in a second of the past; None if no history is written.
 
@@ -61,23 +56,20 @@ class StatusPage:
 
     def __init__(
         self,
-        process: Process,
+        shown: Shown,
         explained: Callable[[ClientWanted], Awaitable[Form]],
         max_connections: int,
         idle_s: float,
         throttled_at: Callable[[ThrottledWanted], Awaitable[Form]] | None = None,
     ) -> None:
-        self.history = History(process)
-        self._process = process
+        self.history = shown.history
+        self._shown = shown
         self._explained = explained
         self._throttled_at = throttled_at
-        self._clusters = {cluster.name: cluster for cluster in process.clusters}
         self._files = static_files()
-        self._rendering = Rendering(process.name, self._files)
-        used = MostUsed(process.clusters, process.addresses, process.clock, MAX_ROWS)
-        page = Page(process, self.history, used)
-        self._sections = Sections(page, self._rendering)
-        self.live = Live(page, self._sections, max(max_connections // 2, 1))
+        self._rendering = Rendering(shown.name, self._files)
+        self._sections = Sections(shown, self._rendering)
+        self.live = Live(shown, self._sections, max(max_connections // 2, 1))
         self._stream_s = _STREAM_PART_OF_IDLE * idle_s
 
     def routes(self) -> list[web.RouteDef]:
@@ -96,7 +88,7 @@ class StatusPage:
     def page(self, template: str, facts: Mapping[str, Any], status: int = 200) -> web.Response:
         """A whole page as the response."""
         has_past = self._throttled_at is not None
-        given = {"text": "", "at": "", "has_past": has_past, "several": len(self._clusters) > 1, **facts}
+        given = {"text": "", "at": "", "has_past": has_past, "several": len(self._shown.clusters) > 1, **facts}
         text = self._rendering.html(template, given)
         return web.Response(text=text, status=status, content_type="text/html")
 
@@ -135,10 +127,10 @@ class StatusPage:
         at = request.query.get("at", "").strip()[:_MAX_SEARCH_CHARACTERS]
         if not text:
             return _see(past_path(at) if at else "/")
-        found = await finish_in_turns(search(self._process, text))
+        found = await self._shown.find(text)
         if found.only is not None:
             return _see(explain_path(*found.only, at))
-        clusters = list(self._clusters)
+        clusters = list(self._shown.clusters)
         return self.page(
             "search", {"text": text, "at": at, "found": found, "clusters": clusters, "is_address": is_ip(text)}
         )
@@ -150,7 +142,7 @@ class StatusPage:
         form = await self._explained(parameters_in(given, ClientWanted))
         shown = [one for one in form["quotas"] if any(one.get(fact) for fact in _WORTH_A_SECTION)]
         free = [one for one in form["quotas"] if one not in shown]
-        facts = {"form": form, "shown": shown, "free": free, "at_ms": self._process.clock.epoch_ms()}
+        facts = {"form": form, "shown": shown, "free": free, "at_ms": self._shown.clock.epoch_ms()}
         return self.page("explain", {**facts, "at": given.get("at", "")})
 
     @_with_error_page

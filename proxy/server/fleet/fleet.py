@@ -20,13 +20,21 @@ LOOK_MS: Final = 250
 """How often use is looked at, at least."""
 WRITE_MS: Final = 1_000
 """The least time between two documents."""
+WRITE_AMONG_WORKERS_MS: Final = 100
+"""The same among the workers of one supervisor: it costs no network, and a worker that is replaced is known sooner."""
 
 
 class Fleet:
     """The loop of one virtual cluster. Belongs to the event loop, and waits for nothing else."""
 
     def __init__(
-        self, virtual_cluster: str, transport: FleetTransport, member: Member, rows: SharedRows, clock: Clock
+        self,
+        virtual_cluster: str,
+        transport: FleetTransport,
+        member: Member,
+        rows: SharedRows,
+        clock: Clock,
+        write_ms: int = WRITE_MS,
     ) -> None:
         self.member = member
         self.writes = self.written_bytes = self.read_bytes = 0
@@ -37,6 +45,7 @@ class Fleet:
         self._documents = Documents()
         self._view: Mapping[str, bytes] = {}
         self._losses = transport.losses
+        self._write_ms = write_ms
         self._next_write_ms = clock.now_ms()
         self._woken = asyncio.Event()
         self._known = asyncio.Event()
@@ -94,7 +103,9 @@ class Fleet:
     async def _keep_turning(self) -> None:
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), self._rest_s())
+                # wait_for of Python 3.11 would swallow a cancellation that comes in the same turn as the event.
+                async with asyncio.timeout(self._rest_s()):
+                    await self._woken.wait()
             self._woken.clear()
             try:
                 self.turn()
@@ -120,7 +131,7 @@ class Fleet:
             document = self.member.document(now_ms)
             self._rows.apply(self.member.take_moves(), now_ms)  # what the document acknowledges lowers shares
             if document is not None:
-                self._next_write_ms = now_ms + WRITE_MS
+                self._next_write_ms = now_ms + self._write_ms
                 self._publishing = asyncio.get_running_loop().create_task(self._publish(document))
         self._report(now_ms)
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from proxy.clock import Clock
 from proxy.config.settings import VirtualClusterConfig, fleet_path
-from proxy.server.fleet.fleet import Fleet
+from proxy.server.fleet.fleet import WRITE_AMONG_WORKERS_MS, WRITE_MS, Fleet
 from proxy.server.fleet.transport import FleetTransport
 from proxy.server.fleet.zookeeper import ZooKeeperTransport
 from proxy.server.quota_sources import ensemble_of
@@ -54,4 +54,5 @@ def fleet_of(
         is_count=is_count,
     )
     rows = SharedRows(quota_manager, connections, config.name, member)
-    return Fleet(config.name, transport, member, rows, clock)
+    write_ms = WRITE_AMONG_WORKERS_MS if config.fleet is None else WRITE_MS
+    return Fleet(config.name, transport, member, rows, clock, write_ms)

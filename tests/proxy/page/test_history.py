@@ -3,11 +3,12 @@
 import pytest
 
 from proxy.observe.metrics import RelayTotals
-from proxy.observe.page.history import EVERY_S, SAMPLES, History
+from proxy.observe.page.history import EVERY_S, SAMPLES
+from proxy.observe.page.sections import Page
 
 
 def test_a_sample_has_rates_since_the_one_before(shown, clock):
-    history = History(shown.process())
+    history = Page(shown.process()).history
     shown.totals = [
         RelayTotals(
             "main",
@@ -29,7 +30,7 @@ def test_a_sample_has_rates_since_the_one_before(shown, clock):
 
 
 def test_throttled_clients_are_those_of_the_moment(shown, clock):
-    history, cluster = History(shown.process()), shown.clusters[0]
+    history, cluster = Page(shown.process()).history, shown.clusters[0]
     episodes = [cluster.throttle("alice", name) for name in ("etl", "web")]
     clock.advance(5_000)
     history.sample()
@@ -41,7 +42,7 @@ def test_throttled_clients_are_those_of_the_moment(shown, clock):
 
 
 def test_the_ring_has_an_hour_and_no_more(shown, clock):
-    history = History(shown.process())
+    history = Page(shown.process()).history
     for _ in range(SAMPLES + 10):
         clock.advance(1000 * EVERY_S)
         history.sample()
@@ -52,6 +53,6 @@ def test_the_ring_has_an_hour_and_no_more(shown, clock):
 
 
 def test_without_time_between_them_there_is_no_second_sample(shown, clock):
-    history = History(shown.process())
+    history = Page(shown.process()).history
     history.sample()
     assert history.latest() == []

@@ -4,19 +4,15 @@ import asyncio
 
 import pytest
 
-from proxy.observe.most_used import MostUsed
-from proxy.observe.page.history import History
 from proxy.observe.page.live import Live, Sections, Stream, event_of
 from proxy.observe.page.rendering import Rendering, static_files
-from proxy.observe.page.sections import MAX_ROWS, SECTIONS, Page
+from proxy.observe.page.sections import SECTIONS, Page
 from tests.timeouts import TIMEOUT_S
 
 
 @pytest.fixture
 def page(shown):
-    process = shown.process()
-    used = MostUsed(process.clusters, process.addresses, process.clock, MAX_ROWS)
-    return Page(process, History(process), used)
+    return Page(shown.process())
 
 
 @pytest.fixture

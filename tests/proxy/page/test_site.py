@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from proxy.observe.api import AdminApi
+from proxy.observe.page.sections import Page
 from proxy.observe.page.site import StatusPage
 from quotas.changes import Limit
 from quotas.entities import Entity
@@ -24,7 +25,7 @@ async def served(shown, most=8, idle_s=30.0, past=None):
     process = shown.process()
     api = AdminApi(process.clusters, process.clock)
     api.past = past
-    page = StatusPage(process, api.explain, most, idle_s, None if past is None else api.throttled)
+    page = StatusPage(Page(process), api.explain, most, idle_s, None if past is None else api.throttled)
     listener = admin_listener([*api.routes(), *page.routes()], most=most, idle_s=idle_s)
     port = await listener.start("127.0.0.1", 0)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:

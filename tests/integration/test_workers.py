@@ -1,0 +1,317 @@
+"""Several workers behind the same ports: what an operator and a client see is one proxy."""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from uuid import uuid4
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+
+from tests.integration.proxy_process import HOST, ProxyProcess
+from tests.integration.quota_admins import altering, ask_with_kafka_python, describing
+from tests.integration.restarts import ActivatedProxy, Prober, is_running
+from tests.integration.steady_producers import Load, WithConfluentKafka, WithKafkaPython
+from tests.integration.test_restart import Pumped
+from tests.integration.test_usage import Observed, assert_nothing_is_missing, produce_and_consume, records_of, wire_sums
+from tests.integration.topics import make_topic
+from tests.timeouts import TIMEOUT_S
+
+NOBODY = f"{HOST}:9"
+"""No cluster is there."""
+
+WORKERS = 2
+SIZE = 10_000
+"""Bytes of a record."""
+
+LIMIT = 200_000
+"""Bytes/s of the client over all workers."""
+
+
+@pytest.fixture
+def stack():
+    with ExitStack() as stack:
+        yield stack
+
+
+@contextmanager
+def of_workers(*args, cls=ProxyProcess, workers=WORKERS, **settings):
+    """A proxy with so many workers, all of which serve."""
+    with cls(*args, workers=workers, **{"limits": {"drain_s": 1}, **settings}) as proxy:
+        proxy.wait_for(lambda: len(proxy.events("listening")) >= workers, 10, "open ports of all workers")
+        yield proxy
+
+
+def pids(proxy):
+    """The process of each worker."""
+    [forker] = psutil.Process(proxy.pid).children()
+    return sorted(child.pid for child in forker.children())
+
+
+def connections(pid, port):
+    """How many connections to a port a worker has."""
+    found = psutil.Process(pid).net_connections("tcp")
+    return sum(1 for one in found if one.status == "ESTABLISHED" and one.laddr.port == port)
+
+
+def connected(stack, proxy, count):
+    """So many connections that send nothing."""
+    return [stack.enter_context(socket.create_connection((HOST, proxy.port), TIMEOUT_S)) for _ in range(count)]
+
+
+def is_open(sock):
+    sock.setblocking(False)
+    try:
+        return sock.recv(1) != b""
+    except BlockingIOError:
+        return True
+
+
+# -------------------------------------------------------------- without a cluster
+
+
+def test_connections_are_spread_over_the_workers_and_counted_once(stack):
+    proxy = stack.enter_context(of_workers(NOBODY, ready=False))
+    connected(stack, proxy, 60)
+    proxy.wait_for(lambda: proxy.metric("client_sockets") == 60, 10, "all connections")
+    of_each = [connections(pid, proxy.port) for pid in pids(proxy)]
+    assert sum(of_each) == 60
+    assert min(of_each) > 5
+    assert proxy.metric("workers") == WORKERS
+    assert proxy.metric("client_sockets_limit") == 10_000, "what is written, though each has a part"
+    [page] = [proxy.admin("explain?user=alice&client_id=etl")]
+    assert page["virtual_cluster"] == "main"
+    assert {line["worker"] for line in proxy.events("listening")} == {0, 1}
+
+
+def test_a_worker_that_is_killed_is_replaced_and_only_its_connections_are_lost(stack):
+    proxy = stack.enter_context(of_workers(NOBODY, ready=False))
+    sockets = connected(stack, proxy, 40)
+    proxy.wait_for(lambda: proxy.metric("client_sockets") == 40, 10, "all connections")
+    victim, survivor = pids(proxy)
+    left = connections(survivor, proxy.port)
+    os.kill(victim, signal.SIGKILL)
+    with Prober([proxy.port]) as prober:
+        proxy.wait_for(lambda: proxy.events("worker_replaced"), 10, "another worker")
+        proxy.wait_for(lambda: prober.connects > 50, 10, "new connections")
+    assert prober.failures == {}
+    assert sum(map(is_open, sockets)) == left
+    [lost] = proxy.events("worker_lost")
+    assert (lost["worker_pid"], lost["status"]) == (victim, -signal.SIGKILL)
+    assert survivor in pids(proxy)
+    assert proxy.metric("worker_restarts_total") == 1
+    took_s = seconds_between(lost, proxy.events("worker_replaced")[0])
+    assert took_s < 1 or os.getloadavg()[0] > os.cpu_count(), took_s
+
+
+def seconds_between(first, second):
+    one, other = (time.strptime(line["timestamp"].split(".")[0], "%Y-%m-%dT%H:%M:%S") for line in (first, second))
+    return time.mktime(other) - time.mktime(one)
+
+
+def test_a_changed_file_is_in_force_in_all_workers(stack):
+    proxy = stack.enter_context(of_workers(NOBODY, ready=False))
+    config = json.loads(proxy.config_path.read_text())
+    config["limits"]["max_connections"] = 11
+    config["virtual_clusters"][0]["quotas"] = {"entries": [{"user": "alice", "producer_byte_rate": 5}]}
+    proxy.write_text(json.dumps(config))
+    proxy.wait_for(lambda: proxy.events("config_reloaded"), 10, "the new file")
+    assert proxy.metric("client_sockets_limit") == 11
+    assert proxy.metric("config_reloads_total", result="applied") == 1
+    [entity] = proxy.admin("quotas")["quotas"]
+    assert entity["limits"]["producer_byte_rate"]["limit"] == 5
+    [quota] = [one for one in proxy.admin("explain?user=alice")["quotas"] if one["quota"] == "producer_byte_rate"]
+    assert quota["rule"]["limit"] == 5
+    config["workers"] = 3
+    proxy.write_text(json.dumps(config))
+    [refused] = proxy.wait_for(lambda: proxy.events("config_rejected"), 10, "a refusal")
+    assert refused["problems"] == ["workers (needs a restart)"]
+
+
+def test_another_process_cannot_take_over(stack):
+    proxy = stack.enter_context(of_workers(NOBODY, ready=False))
+    os.kill(proxy.pid, signal.SIGUSR2)
+    [line] = proxy.wait_for(lambda: proxy.events("handover_failed"), 10, "a refusal")
+    assert "workers" in line["problem"]
+    assert proxy.status("livez") == 200
+
+
+def test_the_workers_end_with_their_supervisor(stack):
+    proxy = stack.enter_context(of_workers(NOBODY, ready=False))
+    connected(stack, proxy, 4)
+    workers = pids(proxy)
+    os.kill(proxy.pid, signal.SIGKILL)
+    proxy.wait_for_exit()
+    deadline = time.monotonic() + TIMEOUT_S
+    while any(map(is_running, workers)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    proxy.start()
+    assert len(pids(proxy)) == WORKERS
+
+
+def test_the_proxy_stops_with_the_process_that_forks_workers(stack):
+    proxy = ProxyProcess(NOBODY, ready=False, workers=WORKERS, limits={"drain_s": 0})
+    stack.callback(proxy.kill)
+    proxy.start()
+    proxy.wait_for(lambda: len(proxy.events("listening")) == WORKERS, 10, "open ports")
+    [forker] = psutil.Process(proxy.pid).children()
+    workers = pids(proxy)
+    forker.kill()
+    assert proxy.wait_for_exit() == 1
+    assert proxy.events("worker_forker_lost")
+    assert not any(map(is_running, workers))
+
+
+def test_a_signal_to_the_process_group_stops_all_once(stack):
+    proxy = ProxyProcess(NOBODY, ready=False, workers=WORKERS, limits={"drain_s": 0})
+    stack.callback(proxy.kill)
+    proxy.start()
+    proxy.wait_for(lambda: len(proxy.events("listening")) == WORKERS, 10, "open ports")
+    processes = [proxy.pid, *(child.pid for child in psutil.Process(proxy.pid).children(recursive=True))]
+    for pid in processes:
+        os.kill(pid, signal.SIGTERM)
+    assert proxy.wait_for_exit() == 0
+    assert len(proxy.events("worker_stopped")) == WORKERS
+    assert not proxy.events("worker_lost")
+    assert not any(map(is_running, processes))
+
+
+def test_a_port_that_another_process_has_is_a_problem(stack):
+    proxy = ProxyProcess(NOBODY, ready=False, workers=WORKERS)
+    stack.callback(proxy.kill)
+    with (
+        socket.create_server((HOST, proxy.port), reuse_port=True),
+        pytest.raises(AssertionError, match="already in use"),
+    ):
+        proxy.start()
+
+
+def test_sockets_of_systemd_are_shared_by_the_workers(stack):
+    proxy = stack.enter_context(of_workers(NOBODY, cls=ActivatedProxy, ready=False, limits={"drain_s": 0}))
+    with Prober([*proxy.ports, proxy.metrics_port, proxy.admin_port]) as prober:
+        proxy.restart()
+    assert prober.connects > 50
+    assert prober.failures == {}
+
+
+# ----------------------------------------------------------------- with a cluster
+
+
+@pytest.mark.timeout(240)
+def test_quotas_that_are_altered_at_one_worker_are_in_force_at_all(newest_kafka, stack):
+    settings = {"source": {"admin_users": ["ANONYMOUS"]}}
+    proxy = stack.enter_context(of_workers(newest_kafka, **settings))
+    entity = frozenset({("client-id", "etl")})
+    for limit in (1000.0, 2000.0, None):
+        [altered] = ask_with_kafka_python(proxy.bootstrap, [altering({entity: {"producer_byte_rate": limit}})])
+        assert altered.results == {entity: (0, None)}
+        expected = {} if limit is None else {entity: {"producer_byte_rate": limit}}
+        seen = Counter(
+            str(ask_with_kafka_python(proxy.bootstrap, [describing(("client-id", "exact", "etl"))])[0].entries)
+            for _ in range(12)  # each on a connection of its own, so that each worker is asked
+        )
+        assert seen == {str(expected): 12}
+    lines = proxy.events("quota_altered")
+    assert [line["new"] for line in lines] == [1000.0, 2000.0, None]
+    assert all(line["worker"] in (0, 1) for line in lines)
+    assert not proxy.events("quota_changed"), "an alteration is reported once, with its client"
+
+
+@pytest.mark.timeout(300)
+def test_records_of_all_workers_are_what_crossed_the_wire(newest_kafka, tmp_path):
+    make_topic(newest_kafka.bootstrap_servers, topic := f"workers-{uuid4().hex}")
+    with Observed(newest_kafka, tmp_path / "spool", workers=WORKERS) as observed:
+        proxy, observer = observed.proxy, observed.observer
+        produce_and_consume(observed.bootstrap, topic)
+        observed.clients_are_gone()
+        crossed = observer.counts
+        requests = sum(value for name, _, value in proxy.series() if name == "kafka_throttle_requests_total")
+        proxy.wait_for(lambda: wire_sums(records_of(observed.files)) == crossed, TIMEOUT_S, "records of all of it")
+        proxy.stop()
+        files = observed.files
+    assert wire_sums(records_of(files)) == crossed
+    assert requests > 100
+    instances = {rows[0].instance for rows in files}
+    assert instances == {"here.0", "here.1"}
+    for instance in instances:
+        assert_nothing_is_missing([rows for rows in files if rows[0].instance == instance])
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_that_is_killed_under_load_loses_no_record(newest_kafka, stack):
+    topics = [f"killed-{uuid4().hex}" for _ in range(2)]
+    for topic in topics:
+        make_topic(newest_kafka.bootstrap_servers, topic, partitions=3)
+    quotas = [{"client_id": "steady", "producer_byte_rate": 50_000}]
+    proxy = stack.enter_context(of_workers(newest_kafka, quotas))
+    producers = [
+        WithKafkaPython(topics[0], bootstrap_servers=proxy.bootstrap, client_id="steady"),
+        WithConfluentKafka(topics[1], **{"bootstrap.servers": proxy.bootstrap, "client.id": "steady"}),
+    ]
+    loads = [Pumped(stack.enter_context(Load(producer, 2_000))) for producer in producers]
+    for killed in range(1, 4):
+        time.sleep(2)
+        os.kill(pids(proxy)[killed % WORKERS], signal.SIGKILL)
+        proxy.wait_for(lambda killed=killed: len(proxy.events("worker_replaced")) == killed, 10, "another worker")
+    time.sleep(2)
+    for load, topic in zip(loads, topics, strict=True):
+        load.stop()
+        load.load.assert_all_are_there_once_and_in_order(newest_kafka, topic)
+    assert not proxy.events("internal_error")
+
+
+@pytest.mark.timeout(300)
+def test_a_client_at_all_workers_gets_its_quota_and_no_more(newest_kafka, stack):
+    make_topic(newest_kafka.bootstrap_servers, topic := f"spread-{uuid4().hex}")
+    proxy = stack.enter_context(of_workers(newest_kafka, [{"client_id": "spread", "producer_byte_rate": LIMIT}]))
+    flooding = Flood(proxy.bootstrap, topic)
+    stack.callback(flooding.stop)
+    ports = list(proxy.node_ports.values())
+    spread = lambda: all(sum(connections(pid, port) for port in ports) for pid in pids(proxy))  # noqa: E731
+    while not spread():
+        flooding.one_more()
+        time.sleep(0.5)
+    time.sleep(25)
+    begin, before = time.monotonic(), proxy.metric("request_bytes_total")
+    time.sleep(40)
+    rate = (proxy.metric("request_bytes_total") - before) / (time.monotonic() - begin)
+    assert rate == pytest.approx(LIMIT, rel=0.05)
+    assert not proxy.events("internal_error")
+
+
+class Flood:
+    """Producers of one client-id that send as much as they may."""
+
+    def __init__(self, bootstrap, topic):
+        self._bootstrap, self._topic = bootstrap, topic
+        self._done = threading.Event()
+        self._threads = []
+        for _ in range(4):
+            self.one_more()
+
+    def one_more(self):
+        thread = threading.Thread(target=self._run, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run(self):
+        settings = {"client.id": "spread", "linger.ms": 0, "batch.size": 2 * SIZE, "queue.buffering.max.messages": 20}
+        producer = Producer({"bootstrap.servers": self._bootstrap, **settings})
+        while not self._done.is_set():
+            try:
+                producer.produce(self._topic, bytes(SIZE))
+            except BufferError:
+                producer.poll(0.1)
+        producer.purge()
+
+    def stop(self):
+        self._done.set()
+        for thread in self._threads:
+            thread.join(TIMEOUT_S)
