@@ -3,9 +3,10 @@
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from demo.proxy_process import free_port_run
 from tests.bench.columns import WITHOUT_QUOTA
@@ -85,8 +86,10 @@ stream {{
     return command
 
 
-def kafka_throttle(quotas: bool, pure: bool = False, workers: int = 1) -> Command:
-    """This project's proxy, with quotas that nothing here can exceed, or with none.
+def kafka_throttle(
+    quotas: bool, pure: bool = False, workers: int = 1, fleet: Mapping[str, Any] | None = None
+) -> Command:
+    """This project's proxy, with quotas that nothing here can exceed, or with none; `fleet` is a section of that name.
 
     It is the make that the environment asks for, or the `pure` one.
     """
@@ -106,6 +109,7 @@ def kafka_throttle(quotas: bool, pure: bool = False, workers: int = 1) -> Comman
                     "upstream": {"bootstrap_servers": [f"127.0.0.1:{upstream_port}"]},
                     "listeners": [listener],
                     "quotas": {"source": "file", "entries": entries},
+                    **({"fleet": fleet} if fleet else {}),
                 }
             ],
             "metrics": {"bind": "127.0.0.1", "port": metrics_port},

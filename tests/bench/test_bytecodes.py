@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.bench.bytecodes import Taken, as_markdown, place
+from tests.bench.bytecodes import Taken, as_markdown, compared, place
 from tests.bench.counting_proxy import Bytecodes
 from tests.bench.processes import ROOT
 
@@ -47,6 +47,15 @@ def test_nothing_is_counted_behind_the_end():
 def test_a_table_begins_with_all_and_shows_the_dearest():
     table = as_markdown([Taken("a", 1, 30), Taken("b", 2, 12.25)], 1)
     assert table.splitlines()[2:] == ["| all | 42.2 | 3.00 |", "| a | 30.0 | 1.00 |"]
+
+
+def test_files_of_two_ways_are_compared_the_dearest_first():
+    alone = [Taken("quotas/a.py:1 a", 1, 30), Taken("quotas/a.py:9 b", 1, 10), Taken("proxy/b.py:1 c", 1, 5)]
+    in_fleet = [Taken("quotas/a.py:1 a", 1, 41), Taken("quotas/shares/c.py:1 look", 0.1, 7)]
+    assert compared(alone, in_fleet, 2).splitlines()[2:] == [
+        "| quotas/a.py | 40.0 | 41.0 |",
+        "| quotas/shares/c.py | 0.0 | 7.0 |",
+    ]
 
 
 def test_a_function_is_named_by_where_it_stands_in_the_project():

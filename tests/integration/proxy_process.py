@@ -105,6 +105,11 @@ class ProxyProcess:
 
     def start(self) -> None:
         """Start the process and wait until it is ready, or at least alive."""
+        self.launch()
+        self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Start the process."""
         self._process = subprocess.Popen(
             self.command(),
             stdout=subprocess.PIPE,
@@ -116,6 +121,9 @@ class ProxyProcess:
         )
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
+
+    def wait_until_ready(self) -> None:
+        """Until it is ready, or at least alive, after `launch`."""
         self.wait_for(
             lambda: self.status("readyz") == 200 if self._ready else self.status("livez") == 200, _START_S, "a start"
         )

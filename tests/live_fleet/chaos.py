@@ -22,7 +22,7 @@ from tests.live_fleet.figures import burst_s, by_second, long_run, over_s
 from tests.live_fleet.rig import FLEET, INSTANCES, Instance, Rig
 
 EVERY_S = 5.0
-_DOWN_S = 2.0
+_DOWN_S = 2.5
 _PARTITIONS = 3
 _COMPRESSIONS = ("none", "lz4", "zstd")
 """Of as many producers."""
@@ -55,6 +55,8 @@ class Kills:
             self._thread.join()
         if self.error is not None:
             raise self.error
+        for instance in self._instances:
+            instance.wait_until_ready()
 
     def _run(self) -> None:
         try:
@@ -63,7 +65,7 @@ class Kills:
                 victim.crash()
                 self.count += 1
                 self._done.wait(_DOWN_S)
-                victim.start()
+                victim.launch()  # whether it is ready or not when its turn comes again, it is killed
         except BaseException as error:
             self.error = error
 
@@ -116,6 +118,7 @@ class Chaos:
             "over_s": over_s(series, self._rig.limit),
             "burst_s": burst_s(series, self._rig.limit),
             "records": counts,
+            "troubles": producers.troubles,
             "violations": violations,
         }
 

@@ -14,12 +14,12 @@ _HEAD = """\
 Written by `python -m tests.live_fleet --json FILE --plot docs/fleet.webp --page docs/fleet-measured.md`; the same
 command with `--chaos 600` and `--cost 1000` adds the last two sections. How a fleet works: [fleet.md](fleet.md).
 
-One entity has a limit of 1 MB/s for each direction, and six greedy clients for each direction: producers of librdkafka,
-Java and kafka-python, consumers of librdkafka and kafka-python, all at one node of a Kafka cluster of three. The same
-clients run at the same time on three sides: through HAProxy and the instances of a fleet, through HAProxy and one
-instance without a fleet, and through HAProxy to the node itself with a quota in the cluster. Where connections are cut
-to move the load, they are cut on all three sides. Each instance is in a network namespace of its own; ZooKeeper is an
-ensemble of three. What is written is measured on the disk of the node, what is read by the clients.
+One entity has a limit of {limit} KB/s for each direction, and six greedy clients for each direction: producers of
+librdkafka, Java and kafka-python, consumers of librdkafka and kafka-python, all at one node of a cluster of three. The
+same clients run at the same time on three sides: through HAProxy and the instances of a fleet, through HAProxy and one
+instance without a fleet, and through HAProxy to the node itself with a quota in the cluster. Where connections are
+cut to move the load, they are cut on all three sides. Each instance is in a network namespace of its own; ZooKeeper is
+an ensemble of three. What is written is measured on the disk of the node, what is read by the clients.
 """
 _COLUMNS = ("scenario", "", "held by", "long run", "any 60 s", "burst, s", "Jain", "settled, s")
 _EXPLAINED = """\
@@ -40,7 +40,8 @@ def markdown(found: Mapping[str, Any], picture: str | None = None) -> str:
 
 
 def _parts(found: Mapping[str, Any], picture: str | None) -> Iterator[str]:
-    yield _HEAD
+    limits = {one["limit"] for one in (*found["scenarios"].values(), *([found["chaos"]] if "chaos" in found else ()))}
+    yield _HEAD.format(limit=" or ".join(f"{limit // 1000:,}" for limit in sorted(limits)))
     if found["scenarios"]:
         yield "## Rates\n"
         if picture:
@@ -69,11 +70,15 @@ def _row(scenario: Mapping[str, Any], kind: str, side: str) -> Sequence[str]:
         kind if first else "",
         NAMES[side],
         f"{one['long_run']:.3f}",
-        ", ".join(f"{over:+.1f}" for over in (one["over_s"], one["over_later_s"]) if over is not None),
+        ", ".join(_signed(over) for over in (one["over_s"], one["over_later_s"]) if over is not None),
         f"{one['burst_later_s']:.1f}",
         f"{one['jain']:.3f}",
         ", ".join("never" if s is None else str(s) for s in one["settled_after_s"]),
     )
+
+
+def _signed(over_s: float | None) -> str:
+    return "?" if over_s is None else f"{over_s:+.1f}"
 
 
 def of_chaos(found: Mapping[str, Any]) -> str:
@@ -83,7 +88,7 @@ def of_chaos(found: Mapping[str, Any]) -> str:
     told = (
         f"In {found['seconds']} s instances were killed {found['kills']} times (SIGKILL), in turn, and started "
         "again, under three idempotent producers of librdkafka that always had more than the limit allows. Long run: "
-        f"{found['long_run']:.3f} of the limit; the worst 60 s were {found['over_s']:+.1f} s of the limit above it. "
+        f"{found['long_run']:.3f} of the limit; the worst 60 s: {_signed(found['over_s'])} s of it. "
         f"{records['acknowledged']:,} records were acknowledged, {records['present']:,} are there; "
         f"{len(wrong) or 'none'} lost, doubled or out of order."
     )
