@@ -3,11 +3,9 @@
 At the end every record is looked up at the nodes, as in tests/conservation, and the rate is compared with the limit.
 """
 
-import contextlib
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -35,39 +33,32 @@ _SAMPLE_S = 0.2
 
 
 class Kills:
-    """Kills one instance after the other and starts it again, until it is stopped."""
+    """Kills one instance after the other and starts it again.
 
-    def __init__(self, instances: list[Instance]) -> None:
+    From the thread that calls it: instances end with the thread that has started them.
+    """
+
+    def __init__(self, instances: Sequence[Instance], now: float) -> None:
         self.count = 0
-        self.error: BaseException | None = None
         self._instances = instances
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._next_at = now + EVERY_S
+        self._down: Instance | None = None
 
-    @contextlib.contextmanager
-    def going_on(self) -> Iterator[None]:
-        """For the length of a block; at its end all instances run. Raises what has kept one from starting."""
-        self._thread.start()
-        try:
-            yield
-        finally:
-            self._done.set()
-            self._thread.join()
-        if self.error is not None:
-            raise self.error
-        for instance in self._instances:
-            instance.wait_until_ready()
+    def go_on(self, now: float) -> None:
+        """Do what is due."""
+        if self._down is not None and now >= self._next_at - EVERY_S + _DOWN_S:
+            self.end()
+        if now >= self._next_at:
+            self._next_at = now + EVERY_S
+            self._down = self._instances[self.count % len(self._instances)]
+            self._down.crash()
+            self.count += 1
 
-    def _run(self) -> None:
-        try:
-            while not self._done.wait(EVERY_S - _DOWN_S):
-                victim = self._instances[self.count % len(self._instances)]
-                victim.crash()
-                self.count += 1
-                self._done.wait(_DOWN_S)
-                victim.launch()  # whether it is ready or not when its turn comes again, it is killed
-        except BaseException as error:
-            self.error = error
+    def end(self) -> None:
+        """Start the one that is down, ready or not when its turn comes again."""
+        if self._down is not None:
+            self._down.launch()
+            self._down = None
 
 
 class Chaos:
@@ -101,11 +92,12 @@ class Chaos:
             producers = Child("confluent_producers", folder)
             stack.callback(producers.close)
             producers.order(folder=name, bootstrap=rig.bootstrap(FLEET), plans=[asdict(plan) for plan in self._plans])
-            kills = Kills(rig.instances)
-            with kills.going_on():
-                series = self._watch(producers)
+            kills = Kills(rig.instances, time.monotonic())
+            series = self._watch(producers, kills)
+            kills.end()
             producers.order(stop=True)
             for instance in rig.instances:
+                instance.wait_until_ready()
                 instance.lift_quotas()
             producers.news("done", _FLUSH_S)
             counts, violations = self._account(folder)
@@ -122,7 +114,7 @@ class Chaos:
             "violations": violations,
         }
 
-    def _watch(self, producers: Child) -> list[int]:
+    def _watch(self, producers: Child, kills: Kills) -> list[int]:
         """The bytes of each second, as the node has them on its disk, from the first one on."""
         samples: list[tuple[float, float]] = []
         began, told = time.monotonic(), time.monotonic()
@@ -131,6 +123,7 @@ class Chaos:
             if not written:
                 began = now
             samples.append((now, written))
+            kills.go_on(now)
             if now - told > 30:
                 told = now
                 self._say(f"{now - began:5.0f} s: {producers.progress['sent']:,} records, {written / 1e6:.0f} MB")

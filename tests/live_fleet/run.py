@@ -213,7 +213,7 @@ class Run:
                 self._loads[side, client.kind].order(demand=[client.name, self._rate(event.rate)])
         else:
             for instance in chosen:
-                {"kill": instance.crash, "start": instance.start, "cut": instance.cut_off, "join": instance.join}[
+                {"kill": instance.crash, "start": instance.launch, "cut": instance.cut_off, "join": instance.join}[
                     event.action
                 ]()
 
