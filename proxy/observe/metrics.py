@@ -189,7 +189,7 @@ class Metrics:
         )
         self.workers = Gauge(
             "kafka_throttle_workers",
-            "Processes that serve clients: with `workers` of 2 or more, those that answered.",
+            "Processes that serve clients: 1, or as many as `workers` says.",
             registry=registry,
         )
         self.worker_restarts = Counter(

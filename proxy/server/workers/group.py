@@ -92,7 +92,8 @@ class Workers:
         link = Link(forked.sock, {}, {what: _for(self, number, answer) for what, answer in self._asks.items()})
         await link.open()
         worker = self._running[number] = Running(number, forked.pid, link, now_s, now_s)
-        link.tell("begin", self._beginning(number))
+        beginning = self._beginning(number)
+        link.tell("begin", beginning)
         self._tasks.spawn(self._follow(worker))
         try:
             await link.ask("serve")
@@ -101,6 +102,8 @@ class Workers:
             raise
         worker.is_serving = True
         self._missing_since.pop(number, None)
+        if (config := self._beginning(number).config) != beginning.config:  # it has changed while the worker started
+            await link.ask("apply", config)
         return worker
 
     async def _follow(self, worker: Running) -> None:
