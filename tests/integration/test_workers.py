@@ -276,42 +276,46 @@ def test_a_client_at_all_workers_gets_its_quota_as_at_one(newest_kafka, stack):
         proxy = stack.enter_context(of_workers(newest_kafka, quotas, workers=workers))
         floods.append(Flood(proxy, topic))
         stack.callback(floods[-1].stop)
-    *_, of_all = floods
+    of_one, of_all = floods
     ports = list(of_all.proxy.node_ports.values())
     while not all(sum(connections(pid, port) for port in ports) for pid in pids(of_all.proxy)):
-        for flood in floods:
-            flood.one_more()
-        time.sleep(0.5)
-    time.sleep(15)
+        of_all.begin_anew()
+        time.sleep(2)
+    time.sleep(20)
     before, begin = [flood.bytes() for flood in floods], time.monotonic()
     time.sleep(44)  # four times the window of a quota
     after, seconds = [flood.bytes() for flood in floods], time.monotonic() - begin
     one, all_ = ((now - then) / seconds / LIMIT for now, then in zip(after, before, strict=True))
     assert all_ <= 1.05
-    assert all_ == pytest.approx(one, rel=0.05)
+    assert all_ >= 0.95 * min(one, 1.0), (all_, one)
     assert not of_all.proxy.events("internal_error")
+    assert not of_one.proxy.events("internal_error")
 
 
 class Flood:
-    """Producers of one client-id that send as much as they may, a record at a time."""
+    """Producers of one client-id that together want somewhat more than its quota: much more would come in bursts."""
+
+    PRODUCERS = 8
 
     def __init__(self, proxy, topic):
         self.proxy = proxy
         self._topic = topic
-        self._done = threading.Event()
-        self._threads = []
-        for _ in range(4):
-            self.one_more()
+        self._start()
 
     def bytes(self):
         """What the proxy has passed on."""
         return self.proxy.metric("request_bytes_total")
 
-    def one_more(self):
-        """Another producer."""
-        thread = threading.Thread(target=self._run, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def begin_anew(self):
+        """The same with other connections."""
+        self.stop()
+        self._start()
+
+    def _start(self):
+        self._done = threading.Event()
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(self.PRODUCERS)]
+        for thread in self._threads:
+            thread.start()
 
     def _run(self):
         settings = {"client.id": "spread", "linger.ms": 0, "batch.size": SIZE, "max.in.flight": 1}
@@ -319,7 +323,7 @@ class Flood:
         while not self._done.is_set():
             if len(producer) < 2:
                 producer.produce(self._topic, bytes(SIZE))
-            producer.poll(0.05)
+            producer.poll(self.PRODUCERS * SIZE / LIMIT / 1.3)
         producer.purge()
 
     def stop(self):
