@@ -14,7 +14,8 @@ _NOISE: Final = 0.3
 _PRESSED_MS: Final = 500
 """A client that has waited sends within this time, if it is still there."""
 _PRESSED_ONCE: Final = 1.25
-_IDLE_MS: Final = 1000
+_IDLE_MS: Final = 1500
+"""Without use for so long, and with nobody waiting, there is no demand."""
 
 _TOO_LITTLE: Final = 1.1
 """A share that has throttled a client is too small by at least this factor,"""
@@ -59,7 +60,7 @@ class Demand:
             self._used_ms = now_ms
         rate = self._smoothed(use.rate, passed_ms)
         if now_ms - self._used_ms >= _IDLE_MS:
-            self._quick = self._slow = rate = 0.0
+            self._quick = self._slow = rate = self.value = 0.0
         more = share * _TOO_LITTLE
         if use.is_pressed and rate >= _STILL * more:
             self._least = max(self._least, more)

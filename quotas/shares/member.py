@@ -30,7 +30,7 @@ _UNUSED_MS: Final = 60_000
 """A claim without use for so long ends."""
 _PRESSED_ALONE_MS: Final = 10_000
 """A member that was alone claims keys that were pressed within this time when another member comes."""
-_OVER_MS: Final = 5_000
+_OVER_MS: Final = 10_000
 """Claims that add up to too much for so long are an error of some member, and no conflict of two raises."""
 _ROUNDING: Final = 1e-6
 _TURNS: Final = 4
@@ -215,8 +215,8 @@ class Member:
         changes = self._others.update(documents, now_ms)
         if self.state not in (State.MEMBER, State.CUT_OFF):
             self._set_default()
+            self._limit_own()
             if self.state is State.RETURNING:
-                self._limit_own()
                 self._go_to_floors()
             return
         self._touched |= changes.touched
@@ -302,7 +302,7 @@ class Member:
     def explain(self, key: Key) -> Explained:
         """The share of a key, and why."""
         others = {member: Claim(entry.claim, entry.demand) for member, entry in self._others.claims_of(key).items()}
-        claim = self._claims.get(key)
+        claim: OwnClaim | None = self._claims.get(key)
         share = self._enforced.of(key)
         if claim is None:
             return Explained(share, None, None, others, self._why(claim, key))
@@ -557,9 +557,8 @@ class Member:
             claim.over_since_ms = now_ms
         elif now_ms - claim.over_since_ms >= _OVER_MS and claim.enforced > 0:
             self.totals.over += 1
-            claim.lower(
-                rounded_down(max(claim.enforced + division.free, claim.use.held)), self._n, self._windows, now_ms
-            )
+            least = max(claim.enforced + division.free, claim.use.held)
+            claim.lower(rounded_down(min(least, claim.enforced)), self._n, self._windows, now_ms)
             return
         if division.lacking > max(division.free, 0.0) + LEAST and is_ample(claim.enforced, target):
             self.totals.lowers += 1

@@ -10,7 +10,8 @@ from quotas.shares.member import Member, State
 from quotas.shares.moves import Key, Use
 from tests.quotas.shares.fleet import CUT_OFF_MS, SESSION_MS, Fleet, Instance
 
-KEYS = (("k", 1), ("k", 2))
+COUNT = ("count", 1)
+KEYS = (("k", 1), ("k", 2), COUNT)
 MOST = 5
 
 
@@ -23,7 +24,7 @@ class Adversary:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-        self.fleet = Fleet()
+        self.fleet = Fleet(is_count=lambda key: key == COUNT)
         self.done = 0
         self.highest = 0.0
         """The largest share."""
@@ -83,7 +84,8 @@ class Adversary:
                 rate = self.random.choice([0.0, share, share, self.random.random() * share])
                 is_pressed = rate == share and self.random.random() < 0.7
                 held = self.random.choice([0.0, 0.0, 0.0, share / 2])
-                uses.append(Use(key, rate, is_pressed, (rate,) * 10, held))
+                unit = 0.1 if key == COUNT else 0.0
+                uses.append(Use(key, rate, is_pressed, (rate,) * 10, held, unit=unit))
         self.fleet.look(instance, uses)
 
     def _publish(self, instance: Instance) -> None:
@@ -143,7 +145,7 @@ class Adversary:
                 member, share = instance.member, instance.member.share_of(key)
                 self.highest = max(self.highest, share)
                 least = 1 / member.members if member.is_cut_off and member.members > 1 else 1
-                if not 0 < share <= least:
+                if not 0 <= share <= least or (share == 0 and key != COUNT):
                     raise Violation(f"step {self.done}: {key} has {share} at {member.id}\n{self.shown(key)}")
 
     def shown(self, key: tuple[object, ...]) -> str:

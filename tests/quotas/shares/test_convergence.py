@@ -1,6 +1,8 @@
 """Claims become max-min fair within a few publications, and then nothing more is published."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quotas.shares.division import TOTAL
 from tests.quotas.shares.traffic import KEY, TICK_MS, Traffic, greedy, moving, paced
@@ -90,3 +92,19 @@ def test_what_is_gained_is_what_was_lost():
     assert second.gained == pytest.approx(first.lost, rel=0.25)
     assert second.gained <= first.lost * 1.01
     assert first.lost == pytest.approx(5, abs=1)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.data())
+def test_nothing_is_gained_that_was_not_lost(data):
+    """However loads change: what is gained was lost by somebody before, within what a publication takes."""
+    count = data.draw(st.integers(2, 4))
+    rates = st.lists(st.sampled_from([0.0, 0.1, 0.3, 0.6, 3.0]), min_size=8, max_size=8)
+    steps = [data.draw(rates) for _ in range(count)]
+    wanted = [lambda passed_ms, of_client=of_client: of_client[passed_ms // 7000 % 8] for of_client in steps]
+    traffic, clients = started(wanted, data.draw(st.integers(0, 5)))
+    for _ in range(12):
+        traffic.run(5000)
+        lost = sum(client.rows.lost for client in clients)
+        assert sum(client.rows.gained for client in clients) <= 1.05 * lost + 0.1
+    assert traffic.highest <= 1 + 1e-9
