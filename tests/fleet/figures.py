@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tests.live_fleet.figures import SETTLED_AFTER_S, excess_s
+from tests.live_fleet.figures import SETTLED_AFTER_S, burst_s
 
 
 def overshoot_s(units: Sequence[float], single: Sequence[float], limit: float) -> float:
@@ -13,7 +13,7 @@ def overshoot_s(units: Sequence[float], single: Sequence[float], limit: float) -
     much later. Not below 0.
     """
     begins = (0, SETTLED_AFTER_S)
-    return max(0.0, *(excess_s(units, limit, begin) - excess_s(single, limit, begin) for begin in begins))
+    return max(0.0, *(burst_s(units, limit, begin) - burst_s(single, limit, begin) for begin in begins))
 
 
 class ShareTimeline:

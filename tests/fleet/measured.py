@@ -8,7 +8,7 @@ from typing import Any, Final
 from tests.fleet.plan import GREEDY, Entity, Fault, Load, Plan
 from tests.fleet.tables import Beside
 from tests.fleet.world import Outcome, World
-from tests.live_fleet.figures import SETTLED_AFTER_S, excess_s, long_run, total_of
+from tests.live_fleet.figures import SETTLED_AFTER_S, burst_s, long_run, total_of
 
 _JOINED_S: Final = 10
 """The instances of a real run have joined before the clients come; so much earlier the simulation starts."""
@@ -41,8 +41,8 @@ def units_of(outcome: Outcome, entity: int) -> list[float]:
 def _figures(series: list[float], limit: float) -> dict[str, float]:
     return {
         "long run / limit": long_run(series, limit),
-        "most above, s": excess_s(series, limit),
-        "after the start, s": excess_s(series, limit, SETTLED_AFTER_S),
+        "most above, s": burst_s(series, limit),
+        "after the start, s": burst_s(series, limit, SETTLED_AFTER_S),
     }
 
 

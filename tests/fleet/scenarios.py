@@ -7,7 +7,7 @@ from typing import Final
 from tests.fleet.figures import overshoot_s
 from tests.fleet.plan import GREEDY, Entity, Fault, Load, Plan
 from tests.fleet.world import Outcome, World
-from tests.live_fleet.figures import SETTLED_AFTER_S, excess_s, jain, long_run, max_min
+from tests.live_fleet.figures import SETTLED_AFTER_S, burst_s, jain, long_run, max_min
 
 BEGIN_MS: Final = 10_000
 """When the clients come: after the instances know each other."""
@@ -196,8 +196,8 @@ def figures(scenario: Scenario, outcome: Outcome, alone: Outcome) -> Figures:
         scenario.name,
         long_run(units, limit),
         long_run(single_units, limit),
-        excess_s(units, limit),
-        excess_s(units, limit, SETTLED_AFTER_S),
+        burst_s(units, limit),
+        burst_s(units, limit, SETTLED_AFTER_S),
         overshoot_s(units, single_units, limit),
         None if None in times else max((time for time in times if time is not None), default=0.0),
         bool(times),
