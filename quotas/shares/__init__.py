@@ -10,9 +10,10 @@ The rules, for one key, and why the enforced shares never add up to more than 1:
    acknowledges by a document that has been made after it saw the new claim. In that document it either claims the key,
    too, or it has gone down to the floor before. So when all have acknowledged, no share but the floors is invisible.
 3. A claim is published before it is enforced, and lowered before the lower one is published: what is published is
-   never less than what is enforced. A member enforces a larger claim when it is published, acknowledged, and all
-   claims in the view, which then holds everything that was ordered before, add up to at most TOTAL. Of all claims in
-   force, look at the one that was ordered last: its author saw all others.
+   never less than what is enforced. A member that is short publishes its fair part at once, so that others see it and
+   lower theirs. It enforces of it, when it is acknowledged, what the claims of all others in the view leave; the view
+   holds everything that was ordered before that claim. Of all claims in force, look at the one that was ordered last:
+   its author saw all others.
 4. A new member reads the others after it was created itself, and stays on the floor until all others have seen it, so
    that all members which are past that know each other.
 5. A member that does not hear from the others has at most an equal part of each key. When the others have lost its

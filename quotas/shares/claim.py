@@ -4,11 +4,13 @@ from typing import Final
 
 from quotas.shares.demand import Demand
 from quotas.shares.division import Budget, Claim, Division, is_short
-from quotas.shares.document import Entry, size_of
+from quotas.shares.document import Entry, rounded_down, size_of
 from quotas.shares.history import NOTHING, Freed, Windows, added, scaled
 from quotas.shares.moves import Key, Use
 
 _WAITS_FOR_MS: Final = 10_000
+_HOPES_MS: Final = 5_000
+_OFFERED_MS: Final = 2_000
 _LOW: Final = 0.9
 
 
@@ -23,9 +25,11 @@ class OwnClaim:
         "enforced",
         "freed",
         "is_acknowledged",
+        "is_contended",
         "joined",
         "key",
         "looked_ms",
+        "offered_ms",
         "over_since_ms",
         "published",
         "short_since_ms",
@@ -50,6 +54,9 @@ class OwnClaim:
         """As in the last document that was made."""
         self.demand = Demand()
         self.freed: Freed = NOTHING
+        self.offered_ms: int | None = None
+        """When all of `freed` was published."""
+        self.is_contended = False
         self.use = Use(key, 0.0, False, ())
         self.looked_ms = now_ms
         """When it was looked at last."""
@@ -68,30 +75,50 @@ class OwnClaim:
 
     @property
     def is_raised(self) -> bool:
-        """Whether a larger claim is about to be published, or to be confirmed."""
+        """Whether a larger claim is published, or about to be, and not yet enforced."""
         return self.claim > self.enforced
 
     @property
     def is_busy(self) -> bool:
         """Whether something is about to change."""
-        return self.short_since_ms is not None or self.is_raised or self.demand.is_uncertain or self.published is None
+        return self.is_contended or self.is_raised or self.demand.is_uncertain or self.published is None
 
     def lower(self, to: float, members: int, windows: Windows, now_ms: int) -> None:
         """Enforce less. What the window loses is freed."""
         lost = (self.enforced - to) / self.share(members)
         freed = windows.now(self.freed, now_ms)
         by_age = added(freed.by_age, scaled(self.use.used, lost))
-        self.freed = Freed(freed.share + self.enforced - to, by_age, now_ms)
+        self.freed = Freed(min(freed.share + self.enforced - to, 1.0), by_age, now_ms)
         self.use = self.use._replace(used=scaled(self.use.used, 1 - lost))
         self.enforced = self.claim = to
+        self.offered_ms = None
+
+    def retake_freed(self, part: float, windows: Windows, now_ms: int) -> None:
+        """This part of all that was freed of the key comes back to this member."""
+        freed = windows.now(self.freed, now_ms)
+        self.freed = Freed(freed.share * (1 - part), scaled(freed.by_age, 1 - part), freed.since_ms)
 
     def give_freed(self, free: float, windows: Windows, now_ms: int) -> None:
-        """Keep as freed only what belongs to the share that is still free."""
+        """Keep as freed only what belongs to the share that is still free, when the others have had time to take it."""
         freed = windows.now(self.freed, now_ms)
-        if freed.share > 0 and free < freed.share:
+        is_offered = self.offered_ms is not None and now_ms - self.offered_ms > _OFFERED_MS
+        if is_offered and freed.share > 0 and free < freed.share:
             part = max(free, 0.0) / freed.share
             freed = Freed(max(free, 0.0), scaled(freed.by_age, part), freed.since_ms) if part > 0.01 else NOTHING
         self.freed = freed
+
+    def is_refused(self, now_ms: int) -> bool:
+        """Whether this member has been short for so long that others do not seem to lower their claims."""
+        return self.short_since_ms is not None and now_ms - self.short_since_ms >= _HOPES_MS
+
+    def wanted(self, target: float, free: float, now_ms: int) -> float:
+        """What this member claims: its target when it is short, so that the others see it and lower theirs. If they do
+        not for long, what is free."""
+        if self.short_since_ms is None:
+            return self.enforced
+        if not self.is_refused(now_ms):
+            return max(target, self.enforced)
+        return max(rounded_down(min(target, self.enforced + free)), self.enforced)
 
     def note(self, fair: float, now_ms: int) -> None:
         """Remember since when this member has been short."""
@@ -112,7 +139,8 @@ class OwnClaim:
         if self.published is None or self.claim != self.published.claim:
             return True
         before, now = min(self.published.demand, division.level), min(self.demand.value, division.level)
-        return division.is_contended and abs(now - before) > 0.1 * max(before, 0.01)
+        is_short_now = is_short(self.claim, self.demand.value) and not is_short(self.claim, self.published.demand)
+        return is_short_now or (division.is_contended and abs(now - before) > 0.1 * max(before, 0.01))
 
     def entry(self, windows: Windows, now_ms: int) -> Entry:
         """What the next document says."""
@@ -120,4 +148,6 @@ class OwnClaim:
         by_age = tuple(round(amount, 3) for amount in freed.by_age)
         demand = round(self.demand.value, 4)
         self.published = Claim(self.claim, demand)
+        if self.offered_ms is None:
+            self.offered_ms = now_ms
         return Entry(self.claim, demand, round(freed.share, 4) if any(by_age) else 0.0, by_age if any(by_age) else ())

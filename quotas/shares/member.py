@@ -17,7 +17,6 @@ from quotas.shares.division import (
     floor_share,
     implicit_share,
     is_ample,
-    is_short,
 )
 from quotas.shares.document import MAX_BYTES, Document, rounded_down
 from quotas.shares.history import ByAge, Windows, scaled
@@ -85,7 +84,7 @@ class Totals:
     raises: int = 0
     lowers: int = 0
     conflicts: int = 0
-    """Claims that could not be raised because another one came first."""
+    """Claims that were taken back in part, because others did not lower theirs for long."""
     over: int = 0
     """Claims that were lowered because all claims added up to too much for long: an error of some member."""
     crowded_out: int = 0
@@ -232,6 +231,7 @@ class Member:
                 self._refresh_floors()
             else:
                 self._be_alone(now_ms)
+        self._take_shares(now_ms)
 
     def look(self, uses: Iterable[Use], now_ms: int) -> None:
         """Decide anew, about each 250 ms to 1 s: `uses` has the keys of `watched`, and all that are pressed."""
@@ -250,10 +250,7 @@ class Member:
         if made is None or seq != made.seq:
             return
         self._publications.confirmed = seq
-        if self.state is State.MEMBER:
-            for claim in self._claims.values():
-                if claim.is_raised and claim.key in made.keys:
-                    self._raise(claim, made.keys[claim.key].claim, now_ms)
+        self._take_shares(now_ms)
 
     # What comes out
 
@@ -535,7 +532,7 @@ class Member:
         division = self._division(claim)
         claim.give_freed(division.free, self._windows, now_ms)
         self._divide(claim, division, now_ms)
-        claim.note(division.fair, now_ms)
+        claim.is_contended = division.is_contended
         if claim.has_to_be_published(division):
             self._publications.is_due = True
         self._enforced.set(claim.key, self._own_share(claim.key), claim.waits(implicit, now_ms))
@@ -560,26 +557,37 @@ class Member:
             least = max(claim.enforced + division.free, claim.use.held)
             claim.lower(rounded_down(min(least, claim.enforced)), self._n, self._windows, now_ms)
             return
-        if division.lacking > max(division.free, 0.0) + LEAST and is_ample(claim.enforced, target):
+        is_wanted = division.free < -LEAST or division.lacking > max(division.free, 0.0) + LEAST
+        if is_wanted and is_ample(claim.enforced, target):
             self.totals.lowers += 1
             claim.lower(target, self._n, self._windows, now_ms)
-        elif _may_raise(claim, division):
-            claim.claim = rounded_down(min(target, claim.enforced + division.free))
-            self._publications.is_due = True
-
-    def _raise(self, claim: OwnClaim, published: float, now_ms: int) -> None:
-        """The larger claim was ordered: enforce it, as far as others leave it."""
-        room = rounded_down(claim.budget.total - self._others.claimed(claim.key) + _ROUNDING / 2)
-        to = min(published, claim.claim, room)
-        if room < published:
+            return
+        claim.note(division.fair, now_ms)
+        wanted = claim.wanted(target, division.free, now_ms)
+        if claim.is_refused(now_ms) and wanted < claim.claim - LEAST:
             self.totals.conflicts += 1
-            claim.claim = max(to, claim.enforced)
-            self._publications.is_due = True
-        if to > claim.enforced:
-            self.totals.raises += 1
-            gain = self._gain(claim.key, to - claim.enforced, now_ms, claim)
-            claim.enforced = to
-            self._enforced.set(claim.key, self._own_share(claim.key), self._enforced.waits(claim.key), gain)
+        if abs(wanted - claim.claim) > LEAST or wanted == claim.enforced:
+            claim.claim = wanted
+
+    def _take_shares(self, now_ms: int) -> None:
+        """Enforce the larger claims that were ordered and are acknowledged, as far as all others leave them."""
+        if self.state is not State.MEMBER or not self._publications.is_confirmed:
+            return
+        self._acknowledge_claims()
+        for claim in self._claims.values():
+            if claim.is_raised and claim.is_acknowledged and claim.published is not None:
+                room = rounded_down(claim.budget.total - self._others.claimed(claim.key) + _ROUNDING / 2)
+                to = min(claim.published.claim, claim.claim, room)
+                if to > claim.enforced:
+                    self._raise(claim, to, now_ms)
+
+    def _raise(self, claim: OwnClaim, to: float, now_ms: int) -> None:
+        self.totals.raises += 1
+        free = claim.budget.total - self._others.claimed(claim.key) - claim.enforced
+        gain = self._gain(claim.key, to - claim.enforced, now_ms, claim)
+        claim.retake_freed(min((to - claim.enforced) / max(free, _ROUNDING), 1.0), self._windows, now_ms)
+        claim.enforced = to
+        self._enforced.set(claim.key, self._own_share(claim.key), self._enforced.waits(claim.key), gain)
 
     def _gain(self, key: Key, more: float, now_ms: int, claim: OwnClaim | None = None) -> ByAge:
         """What belongs to `more` share of what was given away of the key."""
@@ -591,11 +599,6 @@ class Member:
             return ()
         free = self._budget(key).total - self._others.claimed(key) - (claim.enforced if claim is not None else 0.0)
         return scaled(pool.by_age, more / max(free, pool.share))
-
-
-def _may_raise(claim: OwnClaim, division: Division) -> bool:
-    is_ready = claim.is_acknowledged and not claim.is_raised
-    return is_ready and division.free > LEAST and is_short(claim.enforced, division.fair)
 
 
 def _is_in_use(use: Use) -> bool:

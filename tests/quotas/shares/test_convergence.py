@@ -61,7 +61,9 @@ def test_a_greedy_client_that_joins_another_one_has_its_part_within_5_s():
     traffic, clients = started([greedy(), moving(20_000, 1, 2, greedy())])
     traffic.run(20_000)
     assert shares(clients)[0] > 0.95
-    traffic.run(5000)
+    traffic.run(1500)
+    assert shares(clients)[1] > 0.4
+    traffic.run(3500)
     assert shares(clients) == [pytest.approx(0.5, rel=0.1)] * 2
 
 
