@@ -9,7 +9,7 @@ from pipeline.simulate.candidate import Candidate
 from pipeline.simulate.meter import MeasuredQuota, Meter, Place, measured_quota
 from pipeline.simulate.replay import SensorReplay, Throttling
 from pipeline.simulate.traced import Client, TracedClient, in_order
-from quotas.records.trace import OF_EARLIER_VERSIONS, SETTINGS, Operation
+from quotas.records.trace import NO_USE, OF_EARLIER_VERSIONS, Operation
 from quotas.records.usage_record import TraceEvent
 
 
@@ -62,12 +62,7 @@ def simulate_trace(events: Iterable[TraceEvent], candidate: Candidate) -> Iterat
 
 def _sensor_of(event: TraceEvent, candidate: Candidate) -> tuple[SensorKey | None, MeasuredQuota | None]:
     rules = candidate.rules(event.virtual_cluster)
-    about_sensor = event.operation in SETTINGS or event.operation in (
-        Operation.OPEN,
-        Operation.SET_LIMIT,
-        Operation.CLOSE,
-    )
-    if rules is None or about_sensor or event.shadow:
+    if rules is None or event.operation in NO_USE or event.shadow:
         return None, None
     quota = measured_quota(rules, event.quota_type, event.user, event.client_id, event.ip)
     if quota is None:

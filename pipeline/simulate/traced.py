@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pipeline.simulate.replay import Demand, Lane
-from quotas.records.trace import OF_EARLIER_VERSIONS, SETTINGS, Operation
+from quotas.records.trace import NO_USE, OF_EARLIER_VERSIONS, Operation
 from quotas.records.usage_record import TraceEvent
 
 HELD_MS = 100
 """So soon after a mute comes what it has held back; a client that obeys by itself needs a way to come back."""
 
-_SENSOR = SETTINGS | {Operation.OPEN, Operation.SET_LIMIT, Operation.CLOSE}
 _WANTS_MORE = frozenset(
     {Operation.CHARGE, Operation.CHARGE_IF_WITHIN, Operation.SPEND, Operation.SPEND_STRICTLY, Operation.CONNECT}
 )
@@ -55,7 +54,7 @@ class TracedClient:
     def add(self, event: TraceEvent) -> tuple[Lane, Demand] | None:
         """The next event as the demand of one of its lanes; None for one that is no use of the sensor."""
         operation = _operation(event)
-        if operation is None or operation in _SENSOR or event.shadow:
+        if operation is None or operation in NO_USE or event.shadow:
             return None
         live = self._lane_of(event)
         held = live.holds(event.at_ms) and operation != Operation.GIVE_BACK

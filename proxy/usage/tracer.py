@@ -7,7 +7,7 @@ from quotas.client_quotas import WHOLE_CLUSTER
 from quotas.connection_quotas import Admission, Outcome
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
 from quotas.limits import UNLIMITED
-from quotas.records.trace import SETTINGS, Operation
+from quotas.records.trace import NO_USE, Operation
 from quotas.records.traced_sensors import Traced
 from quotas.records.usage_record import TRACE, Row, TraceEvent
 from quotas.sensors.token_buckets import TokenBuckets
@@ -132,7 +132,7 @@ class Tracer:
         count: int = 1,
     ) -> None:
         self._sequence += 1
-        if operation not in _ALWAYS and not self._may_add():
+        if operation not in NO_USE and not self._may_add():
             self._drop()
             return
         self._events.append(
@@ -188,9 +188,6 @@ class Tracer:
             begin = end
         _put_run(put, events[begin:])
 
-
-_ALWAYS = SETTINGS | {Operation.OPEN, Operation.CLOSE, Operation.SET_LIMIT}
-"""Operations that are never dropped: a replay needs them, and they are few."""
 
 _SETTINGS = (Operation.SAMPLES, Operation.WINDOW_MS, Operation.MAX_THROTTLE_MS, Operation.MAX_DEBT_MS)
 

@@ -33,6 +33,12 @@ class Operation(StrEnum):
     - SET_LIMIT: the limit is `value` from now on.
     - CLOSE: the sensor is not used any more.
 
+    Sensors of an instance that shares its limits with others, when its share changes:
+
+    - SCALE: what the window holds, or what is missing in the bucket, was multiplied by `value`.
+    - ADD_HISTORY: `value` of the use of other instances was added, from `count` - 1 to `count` windows ago.
+    - SET_CAP: single throttle times are at most `value` ms from now on; 0: MAX_THROTTLE_MS.
+
     Use by the client `user`, `client_id`. `throttle_ms` is the resulting throttle time.
 
     - CHARGE: `value` was recorded.
@@ -50,7 +56,8 @@ class Operation(StrEnum):
 
     Connections, by `ip`:
 
-    - CONNECT: a connection came from an address with the rate `limit`; `throttle_ms` is how long it was to be held.
+    - CONNECT: a connection came from an address with the rate `limit`; `throttle_ms` is how long it was to be held. The
+      use of other instances that comes with a share of this rate is not in the trace.
     """
 
     SAMPLES = "samples"
@@ -68,10 +75,23 @@ class Operation(StrEnum):
     SPEND = "spend"
     SPEND_STRICTLY = "spend_strictly"
     CONNECT = "connect"
+    SCALE = "scale"
+    ADD_HISTORY = "add_history"
+    SET_CAP = "set_cap"
 
 
 SETTINGS = frozenset({Operation.SAMPLES, Operation.WINDOW_MS, Operation.MAX_THROTTLE_MS, Operation.MAX_DEBT_MS})
 """The operations that change settings of sensors."""
+
+NO_USE = SETTINGS | {
+    Operation.OPEN,
+    Operation.SET_LIMIT,
+    Operation.CLOSE,
+    Operation.SCALE,
+    Operation.ADD_HISTORY,
+    Operation.SET_CAP,
+}
+"""The operations on settings and sensors that are no use by a client. They are few, and no replay can do without."""
 
 OF_EARLIER_VERSIONS: dict[str, Operation | None] = {
     "charge_or_lend": Operation.CHARGE,
@@ -126,6 +146,12 @@ class Replay:
                 rows.give_back(handle, event.value, event.at_ms)
             case Operation.SET_LIMIT:
                 rows.set_limit(handle, event.value, event.at_ms)
+            case Operation.SCALE:
+                rows.scale(handle, event.value, event.at_ms)
+            case Operation.ADD_HISTORY:
+                rows.add_history(handle, (*(0.0,) * (event.count - 1), event.value), event.at_ms)
+            case Operation.SET_CAP:
+                rows.set_cap_of(handle, int(event.value))
             case Operation.CLOSE:
                 rows.close(self._handles.pop((place, event.sensor)))
             case _ if isinstance(rows, TokenBuckets):

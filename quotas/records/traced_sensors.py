@@ -1,10 +1,11 @@
 """Sensors that report the operations on them, for the trace. They are used only if something is traced."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from quotas.entities import QuotaType
 from quotas.records.trace import Operation
+from quotas.sensors.rows import CAP, ROW_MASK
 from quotas.sensors.token_buckets import TokenBuckets
 from quotas.sensors.windowed_rate import Sensors
 
@@ -112,6 +113,27 @@ class TracedSensors(Sensors):
         if isinstance(handle, TracedHandle):
             _tell(self, Operation.SET_LIMIT, handle, limit, now_ms)
 
+    def scale(self, handle: int, factor: float, now_ms: int) -> None:
+        """See Sensors; reports the operation."""
+        super().scale(handle, factor, now_ms)
+        if isinstance(handle, TracedHandle):
+            _tell(self, Operation.SCALE, handle, factor, now_ms)
+
+    def add_history(self, handle: int, by_age: Sequence[float], now_ms: int) -> None:
+        """See Sensors; reports the operation, for each age that is added to."""
+        super().add_history(handle, by_age, now_ms)
+        if isinstance(handle, TracedHandle):
+            for age, units in enumerate(by_age):
+                if units:
+                    _tell(self, Operation.ADD_HISTORY, handle, units, now_ms, count=age + 1)
+
+    def set_cap_of(self, handle: int, cap_ms: int) -> None:
+        """See Sensors; reports the operation if it changes anything."""
+        before_ms = self._ints[(int(handle) & ROW_MASK) + CAP]
+        super().set_cap_of(handle, cap_ms)
+        if isinstance(handle, TracedHandle) and cap_ms != before_ms:
+            _tell(self, Operation.SET_CAP, handle, cap_ms, self.idle_since_ms(handle))
+
 
 class TracedBuckets(TokenBuckets):
     """Token buckets that report the operations on each TracedHandle to `note`."""
@@ -149,6 +171,27 @@ class TracedBuckets(TokenBuckets):
         super().set_limit(handle, limit, now_ms)
         if isinstance(handle, TracedHandle):
             _tell(self, Operation.SET_LIMIT, handle, limit, now_ms)
+
+    def scale(self, handle: int, factor: float, now_ms: int) -> None:
+        """See TokenBuckets; reports the operation."""
+        super().scale(handle, factor, now_ms)
+        if isinstance(handle, TracedHandle):
+            _tell(self, Operation.SCALE, handle, factor, now_ms)
+
+    def add_history(self, handle: int, by_age: Sequence[float], now_ms: int) -> None:
+        """See TokenBuckets; reports the operation, for each age that is added to."""
+        super().add_history(handle, by_age, now_ms)
+        if isinstance(handle, TracedHandle):
+            for age, units in enumerate(by_age):
+                if units:
+                    _tell(self, Operation.ADD_HISTORY, handle, units, now_ms, count=age + 1)
+
+    def set_cap_of(self, handle: int, cap_ms: int) -> None:
+        """See TokenBuckets; reports the operation if it changes anything."""
+        before_ms = self._ints[(int(handle) & ROW_MASK) + CAP]
+        super().set_cap_of(handle, cap_ms)
+        if isinstance(handle, TracedHandle) and cap_ms != before_ms:
+            _tell(self, Operation.SET_CAP, handle, cap_ms, self.idle_since_ms(handle))
 
 
 def _tell(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.records.trace import Operation, Replay, Unknown
+from quotas.records.trace import NO_USE, Operation, Replay, Unknown
 from quotas.records.traced_sensors import TracedBuckets, TracedSensors
 from quotas.records.usage_record import TraceEvent, line_of, read_line
 from quotas.sensors.windowed_rate import Sensors
@@ -155,9 +155,16 @@ def change(quota_manager, client_sensors, value, now_ms):
     return 0
 
 
+def reshare(quota_manager, client_sensors, value, now_ms):
+    share, gain = (0.125, 0.5, 1.0)[value % 3], (0.0, value / 10_000, 0.25) if value % 2 else ()
+    for key in quota_manager.sensor_keys:
+        quota_manager.reshare(key, share, share, gain, value % 5 == 0, now_ms)
+    return 0
+
+
 WAYS = (charge, charge, one_of_several, run, fetch, owe, withhold, withhold, give_back, shadow)
-WAYS += (request_time, spend, spend_strictly, put_back, change)
-REPORTED_OTHERWISE = {change}
+WAYS += (request_time, spend, spend_strictly, put_back, change, reshare)
+REPORTED_OTHERWISE = {change, reshare}
 
 
 @given(
@@ -175,14 +182,16 @@ def test_a_replay_of_the_lines_gives_every_throttle_time(steps):
     for way, user, value, pause_ms in steps:
         now_ms += pause_ms
         client_sensors = quota_manager.bind(VC, 1, user, "etl", now_ms)
-        if (throttle_ms := way(quota_manager, client_sensors, value, now_ms)) is not None and way is not change:
+        if (
+            throttle_ms := way(quota_manager, client_sensors, value, now_ms)
+        ) is not None and way not in REPORTED_OTHERWISE:
             live.append(throttle_ms)
     replay = Replay(64)
     reported = [(event, replay.apply(event)) for event in lines.events]
     assert [(event.operation, event.throttle_ms) for event, _ in reported] == [
         (event.operation, throttle_ms) for event, throttle_ms in reported
     ]
-    of_use = set(Operation) - {*list(Operation)[:7]}
+    of_use = set(Operation) - NO_USE
     assert [throttle_ms for event, throttle_ms in reported if event.operation in of_use] == live
 
 
