@@ -164,7 +164,11 @@ def _table(columns: Sequence["_Column"], clients: Sequence[Form]) -> Iterator[st
 
 
 def _limit(client: Form) -> str:
-    return "" if client["limit"] is None else f"{client['limit']} {client['unit']}"
+    """The limit that is enforced; of an instance in a fleet its share, and the whole limit."""
+    limit, share = client["limit"], client.get("share")
+    if limit is None or share is None or share == 1:
+        return "" if limit is None else f"{limit} {client['unit']}"
+    return f"{limit * share:.6g} of {limit} {client['unit']}"
 
 
 def _used(client: Form) -> str:

@@ -43,9 +43,10 @@ from proxy.observe.past.moments import BadMoment, NotHeld
 from proxy.observe.throttled_now import MAX_THROTTLED, RANKS, throttled_form
 from quotas.changes import Quotas, Tables
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
+from quotas.connection_counts import NO_LIMIT
+from quotas.connection_quotas import RateKey
 from quotas.entities import Entity, QuotaType, Scope, is_ip
 from quotas.explain import Client, Explanation, explain
-from quotas.shares.member import Explained
 from quotas.sources.entry_forms import entity_of
 
 MAX_QUOTAS = 5_000
@@ -69,9 +70,6 @@ class Cluster(throttled_now.Cluster, Protocol):
 
     def node_ids(self) -> Iterable[int]:
         """The nodes at which clients may have been measured."""
-
-    def share_of(self, sensor: SensorKey) -> Explained | None:
-        """The share of a limit that this instance enforces, and why; None if it has no fleet."""
 
     def standing_of(self, address: str, shadow: bool) -> AddressStanding:
         """The connection limits of an address, and what it uses of them."""
@@ -334,7 +332,12 @@ def _observed_address(cluster: Cluster, explanation: Explanation, ip: str) -> tu
     if explanation.tags is None:
         return replace(explanation, notes=notes), Observed()
     sensor = SensorKey(cluster.name, WHOLE_CLUSTER, key.quota_type, explanation.tags, shadow=key.shadow)
-    uses = [] if standing.reading is None else [(sensor, standing.reading, None)]
+    uses = []
+    if (reading := standing.reading) is not None:
+        share = cluster.share_of(RateKey(cluster.name, "", standing.origin, key.shadow))
+        if share is not None and reading.limit < NO_LIMIT:
+            reading = replace(reading, limit=reading.limit * share.share)
+        uses.append((sensor, reading, share))
     sharers = f"all connections from {standing.origin}, at all listeners"
     return replace(explanation, shared_by=sharers, notes=notes), Observed(uses)
 

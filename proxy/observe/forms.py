@@ -204,6 +204,9 @@ class ThrottledForm(TypedDict):
     """The rule; null: the node throttles by itself."""
 
     limit: LimitValue
+    share: float | None
+    """The part of the limit that this instance enforces; null: it has no fleet, or the quota was removed meanwhile."""
+
     rate: float | None
     """What is measured now; null for token buckets and where nothing is measured any more."""
 

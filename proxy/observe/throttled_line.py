@@ -50,6 +50,8 @@ class ThrottledLine:
     throttles: int
     throttled_ms: int
     connections: int
+    share: float | None = None
+    """The part of the limit that this instance of a fleet enforces."""
 
     def form(self, virtual_cluster: str, source: str, quotas: Quotas) -> ThrottledForm:
         """As JSON. The limit is that of the rule in `quotas`, or the one that a removed rule had at the first throttle.
@@ -68,6 +70,7 @@ class ThrottledLine:
             "unit": None if first.quota_type is None else UNIT[first.quota_type],
             "rule": self._rule_form(rule, source),
             "limit": None if limit is None else number(limit),
+            "share": None if rule is None else self.share,
             "rate": self.rate,
             "bucket": None if self.bucket is None else self.bucket.form(),
             "left_ms": self.left_ms,

@@ -12,10 +12,12 @@ from proxy.observe.last_throttles import PastThrottle
 from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
 from proxy.observe.throttled_line import ThrottledLine, measured
 from quotas.changes import Quotas
-from quotas.client_quotas import ClientQuotaManager
+from quotas.client_quotas import ClientQuotaManager, SensorKey
+from quotas.connection_quotas import RateKey
 from quotas.limits import UNLIMITED
 from quotas.sensors.token_buckets import BucketReading
 from quotas.sensors.windowed_rate import SensorReading
+from quotas.shares.member import Explained
 
 MAX_THROTTLED = 1_000
 """The most throttled clients in one response."""
@@ -30,6 +32,9 @@ class Cluster(Protocol):
     name: str
     quota_manager: ClientQuotaManager
     throttled: ThrottledClients
+
+    def share_of(self, row: SensorKey | RateKey) -> Explained | None:
+        """The share of a limit that this instance enforces, and why; None if it has no fleet."""
 
     @property
     def quotas(self) -> Quotas:
@@ -81,7 +86,13 @@ class ThrottledClient:
             throttles=self.throttles,
             throttled_ms=self.throttled_ms,
             connections=self.connections,
+            share=self._share(),
         )
+
+    def _share(self) -> float | None:
+        sensor = self.first.sensor
+        explained = None if sensor is None else self.cluster.share_of(sensor)
+        return None if explained is None else explained.share
 
     def form(self, now_ms: int) -> ThrottledForm:
         """As JSON. The limit is the one that the rule has now, or that a removed rule had when the throttle began."""

@@ -36,6 +36,7 @@ from proxy.usage.recorder import own_name
 from proxy.usage.tracer import Tracer
 from quotas.changes import Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
+from quotas.connection_quotas import RateKey
 from quotas.entities import plain_ip
 from quotas.limits import UNLIMITED
 from quotas.quota_table import QuotaTable
@@ -175,9 +176,9 @@ class VirtualCluster:
         standing = self.gate.standing_of(self.name, address, shadow)
         return replace(standing, hosts=self.address_quotas.hosts_at(plain_ip(address)))
 
-    def share_of(self, sensor: SensorKey) -> Explained | None:
+    def share_of(self, row: SensorKey | RateKey) -> Explained | None:
         """The share of a limit that this instance enforces, and why; None if it has no fleet."""
-        return None if self.fleet is None else self.fleet.member.explain(values_of(sensor))
+        return None if self.fleet is None else self.fleet.member.explain(values_of(row))
 
     def health(self) -> ClusterHealth:
         """What is right and wrong with the cluster, its listeners and its source of quotas."""

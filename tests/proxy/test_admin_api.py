@@ -20,6 +20,8 @@ from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import SAMPLES, Cost
 from quotas.sensors.windowed_rate import Sensors
+from quotas.shares.division import Claim
+from quotas.shares.member import Explained, Why
 from tests.fakes.clock import FakeClock
 from tests.fakes.http import admin_listener
 from tests.fakes.responses import checked
@@ -155,6 +157,39 @@ async def test_the_explanation_has_the_present_use_and_the_last_throttles_of_all
         "tokens": None,
         "throttles": 1,
     }
+
+
+SHARE = Explained(0.25, 0.24, 0.3, {"b#2": Claim(0.2, 0.2), "c#3": Claim(0.5, 0.6)}, Why.SHORT)
+
+
+async def test_the_explanation_in_a_fleet_has_the_share_of_the_instance_and_the_claims_of_the_others(
+    api, clusters, clock
+):
+    use_and_be_throttled(clusters[0], clock)
+    clusters[0].share = SHARE
+    reported = await quota(api, "producer_byte_rate", "user=alice&client_id=etl")
+    assert reported["use"][0]["share"] == {
+        "share": 0.25,
+        "why": "this instance needs more, and others have not yet lowered their claims",
+        "claim": 0.24,
+        "demand": 0.3,
+        "others_claim": 0.7,
+        "others": [
+            {"instance": "c#3", "claim": 0.5, "demand": 0.6},
+            {"instance": "b#2", "claim": 0.2, "demand": 0.2},
+        ],
+    }
+    clusters[0].quotas = {Entity(ip=DEFAULT): {QuotaKey(QuotaType.CONNECTION): Limit(5.0, "proxy.yaml")}}
+    reported = await quota(api, "connection_creation_rate", "ip=10.0.0.1")
+    assert [(use["limit"], use["share"]["share"]) for use in reported["use"]] == [(1.25, 0.25)]
+
+
+async def test_a_client_that_is_throttled_in_a_fleet_has_the_share_of_the_instance(api, clusters, clock):
+    begin_episode(clusters[0], clock, 5000)
+    assert [client["share"] for client in (await throttled(api))["throttled"]] == [None]
+    clusters[0].share = SHARE
+    [client] = (await throttled(api))["throttled"]
+    assert (client["limit"], client["share"]) == (100, 0.25)
 
 
 async def test_the_explanation_has_shadow_quotas_with_their_use(api, clusters, clock):
@@ -364,6 +399,7 @@ async def test_a_client_that_is_throttled_is_listed_with_its_rule_and_what_it_us
             "layer": "proxy.yaml",
         },
         "limit": 100,
+        "share": None,
         "bucket": None,
         "left_ms": 3500,
         "since": "2023-11-14T22:13:20.123Z",

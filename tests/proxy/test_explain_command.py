@@ -25,6 +25,8 @@ from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
+from quotas.shares.division import Claim
+from quotas.shares.member import Explained, Why
 from tests.fakes.clock import FakeClock
 from tests.fakes.http import admin_listener, another_server
 
@@ -152,8 +154,8 @@ def test_a_source_that_cannot_be_read_ends_with_1(path):
 
 
 @pytest.fixture
-async def proxy(path):
-    """A virtual cluster at work behind the admin API, in which alice was throttled."""
+def cluster():
+    """A virtual cluster at work, in which alice was throttled."""
     quotas = {
         Entity("alice"): {PRODUCE: Limit(100.0, "proxy.yaml")},
         Entity(client_id=DEFAULT): {SHADOW: Limit(70.0, "state.json")},
@@ -169,8 +171,9 @@ async def proxy(path):
     throttles.note("10.0.0.1", Throttled(QuotaType.PRODUCE, 5000, b"etl"), facts, clock.now_ms())
     throttles.note("10.0.0.1", Throttled(None, 250, b"etl"), facts, clock.now_ms())
     clock.advance(1000)
-    cluster = SimpleNamespace(
+    return SimpleNamespace(
         name="main",
+        clock=clock,
         quota_manager=quota_manager,
         last_throttles=throttles,
         quotas=quotas,
@@ -183,7 +186,12 @@ async def proxy(path):
             CapTotals("main", "plain", "egress", None, 5, 2, 1_500, 0),
         ],
     )
-    async with Serving(path, AdminApi([cluster], clock)) as listener:
+
+
+@pytest.fixture
+async def proxy(path, cluster):
+    """The cluster behind the admin API."""
+    async with Serving(path, AdminApi([cluster], cluster.clock)) as listener:
         yield listener
 
 
@@ -225,6 +233,20 @@ async def test_a_running_proxy_reports_its_measurements(path, proxy):
         "  all listeners, ingress: 1000000 bytes/s; 2 reads have waited, 1.5 s in all, 1 wait now\n"
         "\nthrottled by node 2 itself at 2023-11-14T22:13:20.000Z for 0.2 s\n"
     )
+
+
+async def test_the_share_of_an_instance_of_a_fleet_is_explained(path, cluster, proxy):
+    others = {"proxy-b#2": Claim(0.48, 0.5), "proxy-c#3": Claim(0.01, 0.01)}
+    cluster.share_of = lambda sensor: Explained(0.49, 0.485, 0.6, others, Why.CLAIMED)
+    _, out, _ = await asyncio.to_thread(explain, path, "--user", "alice", "--client-id", "etl")
+    assert (
+        "  node 2: 150.0 bytes/s used, 1 throttle, 5.0 s in all\n"
+        "    100 bytes/s here, share 49.0%: this instance has what it claims; it claims 48.5% and could use 60.0%;"
+        " others claim 49.0% (proxy-b#2 48.0%, proxy-c#3 1.0%)\n"
+    ) in out
+    cluster.share_of = lambda sensor: Explained(0.495, None, None, {}, Why.UNCLAIMED)
+    _, out, _ = await asyncio.to_thread(explain, path, "--user", "alice", "--client-id", "etl")
+    assert "here, share 49.5%: no instance claims the limit, so that each has the same part\n" in out
 
 
 async def test_its_json_is_passed_on(path, proxy):

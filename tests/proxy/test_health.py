@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from proxy.config.load import config_of
+from proxy.observe.fleet_metrics import FleetTotals
 from proxy.observe.health import ClusterHealth, Muted, Readiness
 from proxy.observe.metrics import Metrics
 from proxy.server.service import Service
@@ -50,6 +51,33 @@ def test_a_cluster_at_which_nothing_is_wrong_is_ready():
 )
 def test_each_reason_is_one_line(changed, reason):
     assert list(health(**changed).not_ready()) == [f"virtual cluster main: {reason}"]
+
+
+def fleet(**changed):
+    counts = dict.fromkeys(
+        ("keys", "claimed", "moves", "raises", "lowers", "conflicts", "excesses", "refused", "writes"), 0
+    )
+    state = {"members": 3, "is_cut_off": False, "trouble": "", "heard_ms_ago": 1500}
+    return FleetTotals("main", **counts | {"written_bytes": 0, "read_bytes": 0} | state | changed)
+
+
+def test_a_cluster_that_is_cut_off_from_its_fleet_is_ready_and_says_so():
+    connected, cut_off = health(fleet=fleet()), health(fleet=fleet(is_cut_off=True, trouble="zk:2181: down"))
+    assert list(connected.remarks()) == list(health().remarks()) == list(cut_off.not_ready()) == []
+    assert list(cut_off.remarks()) == [
+        "virtual cluster main: cut off from its fleet, at most 1/3 of each limit is given out: zk:2181: down"
+    ]
+
+
+def test_the_metrics_of_a_fleet_are_its_totals():
+    metrics = Metrics(CollectorRegistry())
+    metrics.add_fleet(lambda: fleet(is_cut_off=True, claimed=0.75, refused=2))
+
+    def value(name):
+        return metrics.registry.get_sample_value(f"kafka_throttle_fleet_{name}", {"virtual_cluster": "main"})
+
+    assert (value("members"), value("cut_off"), value("claimed_limits")) == (3, 1, 0.75)
+    assert (value("age_seconds"), value("refused_documents_total")) == (1.5, 2)
 
 
 def test_the_log_has_each_change_of_the_reasons_once():

@@ -18,8 +18,13 @@ def reasons():
 
 
 @pytest.fixture
-async def get(reasons):
-    server = MetricsSite(Metrics(CollectorRegistry()), lambda: reasons)
+def remarks():
+    return []
+
+
+@pytest.fixture
+async def get(reasons, remarks):
+    server = MetricsSite(Metrics(CollectorRegistry()), lambda: reasons, remarks=lambda: remarks)
     port = await server.start("127.0.0.1", 0)
 
     async def get(path, method="GET", **headers):
@@ -63,6 +68,12 @@ async def test_a_process_is_ready_once_nothing_stands_against_it(get, reasons):
     assert (await get("/readyz"))[::2] == (503, not_ready)
     reasons.clear()
     assert (await get("/readyz"))[::2] == (200, b'{"ready": true, "reasons": []}')
+
+
+async def test_what_is_wrong_with_a_ready_process_is_said_beside_it(get, reasons, remarks):
+    reasons.clear()
+    remarks.append("cut off")
+    assert (await get("/readyz"))[::2] == (200, b'{"ready": true, "reasons": [], "remarks": ["cut off"]}')
 
 
 async def test_nothing_else_is_served(get):

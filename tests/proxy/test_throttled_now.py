@@ -176,6 +176,7 @@ def crowd():
         name="main",
         quota_manager=manager,
         throttled=throttled,
+        share_of=lambda row: None,
         quotas=quotas,
         origin=Origin("main", "file", {}),
         clock=clock,

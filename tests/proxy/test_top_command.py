@@ -29,6 +29,7 @@ ETL = {
         "layer": "proxy.yaml",
     },
     "limit": 100,
+    "share": None,
     "rate": 150.04,
     "bucket": None,
     "left_ms": 12_340,
@@ -38,6 +39,7 @@ ETL = {
     "connections": 2,
 }
 MUTATIONS = {"unit": "partitions/s", "rate": None, "limit": 2, "bucket": {"tokens": -8.0, "burst": 22.0}}
+SHARED = {**ETL, "share": 0.49}
 BUCKET = {**ETL, **MUTATIONS, "client_id": "", "quota_type": "controller_mutation"}
 REMOVED = {**ETL, "user": "eve\x1b[2J", "rate": None, "rule": {**ETL["rule"], "layer": None}}
 NODE = {**ETL, "quota_type": "node", "unit": None, "rule": None, "limit": None, "rate": None, "left_ms": 0}
@@ -145,6 +147,12 @@ async def test_with_one_virtual_cluster_its_name_is_left_out(path, proxy):
         "12.3 s  2026-01-02T03:04:05Z  alice  etl           2  produce  150.0  100 bytes/s      2      2.0 s"
         "  user=alice, client-id=<default>, of proxy.yaml\n"
     )
+
+
+async def test_an_instance_of_a_fleet_shows_what_it_enforces_and_the_whole_limit(path, proxy):
+    proxy.throttle(SHARED)
+    shown = await top(path, "--once")
+    assert " 150.0  49 of 100 bytes/s  " in shown.out
 
 
 async def test_its_json_is_passed_on_in_one_line(path, proxy):

@@ -9,10 +9,13 @@ import aiohttp
 import pytest
 
 from proxy.observe.api import AdminApi
+from proxy.observe.fleet_metrics import FleetTotals
 from proxy.observe.page.sections import Page
 from proxy.observe.page.site import StatusPage
 from quotas.changes import Limit
 from quotas.entities import Entity
+from quotas.shares.division import Claim
+from quotas.shares.member import Explained, Why
 from tests.fakes.http import admin_listener
 from tests.proxy.page.shown import NODE, PRODUCE, QUOTAS, Cluster, Shown
 from tests.timeouts import TIMEOUT_S
@@ -136,6 +139,23 @@ async def test_the_explanation_has_the_rule_those_it_beats_and_the_throttles(sit
     for expected in ("producer_byte_rate", "level 3", "client-id=&lt;default&gt;", "level 3 comes before level 8"):
         assert expected in text
     assert "Last throttles by this quota" in text
+
+
+async def test_an_instance_of_a_fleet_shows_its_share_and_the_fleet(site, shown):
+    cluster = shown.clusters[0]
+    cluster.throttle("alice", "etl")
+    cluster.share = Explained(0.25, 0.24, 0.3, {"b<i>#2": Claim(0.7, 0.7)}, Why.CLAIMED)
+    counts = dict.fromkeys(("moves", "raises", "lowers", "conflicts", "excesses", "refused", "writes"), 0)
+    volume = {"heard_ms_ago": 9_000, "written_bytes": 0, "read_bytes": 0}
+    state = {"members": 3, "is_cut_off": True, "trouble": "zk:2181: down", "keys": 2, "claimed": 0.3}
+    cluster.fleet = FleetTotals("main", **counts, **volume, **state)
+    text = (await site.get("/")).text
+    of_fleet = ("Ready, but:", "at most 1/3 of each limit", "3 instances", "2 limits")
+    for expected in ("250 kB/s, 25 % of 1.00 MB/s", *of_fleet):
+        assert expected in text
+    text = (await site.get("/explain?user=alice&client_id=etl")).text
+    assert "share 25.0%: this instance has what it claims; it claims 24.0% and could use 30.0%" in text
+    assert "others claim 70.0% (b&lt;i&gt;#2 70.0%)" in text
 
 
 async def test_an_explanation_of_an_address_and_bad_requests(site):
