@@ -86,6 +86,8 @@ _FIRST: dict[str, Callable[[ThrottledForm], Any]] = {
 
 def _used(line: ThrottledForm) -> float:
     limit, rate, bucket = line["limit"], line["rate"], line["bucket"]
+    if limit and line["share"] is not None:
+        limit *= line["share"]
     if bucket is not None:
         return (bucket["burst"] - bucket["tokens"]) / bucket["burst"] if bucket["burst"] else 0.0
     return rate / limit if limit and rate is not None else 0.0
@@ -117,7 +119,7 @@ def _throttled(lines: Sequence[ThrottledForm]) -> ThrottledForm:
     buckets = [line["bucket"] for line in lines if line["bucket"] is not None]
     return {
         **first,
-        "limit": _sum(line["limit"] for line in lines),
+        "share": _sum(line["share"] for line in lines),
         "rate": _sum(line["rate"] for line in lines),
         "bucket": {name: sum(bucket[name] for bucket in buckets) for name in ("tokens", "burst")} if buckets else None,  # type: ignore[typeddict-item]
         "left_ms": max(line["left_ms"] for line in lines),

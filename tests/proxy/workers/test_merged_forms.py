@@ -27,6 +27,7 @@ def line(user="alice", rate=50.0, limit=100, left_ms=10, since="2026-01-01T00:00
         "unit": "bytes/s",
         "rule": None,
         "limit": limit,
+        "share": 0.5,
         "rate": rate,
         "bucket": None,
         "left_ms": left_ms,
@@ -95,7 +96,8 @@ def test_a_client_that_is_throttled_at_two_workers_has_one_line_with_its_use_at_
     earlier = "2026-01-01T00:00:01.000Z"
     page = merged_throttled([throttled(line()), throttled(line(left_ms=90, since=earlier))], "left", 10)
     [merged] = page["throttled"]
-    assert (merged["rate"], merged["limit"], merged["left_ms"], merged["since"]) == (100, 200, 90, earlier)
+    assert (merged["rate"], merged["limit"], merged["left_ms"], merged["since"]) == (100, 100, 90, earlier)
+    assert merged["share"] == 1.0
     assert (merged["throttles"], merged["throttled_ms"], merged["connections"]) == (4, 14, 2)
     assert (page["clients"], page["total"], page["more"]) == (1, 1, 0)
 
