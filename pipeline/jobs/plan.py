@@ -9,7 +9,7 @@ from common.problems import Problems
 from pipeline.rollout.author import now, who
 from pipeline.rollout.page import plan_page, warnings_of
 from pipeline.rollout.place import Place, in_words_of_commands
-from pipeline.rollout.plan import Bounds, planned
+from pipeline.rollout.plan import Bounds, other_scopes, planned
 from pipeline.rollout.plan_file import Made, PlanFile, read_plan, write_plan
 from pipeline.simulate.candidate import Candidate, Rules, load_with_checksum
 from quotas.changes import SourceUnavailable, tables_of
@@ -46,6 +46,12 @@ def main(
     found = planned(in_force, rules.table, Bounds(most_change, most_entities), prune=prune)
     for line in plan_page(found, place.name):
         print(line)
+    if others := other_scopes(in_force, rules.table):
+        [entity, scope], more = others[0], f" and of {len(others) - 1} others" if len(others) > 1 else ""
+        _warn(
+            f"the scope of {entity}{more} is not as in {quotas} ({scope.value}), and stays as it is: set it with "
+            "`kafka-throttle quotas set --scope`"
+        )
     for warning in warnings_of(found, in_force):
         _warn(warning)
     if out is not None:

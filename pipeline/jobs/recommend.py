@@ -20,14 +20,14 @@ from pipeline.recommend.capacity import Capacity, capacity_of
 from pipeline.recommend.evidence import Simulated, evidence_of
 from pipeline.recommend.outcome import outcomes
 from pipeline.recommend.page import print_advice
-from pipeline.recommend.quota_file import document, yaml_of
+from pipeline.recommend.quota_file import Limits, document, yaml_of
 from pipeline.recommend.rows import csv_table, plain, stage_name
 from pipeline.report.tables import csv_of
 from pipeline.report.words import count, moment
 from pipeline.simulate.candidate import candidate_of
 from pipeline.spark.session import LOCAL, spark_session
 from pipeline.table.table import read_usage, state_of
-from quotas.entities import Entity, QuotaType
+from quotas.entities import QuotaType
 
 MOST_ENTITIES = 10_000
 """The number of entities of each quota type: those with most use. The others are only counted."""
@@ -136,14 +136,12 @@ def _warnings(rows: Iterable[Mapping[str, Any]], records: int, missing: int) -> 
             yield f"{quota_type}: {most}; the others are left out"
 
 
-def _limits(
-    recommendations: Iterable[Recommendation], stage: int = -1
-) -> Iterable[tuple[str, Entity, QuotaType, float]]:
+def _limits(recommendations: Iterable[Recommendation], stage: int = -1) -> Limits:
     """The limits of a stage, counted from 0; of the last one by default."""
     for one in recommendations:
         subject = one.evidence.subject
         if (entity := subject.entity) is not None:
-            yield subject.virtual_cluster, entity, subject.quota_type, one.path[stage]
+            yield subject.virtual_cluster, entity, subject.quota_type, one.path[stage], one.evidence.scope
 
 
 # ---------------------------------------------------------------------- writing

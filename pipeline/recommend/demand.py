@@ -1,8 +1,9 @@
 """The use of each entity, as quotas measure it: every function takes and returns DataFrames.
 
 A quota applies at each node separately, for all clients of the entity there together. So use is added up over clients
-and proxies in slots of a window's length at each node, and percentiles are of slots at one node, never of the sum over
-the cluster. Slots without use are left out: for a client that works one hour a day, that hour counts.
+and proxies in slots of a window's length at each node, and percentiles are of slots at one node, not of the sum over
+the cluster; use under a quota over all nodes is added up over these, too. Slots without use are left out: for a client
+that works one hour a day, that hour counts.
 """
 
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from pipeline.recommend.subject import CLIENT_ID, PAIR, USER
 from pipeline.report.figures import USER_AND_CLIENT_ID
 from pipeline.simulate.simulation import as_charged
 from pipeline.spark.day import DAY_MS
+from pipeline.spark.measured_node import measured_node
 from quotas.entities import DEFAULT
 from quotas.precedence import LEVELS, OWN
 
@@ -44,7 +46,7 @@ def used_by(usage: DataFrame, by: str, quota_types: Iterable[str]) -> DataFrame:
         F.when(of_address | F.lit(by == CLIENT_ID), "").otherwise(F.col("user")).alias("user"),
         F.when(of_address | F.lit(by == USER), "").otherwise(F.col("client_id")).alias("client_id"),
         F.when(of_address, F.col("ip")).otherwise("").alias("ip"),
-        "node_id",
+        measured_node().alias("node_id"),
         "begin_ms",
         "end_ms",
         value.alias("value"),
@@ -53,6 +55,7 @@ def used_by(usage: DataFrame, by: str, quota_types: Iterable[str]) -> DataFrame:
         "throttled_ms",
         "limit",
         "rule",
+        "scope",
     )
 
 
@@ -84,7 +87,7 @@ def slots(used: DataFrame, slot_ms: int) -> DataFrame:
         F.max(F.col("throttles") > 0).alias("throttled"),
         F.sum("throttled_ms").alias("throttled_ms"),
         F.min("begin_ms").alias("begin_ms"),
-        F.max_by(F.struct("limit", "rule"), "begin_ms").alias("latest"),
+        F.max_by(F.struct("limit", "rule", "scope"), "begin_ms").alias("latest"),
     )
 
 

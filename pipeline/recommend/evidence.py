@@ -10,6 +10,7 @@ from pipeline.recommend.subject import Subject
 from pipeline.report.forecast import forecast
 from pipeline.report.words import plural, share
 from pipeline.simulate.meter import type_of
+from quotas.entities import Scope
 
 HIGH, MEDIUM, LOW = "high", "medium", "low"
 
@@ -33,7 +34,7 @@ class AtNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """A row of DEMAND. Rates are in units/s of the quota, one window long, at one node."""
+    """A row of DEMAND. Rates are in units/s of the quota, one window long, at one node or by `scope` over all nodes."""
 
     subject: Subject
     node: AtNode | None
@@ -53,6 +54,8 @@ class Evidence:
     limit: float | None
     """The limit that was last in force, by the quota that `rule` names."""
     rule: str
+    scope: Scope = Scope.NODE
+    """That of this quota."""
     by_day: tuple[tuple[date, float], ...] = ()
 
     @property
@@ -90,6 +93,7 @@ def evidence_of(row: Mapping[str, Any]) -> Evidence:
         elsewhere_share=row["elsewhere"] / row["value"] if row["value"] else 0.0,
         limit=latest["limit"],
         rule=latest["rule"] or "",
+        scope=Scope(latest["scope"]),
         by_day=tuple((one["day"], one["value"]) for one in row["by_day"] or ()),
     )
 

@@ -9,18 +9,27 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from quotas.entities import Entity, QuotaType
+from quotas.entities import SCOPE, SCOPED, Entity, QuotaType, Scope
 
-Limits = Iterable[tuple[str, Entity, QuotaType, float]]
-"""Virtual cluster, entity, quota type, and the limit in units/s."""
+Limits = Iterable[tuple[str, Entity, QuotaType, float, Scope]]
+"""Virtual cluster, entity, quota type, the limit in units/s, and where it is to hold."""
 
 
 def document(limits: Limits) -> dict[str, Any]:
-    """The file's content as dicts and lists; entities stay in the order of `limits`."""
+    """The file's content as dicts and lists; entities stay in the order of `limits`.
+
+    An entity has one scope: CLUSTER if all of its limits that have a scope are to hold over all nodes.
+    """
     clusters: dict[str, dict[Entity, dict[str, Any]]] = {}
-    for virtual_cluster, entity, quota_type, limit in limits:
+    at_nodes: set[tuple[str, Entity]] = set()
+    of_cluster: set[tuple[str, Entity]] = set()
+    for virtual_cluster, entity, quota_type, limit, scope in limits:
         entry = clusters.setdefault(virtual_cluster, {}).setdefault(entity, _parts(entity))
         entry[quota_type.value] = int(limit) if limit == int(limit) else limit
+        if quota_type in SCOPED:
+            (of_cluster if scope is Scope.CLUSTER else at_nodes).add((virtual_cluster, entity))
+    for virtual_cluster, entity in of_cluster - at_nodes:
+        clusters[virtual_cluster][entity][SCOPE] = Scope.CLUSTER.value
     return {
         "virtual_clusters": [
             {"name": name, "quotas": {"entries": list(entries.values())}} for name, entries in clusters.items()

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
+from pipeline.spark.measured_node import measured_node
+
 CLIENT = ("virtual_cluster", "user", "client_id")
 """The columns that identify what the report calls a client."""
 
@@ -189,9 +191,10 @@ def utilisation(usage: DataFrame) -> DataFrame:
     column does not matter), limit (the last), windows, p50, p95, p99, most, most_node_id, peak, windows_over:
     utilisation as a fraction.
 
-    The utilisation of a window at a node is the use of all clients that share the quota, divided by what the quota
-    allows in that time. `peak` is of the one second in which one client used most. Windows without any use are left
-    out.
+    The utilisation of a window at a node is the use of all clients that share the quota, through all instances of the
+    proxy, divided by what the quota allows in that time. A quota over all nodes has one utilisation for all of them,
+    and `most_node_id` is WHOLE_CLUSTER then. `peak` is of the one second in which one client used most. Windows without
+    any use are left out.
     """
     rule = F.col("rule")
     by_user = rule.startswith("user=")
@@ -201,9 +204,7 @@ def utilisation(usage: DataFrame) -> DataFrame:
     by_client_id = rule.startswith("client-id=") | both
     limited = usage.where((F.col("limit") > 0) & (F.col("used") > 0)).select(
         "virtual_cluster",
-        "node_id",
-        "instance",
-        "epoch",
+        measured_node().alias("node_id"),
         "begin_ms",
         "end_ms",
         "quota_type",
@@ -217,7 +218,7 @@ def utilisation(usage: DataFrame) -> DataFrame:
     )
     sensor = ("virtual_cluster", "quota_type", "rule", "user", "client_id", "ip")
     seconds = (F.max("end_ms") - F.col("begin_ms")) / 1_000
-    windows = limited.groupBy(*sensor, "node_id", "instance", "epoch", "begin_ms").agg(
+    windows = limited.groupBy(*sensor, "node_id", "begin_ms").agg(
         (F.sum("used") / F.greatest(seconds, F.lit(0.001)) / F.max("limit")).alias("utilisation"),
         F.max(F.col("peak") / F.col("limit")).alias("peak"),
         F.max("limit").alias("limit"),

@@ -9,8 +9,8 @@ from pipeline.rollout.audit import AuditLog
 from pipeline.rollout.place import ENTITIES_A_REQUEST
 from pipeline.rollout.plan import Change, same
 from pipeline.rollout.plan_file import entity_form
-from quotas.changes import Alteration, Quotas, SourceUnavailable
-from quotas.entities import Entity, QuotaKey
+from quotas.changes import Alteration, Quotas, SourceUnavailable, has_scope
+from quotas.entities import Entity, QuotaKey, Scope
 from quotas.sources.source import Source
 
 
@@ -69,9 +69,15 @@ def limit_in(quotas: Quotas, change: Change) -> float | None:
 def alterations_of(changes: Sequence[Change]) -> list[Alteration]:
     """One alteration for each entity."""
     return [
-        Alteration(entity, {QuotaKey(change.quota_type): change.after for change in group})
+        Alteration(entity, {QuotaKey(change.quota_type): change.after for change in group}, _scope_to_set(group))
         for entity, group in _by_entity(changes).items()
     ]
+
+
+def _scope_to_set(changes: Sequence[Change]) -> Scope | None:
+    """The scope that goes with limits which an earlier change may have removed together with it."""
+    is_back = any(one.scope is Scope.CLUSTER and one.before is None and one.after is not None for one in changes)
+    return Scope.CLUSTER if is_back and has_scope(QuotaKey(one.quota_type) for one in changes) else None
 
 
 def _by_entity(changes: Sequence[Change]) -> dict[Entity, list[Change]]:

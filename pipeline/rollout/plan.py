@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from quotas.entities import BYTE_RATES, Entity, QuotaType
+from quotas.entities import BYTE_RATES, SCOPED, Entity, QuotaType, Scope
 from quotas.limits import UNLIMITED, WHOLE_WITHIN
 from quotas.quota_table import QuotaTable
 
@@ -40,7 +40,8 @@ class Inherited(NamedTuple):
 class Change:
     """A quota of an entity, as it is, as this run sets it, and as it is wanted in the end; None: no quota.
 
-    `why` says why this run does not go all the way, "" if it does.
+    `why` says why this run does not go all the way, "" if it does. `scope` is that of the quotas of the entity before,
+    which a change keeps: only where it removes the last of them, its reversal has to set the scope again.
     """
 
     entity: Entity
@@ -50,6 +51,7 @@ class Change:
     wanted: float | None
     why: str = ""
     inherited: Inherited | None = None
+    scope: Scope = Scope.NODE
 
     @property
     def is_whole(self) -> bool:
@@ -68,7 +70,7 @@ class Change:
 
     def reversed(self) -> "Change":
         """The change that undoes this one."""
-        return Change(self.entity, self.quota_type, self.after, self.before, self.before)
+        return Change(self.entity, self.quota_type, self.after, self.before, self.before, scope=self.scope)
 
 
 class Planned(NamedTuple):
@@ -123,17 +125,30 @@ def _changes(table: QuotaTable, wanted: Limits, most_change: float, prune: bool)
 def _change(
     table: QuotaTable, entity: Entity, quota_type: QuotaType, wanted: float | None, most_change: float
 ) -> Change:
-    before = table.get(entity, {}).get(quota_type)
+    before, scope = table.get(entity, {}).get(quota_type), _scope_of(table, entity)
     inherited = inherited_by(table, entity, quota_type)
     base = before if before is not None or inherited is None else inherited.limit
     goal = wanted if wanted is not None or inherited is None else inherited.limit
     if base is None or goal is None:
-        return Change(entity, quota_type, before, wanted, wanted, inherited=inherited)
+        return Change(entity, quota_type, before, wanted, wanted, "", inherited, scope)
     reached = step(base, goal, quota_type, most_change)
     if same(reached, goal):
-        return Change(entity, quota_type, before, wanted, wanted, inherited=inherited)
+        return Change(entity, quota_type, before, wanted, wanted, "", inherited, scope)
     why = f"a factor of {most_change:g} a run: --most-change"
-    return Change(entity, quota_type, before, reached, wanted, why, inherited)
+    return Change(entity, quota_type, before, reached, wanted, why, inherited, scope)
+
+
+def _scope_of(table: QuotaTable, entity: Entity) -> Scope:
+    return Scope.CLUSTER if entity in table.of_cluster else Scope.NODE
+
+
+def other_scopes(in_force: QuotaTable, wanted: QuotaTable) -> list[tuple[Entity, Scope]]:
+    """The entities to which `wanted` gives another scope than is in force, with that scope. No plan changes a scope."""
+    return [
+        (entity, scope)
+        for entity, limits in wanted.items()
+        if not SCOPED.isdisjoint(limits) and (scope := _scope_of(wanted, entity)) is not _scope_of(in_force, entity)
+    ]
 
 
 def step(base: float, goal: float, quota_type: QuotaType, most_change: float) -> float:

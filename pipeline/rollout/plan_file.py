@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,7 +17,7 @@ from common.kinds import Many, Number, Optional, Text
 from common.problems import WHOLE_FILE, Problem, Problems, either, show
 from common.settings import Settings, items, part, read_settings, valid
 from pipeline.rollout.plan import Change
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaType
+from quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, QuotaType, Scope
 from quotas.limits import valid_limit
 
 VERSION: Final = 1
@@ -149,6 +149,7 @@ def entity_form(entity: Entity) -> dict[str, str | None]:
 
 
 def _form(change: Change) -> dict[str, Any]:
+    scope = {} if change.scope is Scope.NODE else {SCOPE: change.scope.value}
     return {
         "entity": entity_form(change.entity),
         "quota": change.quota_type.value,
@@ -156,6 +157,7 @@ def _form(change: Change) -> dict[str, Any]:
         "after": change.after,
         "wanted": change.wanted,
         "why": change.why,
+        **scope,
     }
 
 
@@ -186,6 +188,7 @@ class _Change(Settings):
     after: _Limit
     wanted: _Limit
     why: _Text
+    scope: Literal["node", "cluster"] = "node"
 
     @model_validator(mode="after")
     def _has_valid_limits(self) -> Self:
@@ -199,7 +202,8 @@ class _Change(Settings):
         return self.unless(problems)
 
     def change(self) -> Change:
-        return Change(self.entity.entity(), QuotaType(self.quota), self.before, self.after, self.wanted, self.why)
+        limits = self.before, self.after, self.wanted
+        return Change(self.entity.entity(), QuotaType(self.quota), *limits, self.why, scope=Scope(self.scope))
 
 
 class _Made(Settings):

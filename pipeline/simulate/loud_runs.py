@@ -18,13 +18,17 @@ from pipeline.simulate.recorded import Window
 from pipeline.simulate.replay import Throttling
 
 RUN = ("sensor_id", "run", "virtual_cluster", "quota_type", "new_limit")
-SHARER = ("user", "client_id", "ip")
+CLIENT = ("user", "client_id", "ip")
+SHARER = (*CLIENT, "live_node_id")
+"""A client, and the node at which its quota measured it live: under a quota over all nodes one sensor measures what
+several did.
+"""
 WINDOW = Window._fields
 IN_FORCE = ("limit", "rule")
 COLUMNS = (*RUN, *SHARER, *WINDOW, *IN_FORCE)
 """What rows must have, in this order; those of a run together and in the order of `begin_ms`."""
 
-Sharer = tuple[str, str, str]
+Sharer = tuple[str, str, str, int]
 
 
 def _together(one: Window, other: Window) -> Window:
@@ -57,7 +61,7 @@ class Run:
     def add(self, sharer: Sharer, window: tuple[Any, ...], in_force: tuple[Any, ...]) -> None:
         """One row."""
         windows, one = self.windows.setdefault(sharer, []), Window(*window)
-        # A window that was cut in two, as at a restart of the proxy, is told in two records.
+        # Several records tell of a window that was cut in two, as at a restart of the proxy, or used through several.
         if windows and windows[-1].begin_ms == one.begin_ms:
             windows[-1] = _together(windows[-1], one)
         else:
@@ -88,12 +92,12 @@ class Run:
 
     def _live_groups(self) -> Iterator[tuple[float, list[Hashable]]]:
         """The limit in force, and the clients, of each sensor that was throttled live."""
-        groups: dict[tuple[str, str], list[Hashable]] = {}
-        limits: dict[tuple[str, str], float] = {}
-        throttled: set[tuple[str, str]] = set()
+        groups: dict[tuple[str, str, int], list[Hashable]] = {}
+        limits: dict[tuple[str, str, int], float] = {}
+        throttled: set[tuple[str, str, int]] = set()
         for sharer, (limit, rule) in self.in_force.items():
-            user, client_id, _ = sharer
-            tags = live_tags(rule, user, client_id)
+            user, client_id, _, node_id = sharer
+            tags = (*live_tags(rule, user, client_id), node_id)
             groups.setdefault(tags, []).append(sharer)
             if sharer in self.throttled:
                 throttled.add(tags)
@@ -107,19 +111,19 @@ class Run:
         none = Throttling()
         rows: list[tuple[Any, ...]] = []
         total = 0.0
-        for client, windows in self.windows.items():
+        for sharer, windows in self.windows.items():
             recorded = sum(window.used for window in windows)
             total += recorded
-            paced, greedy = outcome.paced.get(client, none), outcome.greedy.get(client, none)
-            rows.append(self._row(client, False, recorded, paced, greedy, (0.0, 0.0), len(windows)))
+            paced, greedy = outcome.paced.get(sharer, none), outcome.greedy.get(sharer, none)
+            rows.append(self._row(sharer, False, recorded, paced, greedy, (0.0, 0.0), len(windows)))
         number = len({window.begin_ms for windows in self.windows.values() for window in windows})
         paced, greedy = outcome.sensor, outcome.greedy_sensor
-        rows.append(self._row(("", "", ""), True, total, paced, greedy, fit, number))
+        rows.append(self._row(("", "", "", 0), True, total, paced, greedy, fit, number))
         return rows
 
     def _row(
         self,
-        client: Any,
+        sharer: Any,
         of_sensor: bool,
         recorded: float,
         paced: Throttling,
@@ -130,7 +134,7 @@ class Run:
         factor = 1 / PERCENT_SECONDS_PER_MS if self.quota_type == "request" else 1.0
         used = (recorded, paced.used * factor, greedy.used * factor)
         times = (paced.throttles, paced.throttled_ms, greedy.throttled_ms, paced.longest_ms, paced.muted_ms)
-        return (self.sensor_id, *client, of_sensor, *used, *times, *fit, windows)
+        return (self.sensor_id, *sharer[: len(CLIENT)], of_sensor, *used, *times, *fit, windows)
 
 
 def runs_in(batches: Iterator[pa.RecordBatch]) -> Iterator[Run]:

@@ -6,7 +6,7 @@ from math import ceil
 from typing import NamedTuple
 
 from pipeline.simulate.candidate import Rules
-from quotas.entities import QuotaType
+from quotas.entities import QuotaType, Scope
 from quotas.limits import UNLIMITED
 from quotas.records.trace import Operation
 from quotas.sensors.rows import Rows
@@ -30,11 +30,12 @@ class Place(NamedTuple):
 
 
 class MeasuredQuota(NamedTuple):
-    """Where a client is measured, its limit as the quota has it, and the entity whose quota that is."""
+    """Where a client is measured, its limit as the quota has it, the entity whose quota that is, and its scope."""
 
     place: Place
     limit: float
     rule: str
+    scope: Scope
 
 
 def type_of(word: str) -> QuotaType:
@@ -53,13 +54,16 @@ def measured_quota(rules: Rules, quota_type: str, user: str, client_id: str, ip:
         raise ValueError(f"unknown quota type {quota_type!r}") from None
     if kind is QuotaType.CONNECTION:
         limit, entity = rules.table.ip_limit(ip)
-        return MeasuredQuota(Place(quota_type, "", "", ip), limit, str(entity)) if entity is not None else None
+        if entity is None:
+            return None
+        return MeasuredQuota(Place(quota_type, "", "", ip), limit, str(entity), Scope.CLUSTER)
     if not rules.table.is_on(kind):
         return None
     tags, limit, entity = rules.table.tags_and_limit(kind, user, client_id)
     if entity is None or limit >= UNLIMITED:
         return None
-    return MeasuredQuota(Place(quota_type, tags.user, tags.client_id, ""), limit, str(entity))
+    place = Place(quota_type, tags.user, tags.client_id, "")
+    return MeasuredQuota(place, limit, str(entity), rules.table.scope_of(kind, entity))
 
 
 def value_of(quota_type: str, used: float) -> float:

@@ -5,14 +5,17 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.simulate.simulation import CLIENT, PLACE, sensor_id
+from pipeline.simulate.simulation import PLACE, sensor_id
 
 MOST_ROWS = 100_000
 """No more sensors, and no more clients, are told; those with most throttle time first."""
 
 _SENSOR_COLUMNS = ["virtual_cluster", "node_id", "quota_type", *PLACE, "new_limit", "new_rule"]
 _WHO = ["sensor_id", "user", "client_id", "ip"]
-_NUMBERS = ["throttles", "throttled_ms", "greedy_throttled_ms", "longest_ms", "muted_ms"]
+_SUMMED = ["recorded_used", "paced_used", "greedy_used", "fit_recorded_ms", "fit_model_ms"]
+_SUMMED += ["throttles", "throttled_ms", "greedy_throttled_ms", "muted_ms", "windows"]
+_REPLAYED = frozenset({*_SUMMED, "longest_ms"})
+"""What is null of clients and sensors that no run has."""
 
 
 def of_clients(summary: DataFrame, replayed: DataFrame) -> DataFrame:
@@ -22,20 +25,24 @@ def of_clients(summary: DataFrame, replayed: DataFrame) -> DataFrame:
     a client that wants what was seen, and of one that always wants more while it is throttled, null where nothing would
     bound it.
     """
-    live = _recorded(summary.select(sensor_id().alias("sensor_id"), "*"), [*_WHO, *_SENSOR_COLUMNS])
+    live = _recorded(_numbered(summary), [*_WHO, *_SENSOR_COLUMNS])
     news = _summed(replayed.where(~F.col("of_sensor")), _WHO)
-    joined = live.join(news, _WHO, "left")
-    # The same client at the same node, through several proxies.
-    return _changed(_with_use(_over_instances(joined, [*CLIENT, *PLACE, "new_limit", "new_rule"])))
+    rows = _with_use(live.join(news, _WHO, "left"))
+    return _changed(rows.drop("sensor_id"))
 
 
 def of_sensors(summary: DataFrame, replayed: DataFrame) -> DataFrame:
     """Placed summary and REPLAYED -> the same for each sensor of the candidate, all who share it together."""
-    measured = summary.where(F.col("new_limit").isNotNull()).select(sensor_id().alias("sensor_id"), "*")
+    measured = _numbered(summary.where(F.col("new_limit").isNotNull()))
     live = _recorded(measured, ["sensor_id", *_SENSOR_COLUMNS], shared=True)
     news = _summed(replayed.where("of_sensor"), ["sensor_id"])
-    joined = live.join(news, "sensor_id", "left")
-    return _with_use(_over_instances(joined, _SENSOR_COLUMNS, shared=True))
+    return _with_use(live.join(news, "sensor_id", "left")).drop("sensor_id")
+
+
+def _numbered(summary: DataFrame) -> DataFrame:
+    """With the number of the sensor, and as `node_id` the node at which it measures."""
+    numbered = summary.select(sensor_id().alias("sensor_id"), "*")
+    return numbered.withColumn("node_id", F.col("place_node_id")).drop("place_node_id")
 
 
 def _recorded(rows: DataFrame, keys: list[str], shared: bool = False) -> DataFrame:
@@ -50,28 +57,16 @@ def _recorded(rows: DataFrame, keys: list[str], shared: bool = False) -> DataFra
 
 
 def _summed(replayed: DataFrame, keys: list[str]) -> DataFrame:
-    sums = ["recorded_used", "paced_used", "greedy_used", "fit_recorded_ms", "fit_model_ms"]
     return replayed.groupBy(*keys).agg(
-        *(F.sum(name).alias(name) for name in [*sums, "throttles", "throttled_ms", "greedy_throttled_ms", "muted_ms"]),
-        F.max("longest_ms").alias("longest_ms"),
-        F.sum("windows").alias("windows"),
-    )
-
-
-def _over_instances(rows: DataFrame, keys: list[str], shared: bool = False) -> DataFrame:
-    sums = ["live_used", "live_requests", "live_throttles", "live_throttled_ms", "recorded_used", "paced_used"]
-    more = ["greedy_used", "fit_recorded_ms", "fit_model_ms", "throttles", "throttled_ms", "greedy_throttled_ms"]
-    sharers = [F.max("shared_by").alias("shared_by")] if shared else []
-    return rows.groupBy(*keys).agg(
-        *(F.sum(F.coalesce(name, F.lit(0))).alias(name) for name in [*sums, *more, "windows"]),
-        F.max(F.coalesce("longest_ms", F.lit(0))).alias("longest_ms"),
-        F.max(F.coalesce("muted_ms", F.lit(0))).alias("muted_ms"),
-        *sharers,
+        *(F.sum(name).alias(name) for name in _SUMMED), F.max("longest_ms").alias("longest_ms")
     )
 
 
 def _with_use(rows: DataFrame) -> DataFrame:
     """Outside of runs everything goes through as recorded."""
+    rows = rows.select(
+        *(F.coalesce(name, F.lit(0)).alias(name) if name in _REPLAYED else name for name in rows.columns)
+    )
     quiet = F.col("live_used") - F.col("recorded_used")
     fit = F.col("fit_recorded_ms")
     bounded = F.col("new_limit").isNotNull() | (F.col("live_throttles") == 0)

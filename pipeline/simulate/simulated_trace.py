@@ -9,6 +9,7 @@ from pipeline.simulate.candidate import Candidate
 from pipeline.simulate.meter import MeasuredQuota, Meter, Place, measured_quota
 from pipeline.simulate.replay import SensorReplay, Throttling
 from pipeline.simulate.traced import Client, TracedClient, in_order
+from quotas.client_quotas import measured_at
 from quotas.records.trace import NO_USE, OF_EARLIER_VERSIONS, Operation
 from quotas.records.usage_record import TraceEvent
 
@@ -67,7 +68,8 @@ def _sensor_of(event: TraceEvent, candidate: Candidate) -> tuple[SensorKey | Non
     quota = measured_quota(rules, event.quota_type, event.user, event.client_id, event.ip)
     if quota is None:
         return None, None
-    key = SensorKey(event.instance, event.epoch, event.virtual_cluster, event.node_id, quota.place)
+    node_id = measured_at(event.node_id, quota.scope)
+    key = SensorKey(event.instance, event.epoch, event.virtual_cluster, node_id, quota.place)
     return key, quota
 
 

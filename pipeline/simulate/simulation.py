@@ -27,10 +27,13 @@ from pyspark.sql import types as T  # noqa: N812, as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipeline.simulate.candidate import Candidate
-from pipeline.simulate.loud_runs import COLUMNS, runs_in
+from pipeline.simulate.loud_runs import COLUMNS, SHARER, runs_in
 from pipeline.simulate.meter import PERCENT_SECONDS_PER_MS, MeasuredQuota, measured_quota
 from pipeline.simulate.quiet import Most, allowed, memory_of, runs
 from pipeline.simulate.recorded import COARSE_GRAIN_S, GRAIN_S, MAX_REQUESTS, MOST_FOLD, Window
+from pipeline.spark.measured_node import measured_node
+from quotas.client_quotas import WHOLE_CLUSTER
+from quotas.entities import Scope
 
 BUCKET_MS = 7_200_000
 LATE_MS = 600_000
@@ -39,7 +42,9 @@ LATE_MS = 600_000
 CLIENT = ["virtual_cluster", "node_id", "user", "client_id", "ip", "quota_type"]
 PROCESS_CLIENT = ["instance", *CLIENT]
 PLACE = ["place_user", "place_client_id", "place_ip"]
-SENSOR = ["instance", "virtual_cluster", "node_id", "quota_type", *PLACE]
+SENSOR = ["virtual_cluster", "place_node_id", "quota_type", *PLACE]
+"""What one sensor of the candidate measures, through all instances together: a quota is one limit for all of them.
+`place_node_id` is WHOLE_CLUSTER for a quota over all nodes."""
 
 MOST_REQUESTS = 1_000_000
 """A run is cut behind so many requests, as `recorded` retells them, which are about 400 MB. What is held there is not
@@ -62,10 +67,11 @@ _PLACED = T.StructType(
         T.StructField("touched", T.DoubleType()),
         T.StructField("touched_late", T.DoubleType()),
         T.StructField("late_share", T.DoubleType()),
+        T.StructField("of_cluster", T.BooleanType()),
     ]
 )
 """What `placed` adds; all null where nothing would throttle. `allowed`: as charged, within `span_s`. `memory_s`: for
-how long a sensor remembers, debts included. The last three are `quiet.Memory.spans`."""
+how long a sensor remembers, debts included. Then follow `quiet.Memory.spans`. `of_cluster`: over all nodes."""
 _NUMBERS = [field.name for field in _PLACED if field.dataType == T.DoubleType()]
 
 STRETCHES = T.StructType([T.StructField(name, T.LongType()) for name in ("sensor_id", "bucket", "from_ms", "until_ms")])
@@ -130,14 +136,16 @@ def _bucket() -> Column:
 
 
 def placed(rows: DataFrame, candidate: Candidate) -> DataFrame:
-    """Rows with PROCESS_CLIENT -> the same, and where the candidate would measure each: PLACE, limit, rule."""
+    """Rows with PROCESS_CLIENT -> the same, and where the candidate would measure each: SENSOR, limit, rule."""
 
     def place(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         for batch in batches:
             yield _placed_batch(batch, candidate, known)
 
-    return rows.mapInPandas(place, T.StructType([*rows.schema.fields, *_PLACED.fields]))
+    found = rows.mapInPandas(place, T.StructType([*rows.schema.fields, *_PLACED.fields]))
+    node_id = F.when(F.col("of_cluster"), WHOLE_CLUSTER).otherwise(F.col("node_id"))
+    return found.withColumn("place_node_id", node_id.cast("long")).drop("of_cluster")
 
 
 _WHO = ["virtual_cluster", "quota_type", "user", "client_id", "ip"]
@@ -171,7 +179,7 @@ def _place_of(client: tuple[Any, ...], candidate: Candidate) -> tuple[Any, ...]:
     (touched, divided_s), (touched_late, divided_late_s) = memory.spans
     spans = (float(touched), float(touched_late), divided_s / divided_late_s)
     known = (quota.limit, quota.rule, memory.span_s, within, remembered_s)
-    return (place.user, place.client_id, place.ip, *known, *spans)
+    return (place.user, place.client_id, place.ip, *known, *spans, quota.scope is Scope.CLUSTER)
 
 
 def most_in_span(used: Column, peak: Column, length_ms: Column, uneven: Column) -> Column:
@@ -219,7 +227,7 @@ def loud_stretches(summary: DataFrame, end_ms: int) -> DataFrame:
     of_clients = (
         _most_of_buckets(summary, late=False)
         .unionByName(_most_of_buckets(summary, late=True))
-        .groupBy("sensor_id", "user", "client_id", "ip", "bucket")
+        .groupBy("sensor_id", "instance", "node_id", "user", "client_id", "ip", "bucket")
         .agg(
             *(F.max(name).alias(name) for name in ("most_used", "most_peak", "uneven", "unknown", *_SPANS)),
             F.min("shortest_ms").alias("shortest_ms"),
@@ -251,6 +259,8 @@ def _most_of_buckets(summary: DataFrame, late: bool) -> DataFrame:
     throttled_ms = F.col("late_throttled_ms" if late else "throttled_ms")
     return summary.where(F.col("new_limit").isNotNull()).select(
         sensor_id().alias("sensor_id"),
+        "instance",
+        "node_id",
         "user",
         "client_id",
         "ip",
@@ -305,7 +315,8 @@ def rows_of(usage: DataFrame, summary: DataFrame, sensors: DataFrame) -> DataFra
         # One number is found sooner than seven columns; it is made in the same way as that of a sensor.
         .select("sensor_id", "new_limit", _number_of_client())
     )
-    rows = usage.select(*PROCESS_CLIENT, *Window._fields, "limit", "rule", _number_of_client())
+    live = ("limit", "rule", measured_node().alias("live_node_id"))
+    rows = usage.select(*PROCESS_CLIENT, *Window._fields, *live, _number_of_client())
     return rows.join(F.broadcast(clients), "of_client", "inner").drop("of_client").withColumn("bucket", _bucket())
 
 
@@ -421,7 +432,7 @@ def in_runs(rows: DataFrame, found: DataFrame) -> DataFrame:
         .where(within)
         .select(*COLUMNS)
         .repartition(partitions, *keys)
-        .sortWithinPartitions(*keys, "begin_ms", "user", "client_id", "ip")
+        .sortWithinPartitions(*keys, "begin_ms", *SHARER)
     )
 
 

@@ -1,4 +1,4 @@
-"""Traces replayed under a candidate, on Spark: each process, node and quota type by itself."""
+"""Traces replayed under a candidate, on Spark: each process and quota type by itself."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def simulated_traces(trace: DataFrame, candidate: Candidate) -> DataFrame:
 
     return (
         trace.select(*names)
-        .groupBy("instance", "epoch", "virtual_cluster", "node_id", "quota_type")
+        .groupBy("instance", "epoch", "virtual_cluster", "quota_type")
         .applyInPandas(simulate, SIMULATED)
     )
 

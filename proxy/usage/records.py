@@ -1,8 +1,10 @@
 """Makes usage records from the counters of relays and the quotas in force."""
 
+from typing import NamedTuple
+
 from proxy.relay.use import WindowUsage
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import Entity, QuotaType
+from quotas.client_quotas import ClientQuotaManager, SensorKey, measured_at
+from quotas.entities import Entity, QuotaType, Scope, SensorTags
 from quotas.limits import UNLIMITED
 from quotas.quota_table import QuotaTable
 from quotas.records.usage_record import UsageRecord, profile_text
@@ -19,8 +21,8 @@ def record_of(
 ) -> UsageRecord:
     """The usage record of one client and quota type in a window that ended at `end_ms`."""
     client = counts.client
-    limit, rule = _standing(quota_manager.table, counts)
-    shadow_limit, shadow_rule = _standing(quota_manager.shadow, counts)
+    quota = _quota_of(quota_manager.table, counts)
+    shadow = _quota_of(quota_manager.shadow, counts)
     return UsageRecord(
         instance=instance,
         epoch=epoch,
@@ -41,26 +43,52 @@ def record_of(
         throttles=counts.throttles,
         throttled_ms=counts.throttled_ms,
         backlogged_ms=counts.backlogged_ms,
-        limit=limit,
-        rule=rule,
-        shadow_limit=shadow_limit,
-        shadow_rule=shadow_rule,
+        limit=quota.limit,
+        rule=quota.rule,
+        shadow_limit=shadow.limit,
+        shadow_rule=shadow.rule,
         shadow_throttles=counts.shadow_throttles,
         shadow_throttled_ms=counts.shadow_throttled_ms,
         unsent_bytes=counts.unsent_bytes,
         muted_ms=counts.muted_ms,
         profile=profile_text(counts.seconds),
+        scope=quota.scope.value,
+        share=_share(quota_manager, quota, virtual_cluster, counts),
     )
 
 
-def _standing(table: QuotaTable, counts: WindowUsage) -> tuple[float | None, str]:
-    """The limit in force for a client, and the entity that it is set on; None and "" if there is none."""
+class _Quota(NamedTuple):
+    """The quota in force for a client, with the tags that it is measured under: None without a limit."""
+
+    tags: SensorTags | None
+    entity: Entity | None
+    limit: float | None
+    scope: Scope
+
+    @property
+    def rule(self) -> str:
+        """The entity that the limit is set on; "" if there is none."""
+        return "" if self.limit is None else str(self.entity)
+
+
+def _quota_of(table: QuotaTable, counts: WindowUsage) -> _Quota:
     client, quota_type = counts.client, counts.quota_type
+    tags: SensorTags | None = None
     entity: Entity | None
     if quota_type is QuotaType.CONNECTION:
         limit, entity = table.ip_limit(client.ip)
     else:
-        _, limit, entity = table.tags_and_limit(quota_type, client.user, client.client_id)
+        tags, limit, entity = table.tags_and_limit(quota_type, client.user, client.client_id)
+    scope = table.scope_of(quota_type, entity)
     if entity is None or limit >= UNLIMITED:
-        return None, ""
-    return limit, str(entity)
+        return _Quota(None, None, None, scope)
+    return _Quota(tags, entity, limit, scope)
+
+
+def _share(manager: ClientQuotaManager, quota: _Quota, virtual_cluster: str, counts: WindowUsage) -> float:
+    """The part of the client's limit that this process enforces."""
+    if quota.tags is None or manager.share_of is None:
+        return 1.0
+    node_id = measured_at(counts.client.node_id, quota.scope)
+    key = SensorKey(virtual_cluster, node_id, counts.quota_type, quota.tags)
+    return manager.share_of(manager.find(key, quota.entity) or key)

@@ -21,7 +21,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from zlib import crc32
 
-VERSION = 2
+VERSION = 3
 
 USAGE = "usage"
 TRACE = "trace"
@@ -145,6 +145,14 @@ class UsageRecord(Row):
         "charged, in ms from begin_ms; empty: every second was used about evenly and nothing was throttled, or "
         "window_s > 60",
         default="",
+    )
+    scope: str = _column(
+        "", "where the limit holds: `node`, at each node by itself; `cluster`, over all nodes together", default="node"
+    )
+    share: float = _column(
+        "",
+        "part of the limit that this instance enforced at the end of the window; below 1 only in a fleet",
+        default=1.0,
     )
 
 

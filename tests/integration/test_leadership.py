@@ -144,12 +144,12 @@ def test_a_java_client_that_learns_of_a_new_leader_goes_to_it_by_the_proxy(kafka
 
 
 class Moves:
-    """Has each node in turn lead all partitions of a topic, by changing the order of its copies."""
+    """Has each node in turn lead all partitions of topics for a while, by changing the order of their copies."""
 
-    def __init__(self, kafka, topic):
+    def __init__(self, kafka, *topics, pause_s=1.5):
         self.count = 0
         self.error = None
-        self._kafka, self._topic = kafka, topic
+        self._kafka, self._topics, self._pause_s = kafka, topics, pause_s
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -166,14 +166,14 @@ class Moves:
         try:
             admin = KafkaAdminClient(bootstrap_servers=self._kafka.bootstrap_servers)
             order = [1, 2, 3]
-            numbers = range(PARTITIONS)
+            partitions = [TopicPartition(topic, number) for topic in self._topics for number in range(PARTITIONS)]
             while not self._done.is_set():
                 order = order[1:] + order[:1]
-                admin.alter_partition_reassignments({TopicPartition(self._topic, number): order for number in numbers})
+                admin.alter_partition_reassignments(dict.fromkeys(partitions, order))
                 wait_until(lambda: not admin.list_partition_reassignments(), "the reassignment")
                 self._lead(admin, order[0])
                 self.count += 1
-                self._done.wait(1.5)
+                self._done.wait(self._pause_s)
             admin.close()
         except BaseException as error:
             self.error = error
@@ -182,7 +182,9 @@ class Moves:
         """Have the first node of each partition's order elected; not at once where it is not in sync."""
 
         def leads():
-            admin.elect_leaders(_PREFERRED, {self._topic: list(range(PARTITIONS))}, raise_errors=False)
-            return set(leaders_of(self._kafka.bootstrap_servers, self._topic).values()) == {node_id}
+            wanted = {topic: list(range(PARTITIONS)) for topic in self._topics}
+            admin.elect_leaders(_PREFERRED, wanted, raise_errors=False)
+            leaders = [leaders_of(self._kafka.bootstrap_servers, topic) for topic in self._topics]
+            return all(set(found.values()) == {node_id} for found in leaders)
 
         wait_until(leads, f"node {node_id} to lead")

@@ -82,16 +82,24 @@ def test_a_run_of_too_many_requests_is_cut_and_each_part_is_told_by_buckets(monk
 def test_a_window_in_two_records_is_one():
     run = Run(7, "main", "produce", LIMIT)
     for window in ((0, 4, 1.0, 5.0, 1, 0, 0, 0, "0:1"), (0, 10, 2.0, 3.0, 2, 1, 7, 7, "4:2:7")):
-        run.add(("a", "x", ""), window, (None, ""))
-    assert run.windows == {("a", "x", ""): [Window(0, 10, 3.0, 5.0, 3, 1, 7, 7, "0:1 4:2:7")]}
-    assert run.throttled == {("a", "x", "")}
+        run.add(("a", "x", "", 1), window, (None, ""))
+    assert run.windows == {("a", "x", "", 1): [Window(0, 10, 3.0, 5.0, 3, 1, 7, 7, "0:1 4:2:7")]}
+    assert run.throttled == {("a", "x", "", 1)}
+
+
+def test_nodes_that_measured_by_themselves_are_retold_by_themselves():
+    run = Run(7, "main", "produce", LIMIT)
+    for node_id in (1, 2):
+        run.add(("a", "x", "", node_id), (0, 10, 2.0, 3.0, 2, 1, 7, 7, ""), (LIMIT, "user=a"))
+    assert [members for _, members in run._live_groups()] == [[("a", "x", "", 1)], [("a", "x", "", 2)]]
 
 
 def rows_of_runs():
     """Two runs of a sensor and one of another, as Spark sorts them."""
     plain = {
         "sensor_id": 1, "run": 0, "virtual_cluster": "main", "quota_type": "produce", "new_limit": LIMIT, "user": "a",
-        "client_id": "x", "ip": "", "begin_ms": 0, "end_ms": 10_000, "used": 30_000.0, "peak": 5_000.0, "requests": 50,
+        "client_id": "x", "ip": "", "live_node_id": 1, "begin_ms": 0, "end_ms": 10_000, "used": 30_000.0,
+        "peak": 5_000.0, "requests": 50,
         "throttles": 0, "throttled_ms": 0, "muted_ms": 0, "profile": "", "limit": None, "rule": "",
     }  # fmt: skip
     for sensor, run in ((1, 0), (1, 5), (2, 5)):

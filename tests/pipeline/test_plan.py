@@ -2,19 +2,22 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.problems import Problems
+from pipeline.rollout.apply import alterations_of
 from pipeline.rollout.page import plan_page, warnings_of
-from pipeline.rollout.plan import Bounds, Change, Inherited, planned, same, step
+from pipeline.rollout.plan import Bounds, Change, Inherited, other_scopes, planned, same, step
 from pipeline.rollout.plan_file import Made, PlanFile, parse_plan, read_plan, write_plan
-from quotas.entities import BYTE_RATES, DEFAULT, Entity, QuotaType
+from quotas.entities import BYTE_RATES, DEFAULT, Entity, QuotaType, Scope
 from quotas.quota_table import QuotaTable
 
 PRODUCE, FETCH, REQUEST, CONNECTION = QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.REQUEST, QuotaType.CONNECTION
+MUTATION = QuotaType.CONTROLLER_MUTATION
 
 NAMES = st.sampled_from(["a", "b", DEFAULT])
 CLIENTS = st.one_of(
@@ -179,6 +182,7 @@ PLAN = PlanFile(
         Change(Entity("ü '=\n", DEFAULT), PRODUCE, None, 5.0, 5.0),
         Change(Entity(ip="10.0.0.1"), CONNECTION, 7.0, 4.0, 0.0, "a factor of 2 a run"),
         Change(Entity(client_id="x"), REQUEST, 12.5, None, None),
+        Change(Entity("alice"), PRODUCE, 9.0, None, None, scope=Scope.CLUSTER),
     ),
 )
 
@@ -190,9 +194,31 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
 
 def test_a_plan_backwards_takes_it_back():
     back = PLAN.reversed("later", "me")
-    assert [(change.before, change.after) for change in back.changes] == [(5.0, None), (4.0, 7.0), (None, 12.5)]
+    assert [(change.before, change.after) for change in back.changes] == [
+        (5.0, None),
+        (4.0, 7.0),
+        (None, 12.5),
+        (None, 9.0),
+    ]
     assert back.made.takes_back == PLAN.checksum
     assert parse_plan(back.text().encode()) == back
+
+
+def test_a_limit_that_comes_back_brings_its_scope_along():
+    table = QuotaTable({Entity("alice"): {PRODUCE: 9.0, MUTATION: 1.0}}, {Entity("alice")})
+    found = planned(table, {}, Bounds(), prune=True).changes
+    assert [one.scope for one in alterations_of(found)] == [None]
+    back = PlanFile(MADE, found).reversed("later", "me").changes
+    assert [one.scope for one in alterations_of(back)] == [Scope.CLUSTER]
+    raised = planned(table, {Entity("alice"): {PRODUCE: 10.0}}, Bounds()).changes
+    assert [one.scope for one in alterations_of(raised)] == [None]
+
+
+def test_the_scopes_that_a_plan_does_not_change_are_known():
+    alice, bob, carol = Entity("alice"), Entity("bob"), Entity("carol")
+    in_force = QuotaTable({alice: {PRODUCE: 9.0}, bob: {PRODUCE: 9.0}}, {alice})
+    wanted = QuotaTable({alice: {PRODUCE: 9.0}, bob: {MUTATION: 9.0}, carol: {FETCH: 1.0}}, {carol})
+    assert set(other_scopes(in_force, wanted)) == {(alice, Scope.NODE), (carol, Scope.CLUSTER)}
 
 
 def problems_of(text):
@@ -264,4 +290,4 @@ def test_every_plan_can_be_read_back(table, wanted):
 
 def plain(change):
     """Without what only the page tells."""
-    return Change(change.entity, change.quota_type, change.before, change.after, change.wanted, change.why)
+    return replace(change, inherited=None)

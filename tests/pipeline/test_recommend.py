@@ -11,7 +11,7 @@ from pipeline.recommend.advice import Settings
 from pipeline.recommend.capacity import capacity_of
 from pipeline.simulate.candidate import load_candidate
 from pipeline.table.schemas import schema_of
-from quotas.entities import Entity, QuotaType
+from quotas.entities import Entity, QuotaType, Scope
 from quotas.records.usage_record import UsageRecord
 from tests.pipeline.spools import DAY_MS, MONDAY_MS, Fleet, records
 
@@ -49,6 +49,9 @@ def by_hand():
         # Throttled for once: whatever it had wanted, it is not the percentile.
         once = {"throttles": 1, "throttled_ms": 500} if number == 7 else {}
         yield record(number, "once", 100_000.0 * (5 if once else 1), limit=0.5 * MB, rule="user=<default>", **once)
+        for node_id in (0, 1):
+            whole = {"limit": 3.0 * MB, "rule": "user=whole", "scope": "cluster", "share": 0.5}
+            yield record(number, "whole", MB / 2, node_id=node_id, instance=f"proxy-{node_id}", **whole)
         for proxy in ("proxy-1", "proxy-2"):
             yield record(number, "pairs", MB / 2, limit=9.0 * MB, rule="user=pairs, client-id=app", instance=proxy)
         yield record(number, "slow", 200.0, quota_type="request", peak=200.0)
@@ -79,6 +82,12 @@ def by_user(advice):
 
 def test_use_is_added_up_over_proxies(found):
     assert by_user(found[0])["pairs", PRODUCE].evidence.node.demand == pytest.approx(MB)
+
+
+def test_use_under_a_quota_over_all_nodes_is_added_up_over_nodes_and_proxies(found):
+    whole = by_user(found[0])["whole", PRODUCE]
+    assert whole.evidence.node.demand == pytest.approx(MB)
+    assert (whole.evidence.node.node_id, whole.evidence.scope) == (-2, Scope.CLUSTER)
 
 
 def test_use_is_added_up_at_each_node_and_the_busiest_one_counts(found):
@@ -119,9 +128,12 @@ def test_stronger_quotas_are_told(found):
 
 
 def test_limits_fit_the_capacity_of_a_node(found):
-    # steady asks for 2.9 MB, greedy and pairs for 1.5 each, once for 0.15: 6.05 of 3.
+    # steady asks for 2.9 MB, greedy, pairs and whole for 1.5 each, once for 0.15: 7.55 of 3.
     limits = {user: one.limit for (user, quota_type), one in by_user(found[0]).items() if quota_type is PRODUCE}
-    assert limits == {"steady": 0.95 * MB, "greedy": 0.95 * MB, "pairs": 0.95 * MB, "once": 150_000}
+    assert limits == {
+        **dict.fromkeys(("steady", "greedy", "pairs", "whole"), 712_500.0),
+        "once": 150_000,
+    }
 
 
 def test_who_is_not_known_well_enough_is_refused(found):
@@ -147,11 +159,12 @@ def test_the_files_are_what_plan_and_simulate_take(found, tmp_path):
     others = ["quotas.yaml", "recommendation.csv", "recommendation.json", "recommendation.txt"]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(stages + others)
     final = load_candidate(tmp_path / "quotas.yaml").clusters["main"].table
-    assert final[Entity(user="steady")] == {PRODUCE: 0.95 * MB}
+    assert final[Entity(user="steady")] == {PRODUCE: 712_500.0}
+    assert set(final.of_cluster) == {Entity(user="whole")}
     assert load_candidate(tmp_path / stages[0]).clusters["main"].table[Entity(user="steady")] == {PRODUCE: 2.0 * MB}
     assert load_candidate(tmp_path / stages[-1]).clusters["main"].table == final
     reported = json.loads((tmp_path / "recommendation.json").read_text())
-    assert reported["records"] == 9 * DAYS * A_DAY + A_DAY
+    assert reported["records"] == 11 * DAYS * A_DAY + A_DAY
     assert reported["stages"] == stages
 
 

@@ -24,7 +24,7 @@ from pipeline.recommend.rows import csv_table, plain
 from pipeline.recommend.subject import Subject
 from pipeline.report.tables import csv_of
 from pipeline.simulate.candidate import candidate_of, load_candidate
-from quotas.entities import Entity, QuotaType
+from quotas.entities import Entity, QuotaType, Scope
 
 MB = 1_000_000
 MONDAY = date(2026, 10, 26)
@@ -319,7 +319,7 @@ def test_all_have_as_many_stages_as_the_longest_roll_out():
 def limits(advice, stage=-1):
     for one in advice.recommendations:
         subject = one.evidence.subject
-        yield subject.virtual_cluster, subject.entity, subject.quota_type, one.path[stage]
+        yield subject.virtual_cluster, subject.entity, subject.quota_type, one.path[stage], one.evidence.scope
 
 
 # ----------------------------------------------------------------------- what is written
@@ -343,12 +343,24 @@ HOSTILE = [
 ]
 
 
+def test_the_quotas_of_an_entity_are_over_all_nodes_if_all_of_them_were():
+    alice = [("main", Entity("alice"), quota_type, 5.0, Scope.CLUSTER) for quota_type in (PRODUCE, FETCH)]
+    [entry] = document(alice)["virtual_clusters"][0]["quotas"]["entries"]
+    assert entry == {"user": "alice", "producer_byte_rate": 5, "consumer_byte_rate": 5, "scope": "cluster"}
+    [entry] = document([alice[0], (*alice[1][:-1], Scope.NODE)])["virtual_clusters"][0]["quotas"]["entries"]
+    assert "scope" not in entry
+
+
 def test_quota_files_are_read_back_as_they_were_meant():
-    given_limits = [("main", Entity(user=name), PRODUCE, 1000.0 + i) for i, name in enumerate(HOSTILE)]
-    given_limits += [("main", Entity("a", "b"), REQUEST, 1.5), ("other", Entity(ip="10.0.0.1"), CONNECTION, 7.0)]
+    given_limits = [("main", Entity(user=name), PRODUCE, 1000.0 + i, Scope.NODE) for i, name in enumerate(HOSTILE)]
+    given_limits += [
+        ("main", Entity("a", "b"), REQUEST, 1.5, Scope.CLUSTER),
+        ("other", Entity(ip="10.0.0.1"), CONNECTION, 7.0, Scope.NODE),
+    ]
     candidate = candidate_of(parse_yaml(yaml_of(document(given_limits), ["a comment"]), "a.yaml"))
-    for cluster, entity, quota_type, limit in given_limits:
-        assert candidate.clusters[cluster].table[entity][quota_type] == limit
+    for cluster, entity, quota_type, limit, scope in given_limits:
+        table = candidate.clusters[cluster].table
+        assert (table[entity][quota_type], entity in table.of_cluster) == (limit, scope is Scope.CLUSTER)
     assert sum(len(rules.table) for rules in candidate.clusters.values()) == len(given_limits)
 
 
@@ -413,7 +425,7 @@ def test_the_files_are_what_plan_and_simulate_take(tmp_path):
     for stage, name in [*enumerate(stages), (-1, "quotas.yaml")]:
         table = load_candidate(tmp_path / name).clusters["main"].table
         assert {(e, t): v for e, own in table.items() for t, v in own.items()} == {
-            (entity, quota_type): limit for _, entity, quota_type, limit in limits(advice, stage)
+            (entity, quota_type): limit for _, entity, quota_type, limit, _ in limits(advice, stage)
         }
 
 

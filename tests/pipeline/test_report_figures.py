@@ -6,6 +6,7 @@ from fractions import Fraction
 import pytest
 
 from pipeline.jobs import report
+from pipeline.report.figures import utilisation
 from pipeline.report.price_sheet import price_sheet
 from pipeline.table.accounts import Account, Writer
 from pipeline.table.schemas import schema_of
@@ -145,3 +146,20 @@ def test_gaps_come_from_the_log_of_the_table():
         (113, 120, False),
         (110, 112, True),
     ]
+
+
+def test_the_use_of_a_quota_is_added_up_over_instances_and_with_the_scope_cluster_over_nodes(spark):
+    def used(node_id, instance, **values):
+        shared = {"rule": "user=it", "limit": 10.0, "used": 50.0, "peak": 10.0, "share": 0.5}
+        return record(0, "it", node_id=node_id, instance=instance, **{**shared, **values})
+
+    of_nodes = [used(node_id, instance) for node_id in (1, 2) for instance in ("one", "two")]
+    of_cluster = [replace(one, virtual_cluster="whole", scope="cluster") for one in of_nodes]
+    names = schema_of(UsageRecord).names
+    rows = [tuple(getattr(one, name) for name in names) for one in [*of_nodes, *of_cluster]]
+    found = {
+        row["virtual_cluster"]: row
+        for row in utilisation(spark.createDataFrame(rows, schema_of(UsageRecord))).collect()
+    }
+    assert (found["quiet"]["windows"], found["quiet"]["most"]) == (2, 1.0)
+    assert (found["whole"]["windows"], found["whole"]["most"], found["whole"]["most_node_id"]) == (1, 2.0, -2)

@@ -32,7 +32,7 @@ END = End(records=3, next_sequence=9)
 USAGE_COLUMNS = (
     "instance epoch sequence begin_ms end_ms virtual_cluster node_id user client_id ip quota_type used peak requests "
     "in_bytes out_bytes throttles throttled_ms backlogged_ms limit rule shadow_limit shadow_rule shadow_throttles "
-    "shadow_throttled_ms unsent_bytes muted_ms profile"
+    "shadow_throttled_ms unsent_bytes muted_ms profile scope share"
 )
 
 
@@ -102,7 +102,7 @@ def test_numbers_are_finite(number):
 
 
 def test_columns_of_a_later_version_are_left_out():
-    assert read_line(line("3\tend\t3\t9\t0\t\t\t0\tnew")) == END
+    assert read_line(line("4\tend\t3\t9\t0\t\t\t0\tnew")) == END
 
 
 def test_a_name_that_is_no_text_stays_readable():
@@ -112,7 +112,7 @@ def test_a_name_that_is_no_text_stays_readable():
 
 def test_a_header_says_what_follows():
     header = Header(stream="usage", instance="here", epoch=5, file=1, first_sequence=1)
-    assert line_of(header).startswith("2\theader\tusage\there\t5\t1\t1\t")
+    assert line_of(header).startswith("3\theader\tusage\there\t5\t1\t1\t")
 
 
 _COUNTS = st.integers(0, 10**6)

@@ -10,7 +10,7 @@ from proxy.usage.page import usage_page
 from proxy.usage.recorder import Metered, Recorder, own_name
 from proxy.usage.spool import Spool, SpoolRules
 from proxy.usage.tracer import TOO_FAST, Tracer
-from quotas.client_quotas import ClientQuotaManager
+from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
 from quotas.connection_quotas import ADMITTED, Admission, Outcome
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
 from quotas.quota_table import QuotaTable
@@ -79,6 +79,26 @@ def test_a_record_says_who_used_what_and_which_quota_is_in_force(clock):
     assert first.begin_ms == clock.epoch_ms() // 10_000 * 10_000
     assert (second.ip, second.used, second.throttles, second.throttled_ms) == ("10.0.0.1", 1, 1, 70)
     assert (second.node_id, second.limit, second.rule) == (-2, 5, "ip=<default>")
+
+
+def test_a_record_says_where_its_limit_holds_and_which_part_of_it_this_instance_enforces(clock):
+    recorder, meter = recorder_of(clock, spool := Put())
+    [metered] = recorder._metered
+    quotas = {Entity("alice"): {QuotaType.PRODUCE: 100}, Entity("bob"): {QuotaType.PRODUCE: 100}}
+    metered.quota_manager.replace(QuotaTable(quotas, {Entity("alice")}), clock.now_ms())
+    shares = {WHOLE_CLUSTER: 0.25, 1: 0.5}
+    for share_of in (None, lambda key: shares[key.node_id]):
+        metered.quota_manager.share_of = share_of
+        for user in ("alice", "bob", "carol"):
+            meter.hold(1, user, "etl").of(use.PRODUCE).add(50, clock.now_us())
+        list(recorder.close_windows(at_end=True))
+    found = [(row.user, row.node_id, row.limit, row.scope, row.share) for row in spool.rows]
+    assert found[:3] == [
+        ("alice", 1, 100, "cluster", 1.0),
+        ("bob", 1, 100, "node", 1.0),
+        ("carol", 1, None, "node", 1.0),
+    ]
+    assert [row[-1] for row in found[3:]] == [0.25, 0.5, 1.0]
 
 
 def test_many_records_are_made_in_small_steps(clock):
