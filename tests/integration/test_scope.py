@@ -29,9 +29,9 @@ class Greedy:
             {
                 "bootstrap.servers": bootstrap,
                 "client.id": client_id,
-                "batch.size": 16_384,
+                "batch.size": 8_192,
                 "linger.ms": 5,
-                "max.in.flight": 3,
+                "max.in.flight": 2,
                 "acks": 1,
                 "queue.buffering.max.messages": 200,
                 "topic.metadata.refresh.interval.ms": 2000,

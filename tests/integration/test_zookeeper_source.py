@@ -15,7 +15,7 @@ from kazoo.security import OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
 from common.zookeeper import Ensemble, Login, Tls
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
 from quotas.sources.znodes import keys_of, notification, written
 from quotas.sources.zookeeper import ZooKeeperSettings, ZooKeeperSource
 from tests.deaf import deaf_address
@@ -745,3 +745,53 @@ def test_a_broker_enforces_a_node_with_strange_keys_but_takes_no_change_of_it_so
             {"producer_byte_rate": "5", "shadow_producer_byte_rate": "4"}
         )
         assert client.get_acls("/config/clients/app")[0] == OPEN_ACL_UNSAFE
+
+
+def test_a_broker_ignores_the_scope_in_its_own_node_which_survives_its_refusals_and_our_changes(
+    zookeeper_kafka, shared
+):
+    [refused] = shared.alter([Alteration(Entity(client_id="scoped"), {PRODUCE: 500.0}, Scope.CLUSTER)])
+    assert isinstance(refused, AlterationRefused)
+    assert "/config/clients/scoped is a broker's too, which takes no changes of a node with a scope" in str(refused)
+    scoped, of_it = Entity(client_id="scoped"), ("--entity-type", "clients", "--entity-name", "scoped")
+    make_topic(zookeeper_kafka.bootstrap_servers, "zookeeper-scope", 1)
+    with client_of(zookeeper_kafka.zookeeper) as client:
+        set_and_notify(client, "", "clients/scoped", producer_byte_rate=500, scope="cluster")
+        eventually(lambda: shared.quotas == {scoped: {PRODUCE: Limit(500, "/config/clients/scoped", Scope.CLUSTER)}})
+        assert "'scoped' are producer_byte_rate=500.0" in kafka_configs(zookeeper_kafka, "--describe", *of_it)
+        throttles = []
+        producer = Producer(
+            {
+                "bootstrap.servers": zookeeper_kafka.bootstrap_servers,
+                "client.id": "scoped",
+                "throttle_cb": lambda event: throttles.append(event.throttle_time),
+            }
+        )
+        deadline = time.monotonic() + TIMEOUT_S
+        while not throttles and time.monotonic() < deadline:
+            producer.produce("zookeeper-scope", bytes(1000))
+            producer.flush(1)
+        assert throttles, "the broker does not enforce the limit beside the scope"
+        producer.purge()
+        with pytest.raises(RuntimeError, match="UnknownServerException"):
+            kafka_configs(zookeeper_kafka, "--alter", "--add-config", "producer_byte_rate=6", *of_it)
+        assert shared.alter([Alteration(scoped, {PRODUCE: 700.0})]) == [None]
+        assert client.get("/config/clients/scoped")[0] == written({"producer_byte_rate": "700", "scope": "cluster"})
+        eventually(lambda: "producer_byte_rate=700.0" in kafka_configs(zookeeper_kafka, "--describe", *of_it))
+        assert shared.alter([Alteration(scoped, {PRODUCE: None})]) == [None]
+        assert not client.exists("/config/clients/scoped")
+
+
+def test_a_scope_is_written_kept_and_removed_with_the_last_quota_that_has_one(zookeeper, kazoo, chroot):
+    with source_at(zookeeper.address, chroot) as source:
+        assert source.alter([Alteration(ALICE, {PRODUCE: 5.0, MUTATIONS: 1.0}, Scope.CLUSTER)]) == [None]
+        layer = f"{chroot}/config/users/alice"
+        assert source.quotas == {ALICE: {PRODUCE: Limit(5, layer, Scope.CLUSTER), MUTATIONS: Limit(1, layer)}}
+        assert source.alter([Alteration(ALICE, {PRODUCE: 6.0})]) == [None]
+        with source_at(zookeeper.address, chroot) as another:
+            assert another.quotas[ALICE][PRODUCE] == Limit(6, layer, Scope.CLUSTER)
+        assert source.alter([Alteration(ALICE, {PRODUCE: None})]) == [None]
+        assert kazoo.get(layer)[0] == written({"controller_mutation_rate": "1.0"})
+        [refused] = source.alter([Alteration(ALICE, {}, Scope.CLUSTER)])
+        assert isinstance(refused, AlterationRefused)
+        assert str(refused).startswith("scope of user=alice: expected producer_byte_rate or")
