@@ -272,7 +272,7 @@ def test_a_table_written_by_an_older_version_is_read_with_defaults(place):
     place.ingest()
     [part] = state_of(None, place.table).parts
     path, old = f"{place.table}/{part}", f"{place.table}/old"
-    place.spark.read.parquet(path).drop("shadow_limit", "unsent_bytes").write.parquet(old)
+    place.spark.read.parquet(path).drop("shadow_limit", "unsent_bytes", "scope", "share").write.parquet(old)
     shutil.rmtree(path)
     shutil.move(old, path)
     assert place.usage() == mine

@@ -4,11 +4,13 @@ import io
 import json
 
 import pytest
+from pyspark.sql import functions as F
 
 from pipeline.jobs import simulate as job
 from pipeline.jobs.simulate import response_of, write
 from pipeline.simulate.trace_simulation import simulated_traces
 from pipeline.table.schemas import schema_of
+from quotas.client_quotas import WHOLE_CLUSTER
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.records.usage_record import TraceEvent, UsageRecord, columns
@@ -124,3 +126,18 @@ def test_a_trace_gives_the_live_throttle_times_to_the_ms(spark, run):
     assert [row["differing"] for row in sensors.values()] == [0, 0, 0]
     assert sensors["greedy"]["throttled_ms"] == run.throttled_ms["greedy", "x"]
     assert sensors["big"]["shared_by"] == 4
+
+
+def test_a_candidate_over_all_nodes_measures_all_instances_and_nodes_by_one_sensor(usage):
+    """The same use at two nodes, half of it through another instance: at each node it is allowed, in all it is not."""
+    calm = usage.where("user = 'calm'")
+    twice = calm.unionByName(calm.withColumn("node_id", F.lit(9).cast("long")).withColumn("instance", F.lit("other")))
+    quotas = {Entity("calm"): {QuotaType.PRODUCE: 0.3 * MB}}
+
+    def throttled_at(use, of_cluster=()):
+        return [row["node_id"] for row in response_of(use, candidate_with(QuotaTable(quotas, of_cluster)))["sensors"]]
+
+    assert throttled_at(twice) == []
+    assert throttled_at(twice, {Entity("calm")}) == [WHOLE_CLUSTER]
+    at_one_node = twice.withColumn("node_id", F.lit(9).cast("long"))
+    assert throttled_at(at_one_node) == [9]

@@ -173,3 +173,10 @@ def test_a_profile_that_cannot_be_read_is_empty():
         "9007199254740993:2",
     ):
         assert read_profile(text) == []
+
+
+def test_a_record_without_scope_and_share_held_at_each_node_and_enforced_all_of_its_limit():
+    record = UsageRecord(**{name: kind() for name, (kind, _) in columns(UsageRecord).items()})
+    earlier = line_of(record).rpartition("\t")[0].split("\t")[:-2]
+    read = read_line(line("\t".join(["2", *earlier[1:]])))
+    assert (read.profile, read.scope, read.share) == (record.profile, "node", 1.0)
