@@ -341,6 +341,10 @@ class ConnectionQuotas:
         cluster.share_of = share_of
         cluster.rates.pressed, cluster.shadow_rates.pressed = {}, {}
 
+    def share_of(self, virtual_cluster: str, address: str) -> float:
+        """The part of the rate of an address that this instance enforces."""
+        return self._clusters[virtual_cluster].enforced(RateKey(virtual_cluster, "", address), 1.0)
+
     def take_pressed(self, virtual_cluster: str) -> dict[RateKey, int]:
         """The rates that were exceeded since the last call, each with the end of the latest throttle."""
         pressed: dict[RateKey, int] = {}

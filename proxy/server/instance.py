@@ -167,8 +167,11 @@ class Instance:
     def _recorder_of(self, usage: UsageConfig) -> Recorder | None:
         if usage.directory is None:
             return None
+        connections = self.gate.admission.quotas
         metered = [
-            Metered(cluster.meter, cluster.quota_manager) for cluster in self.clusters if cluster.meter is not None
+            Metered(cluster.meter, cluster.quota_manager, connections)
+            for cluster in self.clusters
+            if cluster.meter is not None
         ]
         instance = usage.instance or own_name()
         spool = Spool(Path(usage.directory), instance, self.clock.epoch_ms(), rules_of(usage))

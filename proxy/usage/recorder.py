@@ -14,7 +14,7 @@ from proxy.usage.records import record_of
 from proxy.usage.spool import Spool, SpoolRules
 from proxy.usage.tracer import Tracer
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
-from quotas.connection_quotas import Admission, Outcome
+from quotas.connection_quotas import Admission, ConnectionQuotas, Outcome
 from quotas.records.usage_record import USAGE, UsageRecord
 
 _MIB = 1 << 20
@@ -49,6 +49,7 @@ class Metered(NamedTuple):
 
     meter: Meter
     quota_manager: ClientQuotaManager
+    connections: ConnectionQuotas
 
 
 class Recorder:
@@ -77,7 +78,7 @@ class Recorder:
         return UsageTotals(
             [*self.spool.totals()],
             self.spool.failures,
-            {meter.virtual_cluster: (len(meter), meter.max_clients, meter.overflowed) for meter, _ in self._metered},
+            {meter.virtual_cluster: (len(meter), meter.max_clients, meter.overflowed) for meter, *_ in self._metered},
         )
 
     def note_connection(self, virtual_cluster: str, address: str, admission: Admission, now_ms: int) -> None:
@@ -114,22 +115,24 @@ class Recorder:
 
     def _set_offset(self) -> None:
         offset_us = self._clock.epoch_ms() * 1000 - self._clock.now_us()
-        for meter, _ in self._metered:
+        for meter, *_ in self._metered:
             meter.offset_us = offset_us
 
     def close_windows(self, at_end: bool = False) -> Iterator[None]:
         """Make the records of windows that are over; `at_end`, also of those that are not. Works in steps."""
         self._set_offset()
-        for meter, quota_manager in self._metered:
+        for metered in self._metered:
+            meter = metered.meter
             for number, (window, use) in enumerate(meter.take_open(), 1):
                 meter.settle(window, use, None if at_end else self._clock.now_us())
                 if not number % _SETTLED_PER_STEP:
                     yield
             while meter.closed:
-                self._record(meter, quota_manager)
+                self._record(metered)
                 yield
 
-    def _record(self, meter: Meter, quota_manager: ClientQuotaManager) -> None:
+    def _record(self, metered: Metered) -> None:
+        meter = metered.meter
         now_ms = self._clock.epoch_ms()
         records: list[UsageRecord] = []
         first = self._sequence + 1
@@ -138,7 +141,8 @@ class Recorder:
             self._sequence += 1
             end_ms = max(min(counts.begin_ms + self._window_ms, now_ms), counts.begin_ms)
             who = (self.spool.instance, self.spool.epoch, self._sequence)
-            records.append(record_of(counts, quota_manager, *who, end_ms, meter.virtual_cluster))
+            manager, connections = metered.quota_manager, metered.connections
+            records.append(record_of(counts, manager, connections, *who, end_ms, meter.virtual_cluster))
         self.spool.put(USAGE, records, first, self._sequence)
 
     def _flush_trace(self) -> None:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from proxy.relay.use import WindowUsage
 from quotas.client_quotas import ClientQuotaManager, SensorKey, measured_at
+from quotas.connection_quotas import ConnectionQuotas
 from quotas.entities import Entity, QuotaType, Scope, SensorTags
 from quotas.limits import UNLIMITED
 from quotas.quota_table import QuotaTable
@@ -13,6 +14,7 @@ from quotas.records.usage_record import UsageRecord, profile_text
 def record_of(
     counts: WindowUsage,
     quota_manager: ClientQuotaManager,
+    connections: ConnectionQuotas,
     instance: str,
     epoch: int,
     sequence: int,
@@ -53,12 +55,12 @@ def record_of(
         muted_ms=counts.muted_ms,
         profile=profile_text(counts.seconds),
         scope=quota.scope.value,
-        share=_share(quota_manager, quota, virtual_cluster, counts),
+        share=_share(quota_manager, connections, quota, virtual_cluster, counts),
     )
 
 
 class _Quota(NamedTuple):
-    """The quota in force for a client, with the tags that it is measured under: None without a limit."""
+    """The quota in force for a client, and the tags that it is measured under: None for an address, or no limit."""
 
     tags: SensorTags | None
     entity: Entity | None
@@ -85,9 +87,19 @@ def _quota_of(table: QuotaTable, counts: WindowUsage) -> _Quota:
     return _Quota(tags, entity, limit, scope)
 
 
-def _share(manager: ClientQuotaManager, quota: _Quota, virtual_cluster: str, counts: WindowUsage) -> float:
+def _share(
+    manager: ClientQuotaManager,
+    connections: ConnectionQuotas,
+    quota: _Quota,
+    virtual_cluster: str,
+    counts: WindowUsage,
+) -> float:
     """The part of the client's limit that this process enforces."""
-    if quota.tags is None or manager.share_of is None:
+    if quota.limit is None:
+        return 1.0
+    if quota.tags is None:
+        return connections.share_of(virtual_cluster, counts.client.ip)
+    if manager.share_of is None:
         return 1.0
     node_id = measured_at(counts.client.node_id, quota.scope)
     key = SensorKey(virtual_cluster, node_id, counts.quota_type, quota.tags)

@@ -11,7 +11,7 @@ from proxy.usage.recorder import Metered, Recorder, own_name
 from proxy.usage.spool import Spool, SpoolRules
 from proxy.usage.tracer import TOO_FAST, Tracer
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
-from quotas.connection_quotas import ADMITTED, Admission, Outcome
+from quotas.connection_quotas import ADMITTED, Admission, ConnectionLimits, ConnectionQuotas, Outcome
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
 from quotas.quota_table import QuotaTable
 from quotas.records.trace import Replay
@@ -50,7 +50,9 @@ class Put:
 def recorder_of(clock, spool, tracer=None):
     quota_manager = ClientQuotaManager(Sensors(8), QUOTAS)
     meter = Meter("main", 10, 100, RequestCosts())
-    return Recorder([Metered(meter, quota_manager)], spool, 10, clock, tracer), meter
+    connections = ConnectionQuotas(ConnectionLimits(), 0)
+    connections.add_virtual_cluster("main", 11, 1000)
+    return Recorder([Metered(meter, quota_manager, connections)], spool, 10, clock, tracer), meter
 
 
 def test_a_record_says_who_used_what_and_which_quota_is_in_force(clock):
@@ -99,6 +101,19 @@ def test_a_record_says_where_its_limit_holds_and_which_part_of_it_this_instance_
         ("carol", 1, None, "node", 1.0),
     ]
     assert [row[-1] for row in found[3:]] == [0.25, 0.5, 1.0]
+
+
+def test_a_record_says_which_part_of_the_rate_of_an_address_this_instance_enforces(clock):
+    recorder, _ = recorder_of(clock, spool := Put())
+    [metered] = recorder._metered
+    metered.connections.share("main", lambda key: 0.5)
+    recorder.note_connection("main", "10.0.0.1", ADMITTED, clock.now_ms())
+    metered.quota_manager.replace(QuotaTable(), clock.now_ms())
+    list(recorder.close_windows(at_end=True))
+    recorder.note_connection("main", "10.0.0.1", ADMITTED, clock.now_ms())
+    metered.quota_manager.replace(QUOTAS, clock.now_ms())
+    list(recorder.close_windows(at_end=True))
+    assert [(row.limit, row.share) for row in spool.rows] == [(None, 1.0), (5, 0.5)]
 
 
 def test_many_records_are_made_in_small_steps(clock):
