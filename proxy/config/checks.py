@@ -15,7 +15,14 @@ from common.kinds import MAX_PORT
 from common.problems import Problem, either, show
 from common.settings import found_at, items, part, repeated_names, valid
 from proxy.config.kinds import host_port, is_advertisable, show_range
-from proxy.config.settings import AdminConfig, EnsembleConfig, ListenerAddress, MetricsConfig, ZooKeeperConfig
+from proxy.config.settings import (
+    QUOTAS_TOPIC,
+    AdminConfig,
+    EnsembleConfig,
+    ListenerAddress,
+    MetricsConfig,
+    ZooKeeperConfig,
+)
 from quotas.sources.entries import repeated_entities
 
 _MOST_PAIRS = 1_000
@@ -197,6 +204,9 @@ def _fleet_problems(data: Any) -> Iterator[Problem]:
         fleet, quotas = part(cluster, "fleet"), part(cluster, "quotas")
         if fleet is None:
             continue
+        if topic := part(fleet, "topic"):
+            yield from _topic_fleet_problems(path, cluster, topic, taken)
+            continue
         ensemble, of_quotas = part(fleet, "zookeeper"), part(quotas, "zookeeper")
         servers, where = items(ensemble, "servers"), f"{path}.fleet.zookeeper.servers"
         if not servers and ensemble and ensemble != EnsembleConfig():
@@ -206,6 +216,18 @@ def _fleet_problems(data: Any) -> Iterator[Problem]:
         place = (_fleet_path(cluster), *sorted(map(str, servers or items(of_quotas, "servers"))))
         if (first := taken.setdefault(place, path)) != path:
             yield Problem(f"{path}.fleet.path", f"expected a path that no other fleet has, got that of {first}.fleet")
+
+
+def _topic_fleet_problems(path: str, cluster: Any, topic: Any, taken: dict[tuple[str, ...], str]) -> Iterator[Problem]:
+    """A topic of claims beside an ensemble, or that has something else, too."""
+    fleet, where = part(cluster, "fleet"), f"{path}.fleet.topic"
+    if part(fleet, "path") or part(fleet, "zookeeper") not in (None, EnsembleConfig()):
+        yield Problem(where, f"expected either a topic or path and zookeeper, got both, {show(topic)}")
+    if topic == (part(part(cluster, "quotas"), "topic") or f"{QUOTAS_TOPIC}{part(cluster, 'name')}"):
+        yield Problem(where, f"expected another topic than that of the quotas, got {show(topic)}")
+    place = ("", str(topic), *sorted(map(str, items(part(cluster, "upstream"), "bootstrap_servers"))))
+    if (first := taken.setdefault(place, path)) != path:
+        yield Problem(where, f"expected a topic that no other fleet has, got that of {first}.fleet")
 
 
 def _fleet_path(cluster: Any) -> str:

@@ -60,6 +60,8 @@ INSTANCE = re.compile("[A-Za-z0-9._-]{1,64}")
 """What a proxy may be called in its records."""
 
 TOPIC = re.compile("[A-Za-z0-9._-]{1,249}")
+QUOTAS_TOPIC = "__kafka_throttle_quotas_"
+"""How the topic of a virtual cluster's quotas is called, with its name behind it."""
 TOPIC_NAME = Text(
     "the name of a topic: 1 to 249 letters, digits, '.', '_' or '-'",
     lambda text: TOPIC.fullmatch(text) is not None and text not in (".", ".."),
@@ -462,10 +464,14 @@ class FleetConfig(Settings):
     zookeeper: EnsembleConfig = EnsembleConfig()
     """The ensemble that has these znodes. Without `servers` it is that of `quotas.zookeeper`."""
 
+    topic: Annotated[str | None, TOPIC_NAME] = None
+    """A topic of the cluster that has the claims, in place of ZooKeeper, like `__kafka_throttle_claims_main`; the same
+    for all instances, and for nothing else."""
+
     session_timeout_ms: Annotated[int, Whole(4_000, 20_000)] = 6_000
     """How long the ensemble keeps the znode of an instance that it does not hear of, in milliseconds: a time that its
-    servers grant (`minSessionTimeout`, `maxSessionTimeout`). The share of an instance that is gone is divided after
-    it."""
+    servers grant (`minSessionTimeout`, `maxSessionTimeout`). With `topic`: for how long the other instances count one
+    of which nothing is written. The share of an instance that is gone is divided after it."""
 
 
 class QuotasConfig(Settings):

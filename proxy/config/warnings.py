@@ -75,7 +75,8 @@ def _several_warnings(path: str, cluster: VirtualClusterConfig) -> Iterator[Prob
         problem = "expected nothing, as source 'file' of several instances takes no changes, got a file"
         yield Problem(f"{path}.quotas.state_file", problem)
     if cluster.fleet is not None and quotas.instances == 1:
-        problem = "expected the number of instances of the fleet, got 1: one that starts while ZooKeeper is away"
+        place = "ZooKeeper" if cluster.fleet.topic is None else "the topic"
+        problem = f"expected the number of instances of the fleet, got 1: one that starts while {place} is away"
         yield Problem(f"{path}.quotas.instances", f"{problem} enforces whole limits")
 
 

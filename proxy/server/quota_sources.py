@@ -6,7 +6,14 @@ from pathlib import Path
 from common.zookeeper import Ensemble, Login, Tls
 from proxy.config.kinds import HostPort
 from proxy.config.secret_file import secret
-from proxy.config.settings import EnsembleConfig, UpstreamConfig, VirtualClusterConfig, chroot_of, quota_entries
+from proxy.config.settings import (
+    QUOTAS_TOPIC,
+    EnsembleConfig,
+    UpstreamConfig,
+    VirtualClusterConfig,
+    chroot_of,
+    quota_entries,
+)
 from proxy.upstream.credentials import credentials_of
 from quotas.changes import Alteration
 from quotas.entities import Entity, QuotaKey, Scope
@@ -59,7 +66,7 @@ def topic_settings(config: VirtualClusterConfig, *, creates: bool) -> TopicSetti
     """The settings of the topic source. Raises ConfigErrors if a password file cannot be read."""
     upstream = config.upstream
     return TopicSettings(
-        topic=config.quotas.topic or f"__kafka_throttle_quotas_{config.name}",
+        topic=config.quotas.topic or f"{QUOTAS_TOPIC}{config.name}",
         bootstrap_servers=_host_ports(upstream.bootstrap_servers),
         credentials=credentials_of(upstream),
         creates=creates,

@@ -35,14 +35,12 @@ _FETCH_BYTES: Final = 1 << 20
 MAX_BATCH_BYTES: Final = 8 << 20
 """The largest `max.message.bytes` that a topic may have: a batch is read at once."""
 
-_LEAST_RETENTION_MS: Final = 60_000
+_LARGE_BATCH_BYTES: Final = 32 << 10
+"""Larger ones are made in a thread: the checksum of each takes 5 ms and more."""
+
 _COPIES: Final = 3
-_POLICY, _MAX_BYTES, _RETENTION, _COMPRESSION = CONFIGS = (
-    "cleanup.policy",
-    "max.message.bytes",
-    "delete.retention.ms",
-    "compression.type",
-)
+_POLICY: Final = "cleanup.policy"
+_COMPRESSION: Final = "compression.type"
 _READABLE: Final = ("producer", "uncompressed", "gzip")
 
 _OFFSET_OUT_OF_RANGE: Final = 1
@@ -83,6 +81,33 @@ class LedElsewhere(SourceUnavailable):
 
 class OffsetGone(SourceUnavailable):
     """There is no record at this offset: the topic has to be read from the beginning."""
+
+
+class TopicKind(NamedTuple):
+    """What a topic is for: how it is created, and which settings it must have.
+
+    `policy` are the values of cleanup.policy, `bounds` the least and the greatest value of a number, `fixed` the value
+    of another setting. `verifies`: whether the checksums of batches are looked at.
+    """
+
+    policy: frozenset[str]
+    configs: Mapping[str, str]
+    bounds: Mapping[str, tuple[int, int]]
+    fixed: Mapping[str, str] = {}
+    verifies: bool = True
+
+
+DELETIONS: Final = "delete.retention.ms"
+_FOREVER: Final = 1 << 63
+BY_THE_NODE: Final = {"message.timestamp.type": "LogAppendTime"}
+"""Else a record with a wrong clock is refused, or deleted early."""
+
+TABLE: Final = TopicKind(
+    frozenset({"compact"}),
+    BY_THE_NODE,
+    {"max.message.bytes": (0, MAX_BATCH_BYTES), DELETIONS: (60_000, _FOREVER)},
+)
+"""A topic that keeps the last record of each key for ever."""
 
 
 class LogPlace(NamedTuple):
@@ -131,8 +156,10 @@ class TopicLog:
         credentials: Credentials,
         timeout_s: float,
         connect: Callable[[str, Credentials, float], Client] = ClusterClient,
+        kind: TopicKind = TABLE,
     ) -> None:
         self.name = name
+        self._kind = kind
         self.servers = tuple(servers)
         self.timeout_s = timeout_s
         self.place: LogPlace | None = None
@@ -186,7 +213,11 @@ class TopicLog:
     async def _create(self, found: TopicPlace) -> None:
         """Create the topic at the node that may do so. One that somebody else has created meanwhile is as good."""
         copies = min(_COPIES, len(found.nodes))
-        configs = {_POLICY: "compact", "min.insync.replicas": "2" if copies == _COPIES else "1"}
+        configs = {
+            _POLICY: ",".join(sorted(self._kind.policy)),
+            "min.insync.replicas": "2" if copies == _COPIES else "1",
+            **self._kind.configs,
+        }
         request = creation_request(self.name, copies, configs, round(self.timeout_s * 1000))
         node = found.nodes.get(found.controller_id) or next(iter(found.nodes.values()))
         with contextlib.closing(self._client(_address(node))) as client:
@@ -199,22 +230,30 @@ class TopicLog:
 
     async def _checked(self, client: Client) -> float:
         """How long deletions stay in the topic, in s. Raises TopicRefused if a setting is none that it may have."""
-        configs = await client.ask(topic_configs_request(self.name, CONFIGS))
+        kind = self._kind
+        names = [_POLICY, _COMPRESSION, *kind.bounds, *kind.fixed]
+        configs = await client.ask(topic_configs_request(self.name, names))
         if configs.error_code == _UNKNOWN_TOPIC:  # it was created just now: not each node knows it yet
             raise SourceUnavailable(f"the settings of topic {self.name} are not known yet")
         if configs.error_code:
             raise self._fault(configs.error_code, "DescribeConfigs")
         values = configs.values
-        retention_ms, max_bytes = _whole(values, _RETENTION), _whole(values, _MAX_BYTES)
-        for name, expected, is_good in (
-            (_POLICY, "compact", values.get(_POLICY) == "compact"),
-            (_MAX_BYTES, f"at most {MAX_BATCH_BYTES}", 0 <= max_bytes <= MAX_BATCH_BYTES),
-            (_RETENTION, f"at least {_LEAST_RETENTION_MS}", retention_ms >= _LEAST_RETENTION_MS),
-            (_COMPRESSION, " or ".join(_READABLE), values.get(_COMPRESSION) in _READABLE),
-        ):
-            if not is_good:
-                raise TopicRefused(f"topic {self.name}: expected {name} to be {expected}, got {values.get(name)}")
-        return retention_ms / 1000
+        policy = ",".join(sorted(kind.policy))
+        if frozenset((values.get(_POLICY) or "").split(",")) != kind.policy:
+            raise self._refusal(values, _POLICY, policy)
+        if values.get(_COMPRESSION) not in _READABLE:
+            raise self._refusal(values, _COMPRESSION, " or ".join(_READABLE))
+        for name, (least, greatest) in kind.bounds.items():
+            if not least <= _whole(values, name) <= greatest:
+                bounds = f"at most {greatest}" if greatest < _FOREVER else f"at least {least}"
+                raise self._refusal(values, name, bounds)
+        for name, expected in kind.fixed.items():
+            if values.get(name) != expected:
+                raise self._refusal(values, name, expected)
+        return _whole(values, DELETIONS) / 1000
+
+    def _refusal(self, values: Mapping[str, str | None], name: str, expected: str) -> TopicRefused:
+        return TopicRefused(f"topic {self.name}: expected {name} to be {expected}, got {values.get(name)}")
 
     async def _offset(self, leader_epoch: int, which: int) -> int:
         assert self._reader is not None
@@ -239,7 +278,7 @@ class TopicLog:
         if fetched.error_code:
             raise self._fault(fetched.error_code, "Read")
         try:
-            found = records_in(fetched.batches, offset)
+            found = records_in(fetched.batches, offset, verifies=self._kind.verifies)
         except UnreadableBatch as error:
             raise SourceUnavailable(f"topic {self.name}: {error}") from error
         self.heard_s = sent_s
@@ -252,7 +291,8 @@ class TopicLog:
         SourceUnavailable where the text says whether they may be written.
         """
         listed = list(records)
-        batch = batch_of(listed, epoch_ms)
+        is_large = sum(len(value or b"") for _, value in listed) > _LARGE_BATCH_BYTES
+        batch = await asyncio.to_thread(batch_of, listed, epoch_ms) if is_large else batch_of(listed, epoch_ms)
         async with self._writing:
             place = self.place
             if place is None:

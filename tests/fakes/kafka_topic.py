@@ -18,6 +18,7 @@ from quotas.changes import SourceUnavailable
 from quotas.sources.topic_records import batch_of
 
 UNKNOWN_TOPIC, NOT_LEADER, UNKNOWN_ID = 3, 6, 100
+_LONGEST_WAIT_S = 0.3
 _REQUESTS = {
     request.__name__.removesuffix("Request"): request
     for request in (
@@ -74,6 +75,7 @@ class FakeTopicCluster:
         self.epoch = 0
         self.frozen = False
         self.hides = False
+        self.looks_every_s = 0.004
         self.asked = []
         self.created = []
         self.open_connections = set()
@@ -83,6 +85,11 @@ class FakeTopicCluster:
         client = FakeClient(self, server, timeout_s)
         self.open_connections.add(client)
         return client
+
+    def state(self):
+        """What the answers depend on."""
+        ends = tuple((topic.id, topic.first, topic.end) for topic in self.topics.values())
+        return ends, tuple(self.errors.items()), frozenset(self.down), self.frozen, self.hides, self.epoch
 
     def answer(self, request):
         version = request.versions[1]
@@ -157,13 +164,14 @@ class FakeClient:
     async def ask(self, request):
         cluster = self._cluster
         cluster.asked.append((self._server, request.name))
-        answer = self._answered(request)
-        deadline = asyncio.get_running_loop().time() + 0.05
+        answer, state = self._answered(request), cluster.state()
+        deadline = asyncio.get_running_loop().time() + _LONGEST_WAIT_S
         while cluster.frozen or (request.name == "Fetch" and answer == Fetched(0, b"")):
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(cluster.looks_every_s)
             if not cluster.frozen and asyncio.get_running_loop().time() > deadline:
                 break
-            answer = self._answered(request)
+            if state != (state := cluster.state()):
+                answer = self._answered(request)
         return answer
 
     def _answered(self, request):

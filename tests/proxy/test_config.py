@@ -449,6 +449,17 @@ BAD_FLEETS = [
         OF_QUOTAS,
         [f"{FLEET}.zookeeper.servers: expected at least one beside other settings of the ensemble, got nothing"],
     ),
+    ({"topic": "no/topic"}, {}, [f"{FLEET}.topic: expected the name of a topic"]),
+    (
+        {"topic": "t", "zookeeper": {"servers": ["a:1"]}},
+        {},
+        [f"{FLEET}.topic: expected either a topic or path and zookeeper, got both, 't'"],
+    ),
+    (
+        {"topic": "__kafka_throttle_quotas_main"},
+        {"source": "topic"},
+        [f"{FLEET}.topic: expected another topic than that of the quotas, got '__kafka_throttle_quotas_main'"],
+    ),
     ({"path": "fleet"}, OF_QUOTAS, [f"{FLEET}.path: expected a path like /kafka-throttle/main/fleet, got 'fleet'"]),
     (
         {"session_timeout_ms": 100},
@@ -498,6 +509,19 @@ def test_a_fleet_that_comes_goes_or_moves_waits_for_a_restart():
     assert changes_needing_restart(one, one) == []
     for old, new in ((without, one), (one, without), (one, other)):
         assert changes_needing_restart(old, new) == [FLEET]
+
+
+def test_two_virtual_clusters_cannot_have_their_claims_in_one_topic():
+    data = copy.deepcopy(MINIMAL)
+    [one] = data["virtual_clusters"]
+    other = copy.deepcopy(one)
+    other["name"] = "other"
+    other["listeners"][0]["port"] += 100
+    data["virtual_clusters"] = [{**each, "fleet": {"topic": "claims"}} for each in (one, other)]
+    expected = "expected a topic that no other fleet has, got that of virtual_clusters[0].fleet"
+    assert problems(data) == [f"virtual_clusters[1].fleet.topic: {expected}"]
+    data["virtual_clusters"][1]["fleet"] = {"topic": "other-claims"}
+    assert [each.fleet.topic for each in config_of(data).virtual_clusters] == ["claims", "other-claims"]
 
 
 @pytest.mark.parametrize("path", [None, "/one/fleet"])

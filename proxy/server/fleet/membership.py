@@ -6,9 +6,11 @@ from typing import Final
 from proxy.clock import Clock
 from proxy.config.settings import VirtualClusterConfig, fleet_path
 from proxy.server.fleet.fleet import WRITE_AMONG_WORKERS_MS, WRITE_MS, Fleet
+from proxy.server.fleet.topic import TopicTransport
 from proxy.server.fleet.transport import FleetTransport
 from proxy.server.fleet.zookeeper import ZooKeeperTransport
 from proxy.server.quota_sources import ensemble_of
+from proxy.upstream.credentials import credentials_of
 from quotas.client_quotas import ClientQuotaManager
 from quotas.connection_quotas import ConnectionQuotas
 from quotas.share_rows import SharedRows, is_count
@@ -25,6 +27,10 @@ def transport_of(config: VirtualClusterConfig, clock: Clock) -> FleetTransport |
     fleet, quotas = config.fleet, config.quotas
     if fleet is None:
         return None
+    if fleet.topic is not None:
+        servers, within_s = list(map(str, config.upstream.bootstrap_servers)), config.upstream.connect_timeout_ms / 1000
+        credentials = credentials_of(config.upstream)
+        return TopicTransport(fleet.topic, servers, credentials, fleet.session_timeout_ms, clock, within_s)
     found, section = fleet.zookeeper, "fleet.zookeeper"
     if not found.servers:
         found, section = quotas.zookeeper, "quotas.zookeeper"
