@@ -122,7 +122,7 @@ def _rolling(instances: int) -> Scenario:
 
 def _demand(instances: int) -> Scenario:
     """A tenth of the limit at the first instance, all it can get at the others; then the first wants all it can get,
-    later the last one nothing for a while."""
+    later the last one nothing for a while. The begin is judged in another scenario."""
     last = instances - 1
     loads = [Load(0, number, GREEDY if number else 0.1, from_ms=BEGIN_MS) for number in range(instances)]
     faults = [
@@ -132,7 +132,6 @@ def _demand(instances: int) -> Scenario:
     ]
     greedy = (GREEDY,) * instances
     changes = (
-        Change(BEGIN_MS, (0.1, *greedy[1:])),
         Change(CHANGE_MS, greedy),
         Change(CHANGE_MS + 30_000, (*greedy[1:], 0.0)),
         Change(CHANGE_MS + 60_000, greedy),
