@@ -136,6 +136,20 @@ async def test_a_member_whose_document_is_gone_does_not_go_on_with_what_it_claim
     assert a.member.share_of(KEY) > 0.9
 
 
+async def test_a_document_made_before_the_others_dropped_the_member_is_not_published(pair, exchange):
+    a, _ = pair
+    a.press()
+    a.clock.advance(WRITE_MS)
+    before = len(a.transport.published)
+    a.fleet.turn()
+    a.transport.expire()
+    await asyncio.sleep(0)
+    assert len(a.transport.published) == before
+    assert "a#1" not in exchange
+    await pass_time(pair, 10_000)
+    assert a.member.share_of(KEY) > 0.9
+
+
 BAD = {
     "an empty one": (b"", "it is empty"),
     "a foreign one": (b"PNG", "expected JSON"),

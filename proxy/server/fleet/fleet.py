@@ -132,12 +132,14 @@ class Fleet:
             self._rows.apply(self.member.take_moves(), now_ms)  # what the document acknowledges lowers shares
             if document is not None:
                 self._next_write_ms = now_ms + self._write_ms
-                self._publishing = asyncio.get_running_loop().create_task(self._publish(document))
+                self._publishing = asyncio.get_running_loop().create_task(self._publish(document, self._losses))
         self._report(now_ms)
 
-    async def _publish(self, document: Document) -> None:
+    async def _publish(self, document: Document, losses: int) -> None:
         content = document.encoded()
         try:
+            if losses != self._transport.losses:
+                return  # it was made before the others have dropped this member
             await self._transport.publish(content)
             self._confirm(document)
             self.writes += 1
