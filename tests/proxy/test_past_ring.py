@@ -127,6 +127,7 @@ def test_a_second_is_explained_with_the_quotas_of_its_time(directory, past):
                 "old": 1000,
                 "new": 250,
                 "layer": "state.json",
+                "scope": "node",
             }
         ]
     _, of_bob = explained(past, BEGIN, user="bob")

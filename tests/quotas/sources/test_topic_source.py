@@ -69,18 +69,21 @@ def test_the_quotas_are_there_when_it_has_started():
         assert 0 <= source.state.age_s < 60
 
 
+CONFIGS = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
+
+
 def test_a_topic_that_is_missing_is_created_compacted_and_with_three_copies_two_of_which_have_each_change():
     cluster = FakeTopicCluster()
     with started(cluster) as source:
         assert source.problems == {}
         assert source.state.known
-    assert cluster.created == [(TOPIC, 3, {"cleanup.policy": "compact", "min.insync.replicas": "2"})]
+    assert cluster.created == [(TOPIC, 3, {**CONFIGS, "min.insync.replicas": "2"})]
 
 
 def test_in_a_cluster_of_one_node_it_has_one_copy():
     cluster = FakeTopicCluster(nodes=1)
     with started(cluster):
-        assert cluster.created == [(TOPIC, 1, {"cleanup.policy": "compact", "min.insync.replicas": "1"})]
+        assert cluster.created == [(TOPIC, 1, {**CONFIGS, "min.insync.replicas": "1"})]
 
 
 def test_a_topic_that_cannot_be_created_is_a_problem():
