@@ -208,8 +208,8 @@ BAD_VALUES = [
     (
         ("a\nb",),
         1,
-        r"['a\nb']: unknown key, expected workers, virtual_clusters, metrics, admin, limits, drain, restart, connections,"
-        " usage, history or log",
+        r"['a\nb']: unknown key, expected workers, virtual_clusters, metrics, admin, limits, drain, restart,"
+        " connections, usage, history or log",
     ),
     (listener("bind"), "localhost", f"{LISTENER}.bind: expected an IP address, got 'localhost'"),
     (listener("bind"), "0.0.0.0", f"{LISTENER}.advertised_host: {HOST}, got nothing"),
