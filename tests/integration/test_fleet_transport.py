@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import itertools
+import subprocess
+import sys
 
 import pytest
 from kazoo.security import make_digest_acl
 
 from common.zookeeper import Ensemble, Login
 from proxy.clock import SystemClock
+from proxy.server.fleet.member_id import member_id
 from proxy.server.fleet.transport import TransportLost
 from proxy.server.fleet.zookeeper import ZooKeeperTransport
 from quotas.shares.document import MAX_BYTES
@@ -18,6 +21,7 @@ from tests.timeouts import TIMEOUT_S
 pytestmark = pytest.mark.kafka
 
 SESSION_MS = 6_000
+_MEMBER_ID = "from proxy.server.fleet.member_id import member_id; print(member_id('a'))"
 
 _paths = map("/kafka-throttle/test-{}/fleet".format, itertools.count())
 
@@ -69,6 +73,26 @@ async def published(transport, content):
                 return await transport.publish(content)
             except TransportLost:
                 await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+def ended():
+    """The id of a process that has ended."""
+    return subprocess.run([sys.executable, "-c", _MEMBER_ID], capture_output=True, check=True, text=True).stdout.strip()
+
+
+async def test_what_a_killed_process_has_left_is_deleted_by_the_next_one_of_its_name(zookeeper, path, ended):
+    async with (
+        member(zookeeper.address, path, ended) as left_behind,
+        member(zookeeper.address, path, "b#2") as other,
+        member(zookeeper.address, path, member_id("a")) as successor,
+    ):
+        await published(left_behind, b"left")
+        await published(other, b"other")
+        await published(successor, b"new")
+        assert successor.view() == {"b#2": b"other"}
+        await eventually(lambda: other.view() == {successor._name: b"new"})
+        await eventually(lambda: left_behind.losses == 1)
 
 
 async def test_what_was_ordered_before_a_write_is_in_view_when_it_returns(zookeeper, path):

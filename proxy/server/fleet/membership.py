@@ -1,11 +1,9 @@
 """Makes the fleet of a virtual cluster from its configuration."""
 
-import secrets
-from typing import Final
-
 from proxy.clock import Clock
 from proxy.config.settings import VirtualClusterConfig, fleet_path
 from proxy.server.fleet.fleet import WRITE_AMONG_WORKERS_MS, WRITE_MS, Fleet
+from proxy.server.fleet.member_id import member_id
 from proxy.server.fleet.topic import TopicTransport
 from proxy.server.fleet.transport import FleetTransport
 from proxy.server.fleet.zookeeper import ZooKeeperTransport
@@ -15,8 +13,6 @@ from quotas.client_quotas import ClientQuotaManager
 from quotas.connection_quotas import ConnectionQuotas
 from quotas.share_rows import SharedRows, is_count
 from quotas.shares.member import Member
-
-_EPOCH_BYTES: Final = 4
 
 
 def transport_of(config: VirtualClusterConfig, clock: Clock) -> FleetTransport | None:
@@ -51,7 +47,7 @@ def fleet_of(
     """
     windows = config.quotas.windows
     member = Member(
-        f"{instance}#{secrets.token_hex(_EPOCH_BYTES)}",
+        member_id(instance),
         windows.quota_window_num,
         windows.quota_window_size_seconds * 1000,
         clock.now_ms(),

@@ -15,6 +15,7 @@ from kazoo import exceptions
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent, ZnodeStat
 
 from common.zookeeper import LOST, Ensemble, LastWords, acl_of, close, new_client, words_for
+from proxy.server.fleet.member_id import ended_before
 from proxy.server.fleet.transport import TransportLost
 from quotas.shares.document import MAX_BYTES
 
@@ -133,7 +134,11 @@ class _Session:
                 self._one(self._client.create_async(path, b"", acl=acl_of(self._ensemble)))
 
     def write(self, content: bytes) -> None:
-        """Make the znode of this member, or replace its content. One that an earlier session has left is deleted."""
+        """Make the znode of this member, or replace its content.
+
+        Before it is made, those that an earlier session has left, or a process of its name that has ended on this
+        machine, are deleted: nobody has to wait until their sessions are over.
+        """
         written, self._written = self._written, None
         if self.is_joined:
             version = -1 if written is None else written.version
@@ -143,14 +148,19 @@ class _Session:
                 self.is_joined = False  # somebody has deleted or overwritten what this member claims
         else:
             self.leave()
+            for ended in ended_before(self._name, self._one(self._client.get_children_async(self._members))):
+                self._delete(ended)
             acl = acl_of(self._ensemble)
             self._one(self._client.create_async(self._path(self._name), content, acl=acl, ephemeral=True))
             self.is_joined = True
 
     def leave(self) -> None:
         """Delete the znode of this member, as far as it is there."""
+        self._delete(self._name)
+
+    def _delete(self, name: str) -> None:
         with suppress(exceptions.NoNodeError):
-            self._one(self._client.delete_async(self._path(self._name)))
+            self._one(self._client.delete_async(self._path(name)))
 
     def beat(self) -> None:
         """Make sure that the server hears of this session."""
