@@ -368,10 +368,10 @@ class ConnectionQuotas:
             self.rates(key.virtual_cluster, key.shadow).reshare(key.address or "", limit * share, keep, more, now_ms)
 
     def share_history(self, key: RateKey, now_ms: int) -> tuple[float, float, tuple[float, ...]] | None:
-        """As `ClientQuotaManager.share_history`, of the rate of an address."""
+        """As `ClientQuotaManager.share_history`, of the rate of an address; None also if it is banned."""
         limit = self._clusters[key.virtual_cluster].limit_of(key)
         found = self.rates(key.virtual_cluster, key.shadow).history(key.address or "", now_ms)
-        return None if found is None or limit >= NO_LIMIT else (found[0], limit, found[1])
+        return (found[0], limit, found[1]) if found is not None and 0 < limit < NO_LIMIT else None
 
     def rate_keys(self, virtual_cluster: str) -> Iterable[RateKey]:
         """The keys of the rates of all addresses that have a row."""

@@ -99,6 +99,7 @@ class Member:
     ===========  ========================================================  =========
     JOINING      all others have acknowledged it, at a look                MEMBER
     JOINING      not heard for `cut_off_ms`                                LOST
+    JOINING      heard, and not acknowledged by all for 2 `cut_off_ms`     RETURNING
     MEMBER       not heard for `cut_off_ms`                                CUT_OFF
     MEMBER       the record is lost                                        LOST
     CUT_OFF      heard again, at a look                                    MEMBER
@@ -348,6 +349,10 @@ class Member:
             elif self.state is State.LOST and self._heard_ms != self._lost_heard_ms:
                 self.state = State.RETURNING
                 self._publications.restart()
+            elif self.state is State.JOINING and now_ms - self._started_ms > 2 * self._cut_off_ms:
+                # Records of the dead are gone by now: what does not acknowledge may never do so.
+                self._lose()
+                self.state = State.RETURNING
         elif self.state is State.MEMBER:
             self._cut_off(now_ms)
         elif self.state is not State.CUT_OFF or silent_ms > 2 * self._cut_off_ms:
@@ -492,6 +497,8 @@ class Member:
         claim = OwnClaim(key, budget, share, len(self._claims) % _TURNS, now_ms)
         if self._size + claim.size > _MAX_SIZE:
             self.totals.crowded_out += 1
+            if self._enforced.has_own(key):
+                self._enforced.set(key, self._enforced.of(key), waits=False)  # a larger share does not come
             return
         claim.is_acknowledged = not self._fleet
         self._claims[key] = claim

@@ -45,7 +45,7 @@ class OtherMembers:
         for member, document in documents.items():
             before = self.documents.get(member)
             self.documents[member] = document
-            if document is not None and (before is None or document.seq != before.seq):
+            if document is not None and document != before:
                 self._received_ms[member] = now_ms
                 self._replace(member, _keys_of(before), _keys_of(document), touched)
         found = {key for key, was_there in touched.items() if not was_there and key in self._claims}

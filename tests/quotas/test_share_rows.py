@@ -94,6 +94,17 @@ def test_a_rate_is_what_was_recorded_since_the_last_look():
     assert one.rows.uses(15_000)[0].rate == 0.0
 
 
+def test_an_address_that_is_banned_uses_nothing_and_stops_nothing():
+    one = Instance(watched=[FROM_HERE])
+    for _ in range(60):
+        one.connect(0)
+    assert one.rows.uses(0)[0].is_pressed
+    one.connections.set_address_limits("main", AddressLimits(4.0, rates={"10.0.0.1": 0.0}))
+    assert one.connect(500).outcome is Outcome.TOO_FAST
+    [use] = one.rows.uses(1_000)
+    assert (use.rate, use.used) == (0.0, ())
+
+
 def test_clients_wait_as_long_as_the_latest_throttle_lasts():
     one = Instance(watched=[ALICES])
     one.produce("alice", 13_000.0, 0)

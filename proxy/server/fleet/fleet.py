@@ -15,6 +15,7 @@ from proxy.server.fleet.transport import FleetTransport, TransportLost
 from quotas.share_rows import SharedRows
 from quotas.shares.document import Document, Documents
 from quotas.shares.member import Member
+from quotas.shares.moves import Use
 
 LOOK_MS: Final = 250
 """How often use is looked at, at least."""
@@ -125,7 +126,7 @@ class Fleet:
         """
         now_ms = self._clock.now_ms()
         self._hear(now_ms)
-        self.member.look(self._rows.uses(now_ms), now_ms)
+        self.member.look(self._uses(now_ms), now_ms)
         self._rows.apply(self.member.take_moves(), now_ms)
         if self._publishing is None and now_ms >= self._next_write_ms:
             document = self.member.document(now_ms)
@@ -135,9 +136,17 @@ class Fleet:
                 self._publishing = asyncio.get_running_loop().create_task(self._publish(document, self._losses))
         self._report(now_ms)
 
-    async def _publish(self, document: Document, losses: int) -> None:
-        content = document.encoded()
+    def _uses(self, now_ms: int) -> list[Use]:
         try:
+            return self._rows.uses(now_ms)
+        except Exception:
+            # A member that cannot measure must still notice that it is cut off, and acknowledge the others.
+            self._reports.failed(self._clock.now_us())
+            return []
+
+    async def _publish(self, document: Document, losses: int) -> None:
+        try:
+            content = document.encoded()
             if losses != self._transport.losses:
                 return  # it was made before the others have dropped this member
             await self._transport.publish(content)
@@ -168,9 +177,9 @@ class Fleet:
             self.member.heard(heard_ms)
         view = self._transport.view()
         if view != self._view:
+            self.member.view(self._documents.read(view), now_ms)
             before, self._view = self._view, view
             self.read_bytes += sum(len(content) for author, content in view.items() if content != before.get(author))
-            self.member.view(self._documents.read(view), now_ms)
 
     def _report(self, now_ms: int) -> None:
         if self.member.is_known:

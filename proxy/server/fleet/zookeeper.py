@@ -326,8 +326,9 @@ class ZooKeeperTransport:
     def _run(self) -> None:
         trouble = ""
         while not self._stopping.is_set():
-            session = _Session(self._ensemble, self._members, self._name, self._wake.set, self._now_ms)
+            session: _Session | None = None
             try:
+                session = _Session(self._ensemble, self._members, self._name, self._wake.set, self._now_ms)
                 self._serve(session)
                 trouble = ""
             except TransportLost as lost:
@@ -335,10 +336,11 @@ class ZooKeeperTransport:
             except exceptions.KazooException as error:
                 trouble = f"{self._members}: {words_for(error)}"
             except Exception as error:
-                # A fault of ours or kazoo's must not end the membership for good.
+                # A fault of ours or kazoo's, or of a machine without a thread to spare, must not end the membership.
                 trouble = f"{type(error).__name__}: {error}"
-            threading.Thread(target=session.close, name="fleet-zookeeper-close", daemon=True).start()
-            self._losses += session.is_joined
+            if session is not None:
+                self._losses += session.is_joined
+                _close_aside(session)
             self._show(session, trouble)
             self._refuse(trouble)
             self._stopping.wait(_NEW_SESSION_S)
@@ -388,7 +390,7 @@ class ZooKeeperTransport:
         try:
             session.write(job.content)
             session.read_all()
-        except (TransportLost, exceptions.KazooException) as error:
+        except Exception as error:
             self._end(job, TransportLost(str(error) if isinstance(error, TransportLost) else words_for(error)))
             raise
         self._show(session)
@@ -396,9 +398,9 @@ class ZooKeeperTransport:
 
     # -------------------------------------------------------------- the event loop
 
-    def _show(self, session: _Session, trouble: str = "") -> None:
+    def _show(self, session: _Session | None, trouble: str = "") -> None:
         """Pass the event loop what is known."""
-        if trouble:
+        if trouble or session is None:
             known = self._shown._replace(problems={**self._shown.problems, "": trouble}, losses=self._losses)
         else:
             view = {name: seen.content for name, seen in session.seen.items()}
@@ -424,6 +426,14 @@ class ZooKeeperTransport:
         assert self._loop is not None
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(callback, *args)
+
+
+def _close_aside(session: _Session) -> None:
+    """Close a session, which may block, in a thread of its own if there can be one."""
+    try:
+        threading.Thread(target=session.close, name="fleet-zookeeper-close", daemon=True).start()
+    except RuntimeError:
+        session.close()
 
 
 def _settle(done: "asyncio.Future[None]", error: TransportLost | None) -> None:

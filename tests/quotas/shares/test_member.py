@@ -262,3 +262,23 @@ def test_a_document_that_was_lost_is_asked_for_again(fleet):
     one.look([], 300)
     assert one.is_known
     assert one.document(400) is None
+
+
+def test_a_member_that_is_never_acknowledged_by_a_foreign_record_serves_its_equal_part():
+    member = Member("a", WINDOWS, WINDOW_MS, 0, cut_off_ms=CUT_OFF_MS)
+    for now_ms in range(0, 2 * CUT_OFF_MS, 500):
+        member.heard(now_ms)
+        member.view({"foreign": None}, now_ms)
+        member.look([], now_ms)
+        if (document := member.document(now_ms)) is not None:
+            member.published(document.seq, now_ms)
+        assert member.state is State.JOINING
+        assert member.share_of(KEY) == floor_share(2)
+    now_ms = 2 * CUT_OFF_MS + 500
+    member.heard(now_ms)
+    member.look([], now_ms)
+    assert (member.state, member.is_cut_off) == (State.RETURNING, True)
+    assert member.share_of(KEY) == implicit_share(2)
+    member.view({}, now_ms)
+    member.look([], now_ms)
+    assert (member.state, member.share_of(KEY)) == (State.MEMBER, 1.0)
