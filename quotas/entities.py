@@ -69,6 +69,9 @@ class Default(Enum):
     DEFAULT = "<default>"
 
 
+MAX_NAME_BYTES: Final = 2**15 - 1
+"""The longest client-id of the protocol, in UTF-8."""
+
 DEFAULT: Final = Default.DEFAULT
 """In place of a name: every user, client-id or address that has no quota under its name."""
 
@@ -106,6 +109,21 @@ class Entity:
 
     def __str__(self) -> str:
         return ", ".join(f"{part}={_shown(name)}" for part, name in self.parts if name is not None)
+
+
+def is_name(text: str) -> bool:
+    """Whether an entity may have this name: 1 to MAX_NAME_BYTES bytes in UTF-8, so without half a surrogate pair."""
+    try:
+        return 0 < len(text.encode()) <= MAX_NAME_BYTES
+    except UnicodeEncodeError:
+        return False
+
+
+def check_names(entity: Entity) -> None:
+    """Raises InvalidQuota if the entity has a name that it may not have."""
+    for part, name in entity.parts:
+        if isinstance(name, str) and not is_name(name):
+            raise InvalidQuota(f"expected a {part} of 1 to {MAX_NAME_BYTES} bytes in UTF-8, got {name[:50]!r}")
 
 
 def is_ip(text: str) -> bool:

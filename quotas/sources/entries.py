@@ -13,19 +13,14 @@ from common.kinds import INT32_MAX, Number, Text, Whole
 from common.problems import Problem, either
 from common.settings import Settings, valid
 from quotas.changes import check_scope
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, Scope, is_ip
+from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, Scope, is_ip, is_name
 from quotas.limits import MAX_BYTE_RATE, MAX_CONNECTION_RATE, valid_limit
 from quotas.sources.overlay import Entry
-
-MAX_NAME_BYTES = 2**15 - 1
 
 LONGEST_DELAY_MS = 8_000
 """Below the 10 s that franz-go waits for a response, and KafkaJS's 30 s."""
 
-EntityName = Annotated[
-    str | None,
-    Text("a string of 1 to 32767 bytes (numbers need quotes)", lambda text: 0 < len(text.encode()) <= MAX_NAME_BYTES),
-]
+EntityName = Annotated[str | None, Text("a string of 1 to 32767 bytes (numbers need quotes)", is_name)]
 
 
 IpName = Annotated[str | None, Text("an IP address", is_ip)]

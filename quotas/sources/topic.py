@@ -257,9 +257,12 @@ class _Follower:
         was_known = self.read_s is not None
         while True:
             began_s = time.monotonic()
-            records, self._offset = await self.log.read(self._offset)
-            for record in records:
+            found = await self.log.read(self._offset)
+            for offset, why in found.skipped.items():
+                self._table.note_skipped(offset, why)
+            for record in found.records:
                 self._table.take(record)
+            self._offset = found.next_offset
             if self._offset >= place.end:
                 await self._publish(quotas())
                 backoff.succeeded()

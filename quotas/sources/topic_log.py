@@ -24,7 +24,7 @@ from protocol.messages.topic_log import (
 from protocol.own_requests import OwnRequest
 from quotas.changes import AlterationRefused, SourceUnavailable
 from quotas.sources.cluster_connection import ClusterClient, Credentials
-from quotas.sources.topic_records import Record, UnreadableBatch, batch_of, records_in
+from quotas.sources.topic_records import Batches, UnreadableBatch, batch_of, records_in
 
 Result = TypeVar("Result")
 
@@ -41,7 +41,8 @@ _LARGE_BATCH_BYTES: Final = 32 << 10
 _COPIES: Final = 3
 _POLICY: Final = "cleanup.policy"
 _COMPRESSION: Final = "compression.type"
-_READABLE: Final = ("producer", "uncompressed", "gzip")
+_NOT_COMPRESSED: Final = "uncompressed"
+"""So a node unpacks what others have compressed, within the bounds that it has itself."""
 
 _OFFSET_OUT_OF_RANGE: Final = 1
 _UNKNOWN_TOPIC: Final = 3
@@ -215,6 +216,7 @@ class TopicLog:
         copies = min(_COPIES, len(found.nodes))
         configs = {
             _POLICY: ",".join(sorted(self._kind.policy)),
+            _COMPRESSION: _NOT_COMPRESSED,
             "min.insync.replicas": "2" if copies == _COPIES else "1",
             **self._kind.configs,
         }
@@ -241,13 +243,11 @@ class TopicLog:
         policy = ",".join(sorted(kind.policy))
         if frozenset((values.get(_POLICY) or "").split(",")) != kind.policy:
             raise self._refusal(values, _POLICY, policy)
-        if values.get(_COMPRESSION) not in _READABLE:
-            raise self._refusal(values, _COMPRESSION, " or ".join(_READABLE))
         for name, (least, greatest) in kind.bounds.items():
             if not least <= _whole(values, name) <= greatest:
                 bounds = f"at most {greatest}" if greatest < _FOREVER else f"at least {least}"
                 raise self._refusal(values, name, bounds)
-        for name, expected in kind.fixed.items():
+        for name, expected in {_COMPRESSION: _NOT_COMPRESSED, **kind.fixed}.items():
             if values.get(name) != expected:
                 raise self._refusal(values, name, expected)
         return _whole(values, DELETIONS) / 1000
@@ -264,7 +264,7 @@ class TopicLog:
 
     # -------------------------------------------------- reading and writing
 
-    async def read(self, offset: int) -> tuple[Sequence[Record], int]:
+    async def read(self, offset: int) -> Batches:
         """The records from `offset` on, and the next offset to read; waits a moment if there are none."""
         place, reader = self.place, self._reader
         if place is None or reader is None:
@@ -282,7 +282,7 @@ class TopicLog:
         except UnreadableBatch as error:
             raise SourceUnavailable(f"topic {self.name}: {error}") from error
         self.heard_s = sent_s
-        return found.records, offset if found.next_offset is None else found.next_offset
+        return found
 
     async def append(self, records: Iterable[tuple[bytes, bytes | None]], epoch_ms: int) -> int:
         """Append keys and values, whole or not at all; the offset of the last, which all in-sync replicas have.

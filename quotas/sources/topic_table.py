@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from quotas.changes import Alteration, Limit, Quotas, check_scope, has_scope, limit_of, scope_of
-from quotas.entities import SCOPE, Entity, InvalidQuota, QuotaKey, Scope
+from quotas.entities import SCOPE, Entity, InvalidQuota, QuotaKey, Scope, check_names
 from quotas.limits import valid_limit
 from quotas.shared_map import SharedMap
 from quotas.sources.entry_forms import InvalidEntry, entity_form, entity_of
@@ -53,9 +53,10 @@ def records_of(
 ) -> Sequence[tuple[bytes, bytes | None]]:
     """The records that write an alteration of an entity that has these quotas.
 
-    Raises InvalidQuota if none of its quotas would have the scope.
+    Raises InvalidQuota if none of its quotas would have the scope, or for a name that no record may have.
     """
     entity, limits = alteration.entity, alteration.limits
+    check_names(entity)
     records = [
         (key_of(entity, key), None if limit is None else _written({"format": FORMAT, "value": float(limit)}))
         for key, limit in limits.items()
@@ -91,7 +92,8 @@ class TopicTable:
         self._last_good = last_good
         self._values: dict[Entity, dict[_Key, float | Scope]] = {}
         self._changed: set[Entity] = set(last_good)
-        self._bad: dict[bytes | None, tuple[int, str]] = {}
+        self._bad: dict[bytes | int | None, tuple[int, str]] = {}
+        """By the key of a record, or the offset of a batch."""
         self._unlisted = 0
 
     def take(self, record: Record) -> None:
@@ -100,10 +102,17 @@ class TopicTable:
         try:
             self._take(record)
         except _Nonsense as nonsense:
-            if len(self._bad) < MOST_LISTED:
-                self._bad[record.key] = record.offset, str(nonsense)
-            else:
-                self._unlisted += 1
+            self._note(record.key, record.offset, str(nonsense))
+
+    def note_skipped(self, offset: int, why: str) -> None:
+        """A batch whose records are not known is left out. It is a problem until the topic is read anew."""
+        self._note(offset, offset, why)
+
+    def _note(self, place: bytes | int | None, offset: int, why: str) -> None:
+        if len(self._bad) < MOST_LISTED:
+            self._bad[place] = offset, why
+        else:
+            self._unlisted += 1
 
     def _take(self, record: Record) -> None:
         try:
@@ -170,6 +179,7 @@ def _read_key(raw: bytes | None) -> tuple[Entity, _Key]:
     fields = _fields(raw, "key", {"format", "entity", "quota"})
     try:
         entity, text = entity_of(fields["entity"]), _text(fields["quota"])
+        check_names(entity)
         key: _Key = text if text == SCOPE else QuotaKey.parse(text)
     except (InvalidEntry, InvalidQuota) as error:
         raise _Nonsense(f"key: {error}") from None

@@ -34,12 +34,12 @@ GOOD = {
     "cleanup.policy": "compact",
     "max.message.bytes": "1048588",
     "delete.retention.ms": "86400000",
-    "compression.type": "producer",
+    "compression.type": "uncompressed",
 }
 
 
 class FakeTopic:
-    """`records` has key and value by offset; compaction takes some away."""
+    """`records` has key and value by offset, or a batch as it is; compaction takes some away."""
 
     _ids = itertools.count(1)
 
@@ -54,6 +54,10 @@ class FakeTopic:
     def append(self, key, value):
         self.records[self.end] = (key, value)
         self.end += 1
+
+    def append_batch(self, batch):
+        self.records[self.end] = batch
+        self.end += int.from_bytes(batch[23:27]) + 1
 
     def compact(self):
         latest = {key: offset for offset, (key, _) in self.records.items()}
@@ -138,7 +142,8 @@ class FakeTopicCluster:
         left = [] if self.hides else [offset for offset in topic.records if offset >= wanted.fetch_offset]
         batches = []
         for offset in left[:100]:
-            batch = bytearray(batch_of([topic.records[offset]], 0))
+            record = topic.records[offset]
+            batch = bytearray(record if isinstance(record, bytes) else batch_of([record], 0))
             batch[:8] = offset.to_bytes(8, "big")
             batches.append(bytes(batch))
         return Fetched(0, b"".join(batches))

@@ -26,6 +26,7 @@ PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
 SHADOW = QuotaKey(QuotaType.PRODUCE, shadow=True)
 ALICE, BOB = Entity("alice"), Entity("bob")
 MANY = 20_000
+CONFIGS = ("--config=cleanup.policy=compact", "--config=compression.type=uncompressed")
 
 
 @contextlib.contextmanager
@@ -67,6 +68,7 @@ def test_the_topic_is_made_compacted_with_a_copy_on_each_node(newest_kafka):
     assert "PartitionCount: 1" in described
     assert "ReplicationFactor: 3" in described
     assert "cleanup.policy=compact" in described
+    assert "compression.type=uncompressed" in described
     assert "min.insync.replicas=2" in described
 
 
@@ -175,7 +177,7 @@ def test_a_login_over_tls_is_used_and_missing_permissions_are_named(alone, caplo
         "kafka-configs", "--bootstrap-server", alone.bootstrap_servers, "--alter", "--add-config",
         "SCRAM-SHA-256=[password=sesame]", "--entity-type", "users", "--entity-name", "proxy",
     )  # fmt: skip
-    topics(alone, "--create", "--topic", "secret", "--config", "cleanup.policy=compact")
+    topics(alone, "--create", "--topic", "secret", *CONFIGS)
     login = Credentials("SASL_SSL", alone.node_cert, None, None, "SCRAM-SHA-256", "proxy", "sesame")
 
     def allow(operation):
@@ -207,8 +209,8 @@ def test_a_login_over_tls_is_used_and_missing_permissions_are_named(alone, caplo
 @pytest.mark.xdist_group("topic-source-alone")
 def test_compaction_while_it_is_read_and_written_loses_nothing(alone):
     users = [Entity(f"user-{i}") for i in range(50)]
-    configs = "cleanup.policy=compact,segment.ms=50,min.cleanable.dirty.ratio=0.01,max.compaction.lag.ms=50"
-    topics(alone, "--create", "--topic", "compacted", *(f"--config={config}" for config in configs.split(",")))
+    configs = "segment.ms=50,min.cleanable.dirty.ratio=0.01,max.compaction.lag.ms=50"
+    topics(alone, "--create", "--topic", "compacted", *CONFIGS, *(f"--config={each}" for each in configs.split(",")))
     with source_of([alone.bootstrap_servers], "compacted") as writer, reader_of(alone, "compacted") as read:
         eventually(lambda: writer.state.up)
         deadline = time.monotonic() + 300
@@ -275,7 +277,7 @@ def test_a_topic_with_another_policy_is_refused_and_one_that_is_deleted_leaves_t
         eventually(lambda: "expected cleanup.policy to be compact, got delete" in source.problems.get("topic lost", ""))
         [outcome] = source.alter([Alteration(ALICE, {PRODUCE: 5.0})])
         assert isinstance(outcome, SourceUnavailable)
-        configure(alone, "lost", "cleanup.policy=compact")
+        configure(alone, "lost", "cleanup.policy=compact,compression.type=uncompressed")
         eventually(lambda: source.state.up)
         assert source.alter([Alteration(ALICE, {PRODUCE: 5.0})]) == [None]
         topics(alone, "--delete", "--topic", "lost")
@@ -286,7 +288,7 @@ def test_a_topic_with_another_policy_is_refused_and_one_that_is_deleted_leaves_t
     with source_of([alone.bootstrap_servers], "lost", path) as source:
         assert values(source, ALICE) == {PRODUCE: 5.0}
         assert not source.state.up
-        topics(alone, "--create", "--topic", "lost", "--config", "cleanup.policy=compact")
+        topics(alone, "--create", "--topic", "lost", *CONFIGS)
         eventually(lambda: source.state.up)
         assert source.quotas == {}
         assert source.alter([Alteration(BOB, {PRODUCE: 6.0})]) == [None]

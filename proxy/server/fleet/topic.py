@@ -39,6 +39,7 @@ from common.backoff import Backoff
 from proxy.clock import Clock
 from proxy.server.fleet.transport import TransportLost
 from quotas.changes import AlterationRefused, SourceUnavailable
+from quotas.entities import MAX_NAME_BYTES, is_name
 from quotas.shares.document import MAX_BYTES
 from quotas.sources.cluster_connection import ClusterClient, Credentials
 from quotas.sources.topic_log import (
@@ -278,23 +279,25 @@ class TopicTransport:
     async def _read(self) -> None:
         reading, before = self._reading, self.view()
         sent_ms = self._clock.now_ms()
-        records, reading.offset = await self._log.read(reading.offset)
+        found = await self._log.read(reading.offset)
+        reading.offset = found.next_offset
         now_ms = self._clock.now_ms()
         not_read_ms = reading.not_read_ms(now_ms, self._clock.epoch_ms())
         if not_read_ms > _NOT_READ_MS:
             self._lose()
         if not_read_ms > self.cut_off_ms:
             reading.give_time(now_ms)
-        for record in records:
+        for offset, why in found.skipped.items():
+            self._note_bad(offset, why)
+        for record in found.records:
             try:
                 self._take(record, now_ms)
             except _Nonsense as nonsense:
-                if len(self._bad) < _MOST_PROBLEMS:
-                    self._bad[f"offset {record.offset} of {self._log.name}"] = str(nonsense)
+                self._note_bad(record.offset, str(nonsense))
         if self._writing.content is None:  # nobody can drop it
             self.heard_ms = sent_ms
         await reading.tell()
-        if records and self.view() != before:
+        if found.records and self.view() != before:
             self._changed()
 
     def _take(self, record: Record, now_ms: int) -> None:
@@ -348,6 +351,10 @@ class TopicTransport:
             self._writing.content = None
             self.losses += 1
             self._changed()
+
+    def _note_bad(self, offset: int, why: str) -> None:
+        if len(self._bad) < _MOST_PROBLEMS:
+            self._bad[f"offset {offset} of {self._log.name}"] = why
 
     def _note_reading(self, trouble: str) -> None:
         is_new, self._reading_trouble = trouble != self._reading_trouble, trouble
@@ -439,6 +446,8 @@ def _read_key(raw: bytes | None) -> tuple[str, str]:
     member, part = fields.get("member"), fields.get("part")
     if not isinstance(member, str) or part not in (_DOCUMENT, _ALIVE) or _key(part, member) != raw:
         raise _Nonsense("expected the key of a member")
+    if not is_name(member):
+        raise _Nonsense(f"expected a member of 1 to {MAX_NAME_BYTES} bytes in UTF-8, got {member[:50]!r}")
     return part, member
 
 

@@ -15,6 +15,7 @@ from quotas.shares.document import MAX_BYTES
 from quotas.sources.cluster_connection import Credentials
 from tests.fakes.kafka_topic import FakeTopic, FakeTopicCluster
 from tests.fakes.virtual_time import VirtualClock, run
+from tests.unreadable_batches import gzip_batch, nonsense_batch
 
 TOPIC = "claims"
 T_MS = 6_000
@@ -23,7 +24,7 @@ GOOD = {
     "cleanup.policy": "compact,delete",
     "max.message.bytes": "1048588",
     "delete.retention.ms": "86400000",
-    "compression.type": "producer",
+    "compression.type": "uncompressed",
 }
 
 
@@ -326,6 +327,7 @@ def test_a_topic_that_is_created_or_made_anew_is_joined_after_the_time_out():
             await until(lambda: TOPIC in cluster.topics)
             assert dict(cluster.created[0][2]) == {
                 **CLAIMS.configs, "cleanup.policy": "compact,delete", "min.insync.replicas": "2",
+                "compression.type": "uncompressed",
             }  # fmt: skip
             cluster.topics[TOPIC].configs = GOOD
             began_s = asyncio.get_running_loop().time()
@@ -350,6 +352,7 @@ def test_a_topic_that_is_created_or_made_anew_is_joined_after_the_time_out():
     (_key("alive", "x#1"), b'{"format":1,"number":0}'), (_key("alive", "x#1"), b'{"format":1,"number":true}'),
     (_key("alive", "x#1"), b'{"format":1,"number":1,"drops":[]}'),
     (_key("alive", "x#1"), b'{"format":1,"number":1,"drops":{"b#2":"all"}}'),
+    (_key("alive", "half \udc80"), b"{}"), (_key("alive", "x" * 32_768), b"{}"),
     (_key("document", "x#1"), b"\n\n"), (_key("document", "x#1"), b"[" * 10_000),
 ])  # fmt: skip
 def test_foreign_records_are_problems_and_nothing_more(key, value):
@@ -362,6 +365,23 @@ def test_foreign_records_are_problems_and_nothing_more(key, value):
             await a.publish(b"1")
             assert a.view() == {"b#2": b"0"}
             assert (a.losses, b.losses) == (0, 0)
+
+    run(check())
+
+
+@pytest.mark.parametrize("make", [gzip_batch, nonsense_batch])
+def test_a_batch_that_cannot_be_read_is_a_problem_and_what_is_behind_it_is_read(make):
+    async def check():
+        async with fleet() as members:
+            a, b = await members.joined("a#1"), await members.joined("b#2")
+            topic = members.cluster.topics[TOPIC]
+            offset = topic.end
+            topic.append_batch(make([(_key("alive", "x#1"), b'{"format":1,"number":1}')] * 3))
+            await until(lambda: f"offset {offset} of claims" in a.problems)
+            await a.publish(b"1")
+            await until(lambda: (a.view(), b.view()) == ({"b#2": b"0"}, {"a#1": b"1"}))
+            assert (a.losses, b.losses) == (0, 0)
+            assert "" not in a.problems
 
     run(check())
 

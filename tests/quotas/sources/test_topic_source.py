@@ -13,6 +13,7 @@ from quotas.sources.topic_table import key_of, records_of
 from tests.fakes.kafka_topic import GOOD, FakeTopic, FakeTopicCluster
 from tests.quotas.sources.test_upstream import Changes
 from tests.timeouts import TIMEOUT_S
+from tests.unreadable_batches import compressed_batch, gzip_batch, nonsense_batch
 
 PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
 SHADOW = QuotaKey(QuotaType.PRODUCE, shadow=True)
@@ -69,7 +70,11 @@ def test_the_quotas_are_there_when_it_has_started():
         assert 0 <= source.state.age_s < 60
 
 
-CONFIGS = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
+CONFIGS = {
+    "cleanup.policy": "compact",
+    "compression.type": "uncompressed",
+    "message.timestamp.type": "LogAppendTime",
+}
 
 
 def test_a_topic_that_is_missing_is_created_compacted_and_with_three_copies_two_of_which_have_each_change():
@@ -306,7 +311,8 @@ BAD_TOPICS = [
     ({"cleanup.policy": "compact,delete"}, "expected cleanup.policy to be compact, got compact,delete"),
     ({"max.message.bytes": "99999999"}, "expected max.message.bytes to be at most 8388608, got 99999999"),
     ({"delete.retention.ms": "1"}, "expected delete.retention.ms to be at least 60000, got 1"),
-    ({"compression.type": "zstd"}, "expected compression.type to be producer or uncompressed or gzip, got zstd"),
+    ({"compression.type": "zstd"}, "expected compression.type to be uncompressed, got zstd"),
+    ({"compression.type": "producer"}, "expected compression.type to be uncompressed, got producer"),
 ]
 
 
@@ -357,6 +363,45 @@ def test_records_that_are_nonsense_are_problems_while_they_last():
         assert source.state.up
         cluster.topics[TOPIC].append(b"foreign", None)
         changes.until(lambda: not source.problems)
+
+
+@pytest.mark.parametrize("make", [gzip_batch, compressed_batch, nonsense_batch])
+def test_a_batch_that_cannot_be_read_is_a_problem_and_what_is_behind_it_is_read(make):
+    cluster, changes = cluster_with(Alteration(ALICE, {PRODUCE: 5.0})), Changes()
+    with started(cluster, changes) as source:
+        cluster.topics[TOPIC].append_batch(make(records_of(Alteration(ALICE, {PRODUCE: 6.0, FETCH: 7.0}))))
+        changes.until(lambda: source.problems)
+        assert list(source.problems) == ["offset 1 of quotas"]
+        assert source.alter([Alteration(BOB, {PRODUCE: 8.0})]) == [None]
+        assert source.quotas == {ALICE: limits(5.0), BOB: limits(8.0)}
+        assert source.state.up
+    with started(cluster) as other:
+        assert other.quotas == {ALICE: limits(5.0), BOB: limits(8.0)}
+        assert list(other.problems) == ["offset 1 of quotas"]
+
+
+def test_a_batch_that_came_damaged_is_read_again():
+    cluster, changes = cluster_with(Alteration(ALICE, {PRODUCE: 5.0})), Changes()
+    with started(cluster, changes) as source:
+        [record] = records_of(Alteration(BOB, {PRODUCE: 6.0}))
+        good = nonsense_batch([record])
+        with cluster.lock:
+            cluster.topics[TOPIC].append_batch(good[:-1] + bytes([good[-1] ^ 1]))
+        changes.until(lambda: "CRC" in source.problems.get(PLACE, ""))
+        with cluster.lock:
+            cluster.topics[TOPIC].records[1] = record
+        changes.until(lambda: source.quotas == {ALICE: limits(5.0), BOB: limits(6.0)})
+        assert source.problems == {}
+
+
+def test_a_quota_of_a_name_that_no_record_may_have_is_refused():
+    cluster = cluster_with()
+    with started(cluster) as source:
+        for name in ("a" * 32_768, "half \udc80"):
+            [outcome] = source.alter([Alteration(Entity(name), {PRODUCE: 5.0})])
+            assert isinstance(outcome, AlterationRefused)
+            assert "expected a user of 1 to 32767 bytes in UTF-8" in str(outcome)
+        assert cluster.topics[TOPIC].end == 0
 
 
 def test_nothing_is_reported_while_nothing_changes():

@@ -1,13 +1,17 @@
 """Quotas as records of a topic: what is written, what is read, and what is nonsense."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from quotas.changes import NO_QUOTAS, Alteration, Limit, following
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, Scope
 from quotas.sources.topic_records import Record, UnreadableBatch, batch_of, records_in
 from quotas.sources.topic_table import MAX_RECORD_BYTES, MOST_LISTED, TopicTable, key_of, records_of
+from tests.unreadable_batches import compressed_batch, gzip_batch, nonsense_batch
 
 PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
 SHADOW = QuotaKey(QuotaType.PRODUCE, shadow=True)
@@ -56,7 +60,7 @@ def test_a_record_is_one_quota_of_one_entity():
         Entity("u", "c\n"),
         Entity(client_id="a" * 32_767),
         Entity(client_id="ü" * 16_000),
-        Entity("half \udc80 a surrogate"),
+        Entity("ü" * 16_383 + "u", "\U0001f600"),
     ],
     ids=range(9),
 )
@@ -90,6 +94,20 @@ def test_a_scope_that_is_none_is_nonsense():
         table = table_of((KEY, value(5)), (SCOPE_KEY, bad))
         assert table.quotas_after(NO_QUOTAS) == {ALICE: {PRODUCE: Limit(5.0, TOPIC)}}
         assert "expected node or cluster" in table.problems["offset 1 of quotas"]
+
+
+@pytest.mark.parametrize(
+    "entity", [Entity("half \udc80"), Entity(client_id="a" * 32_768), Entity("u", "ü" * 16_384)], ids=range(3)
+)
+def test_a_name_that_is_no_text_or_too_long_is_nonsense(entity):
+    table = table_of((key_of(entity, PRODUCE), value(5)), (KEY, value(6)))
+    assert table.quotas_after(NO_QUOTAS) == {ALICE: {PRODUCE: Limit(6.0, TOPIC)}}
+    [(place, problem)] = table.problems.items()
+    assert place == "offset 0 of quotas"
+    assert "of 1 to 32767 bytes in UTF-8" in problem
+    assert len(problem.encode()) < 300
+    table.take(Record(2, key_of(entity, PRODUCE), None))
+    assert table.problems == {}
 
 
 def test_addresses_have_their_quota():
@@ -249,17 +267,60 @@ def test_batches_are_read_from_an_offset_on_and_one_that_is_cut_off_is_left():
     found = records_in(three + at(10, batch_of([(b"d", b"4")], 5)) + three[:40], 8)
     assert found.records == [Record(8, b"b", None), Record(9, b"c", b"3"), Record(10, b"d", b"4")]
     assert found.next_offset == 11
-    assert records_in(three[:-1], 7) == ([], None)
-    assert records_in(b"", 7) == ([], None)
+    assert records_in(three[:-1], 7) == ([], 7, {})
+    assert records_in(b"", 7) == ([], 7, {})
 
 
-def test_a_batch_that_is_damaged_or_of_an_old_format_is_refused():
+RECORDS = [(b"a", b"1" * 1000), (b"b", None)]
+
+
+@pytest.mark.parametrize("verifies", [True, False])
+@pytest.mark.parametrize("make", [gzip_batch, compressed_batch, nonsense_batch])
+def test_a_batch_that_was_written_so_that_it_cannot_be_read_is_skipped(make, verifies):
+    found = records_in(at(7, make(RECORDS)) + at(9, batch_of([(b"c", b"3")], 5)), 7, verifies=verifies)
+    assert found[:2] == ([Record(9, b"c", b"3")], 10)
+    assert list(found.skipped) == [7]
+    assert len(found.skipped[7]) <= 100
+    assert records_in(at(7, make(RECORDS)), 7).next_offset == 9
+
+
+def test_a_compressed_batch_is_never_unpacked():
+    batch = gzip_batch([(b"a", bytes(64 << 20))])
+    assert len(batch) < 100_000
+    tracemalloc.start()
+    try:
+        [why] = records_in(batch, 0).skipped.values()
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(batch)
+    finally:
+        tracemalloc.stop()
+    assert "expected no compression, got type 1" in why
+
+
+@pytest.mark.parametrize("make", [gzip_batch, nonsense_batch])
+def test_a_batch_that_cannot_be_read_and_is_not_as_it_was_written_is_refused(make):
+    batch = bytearray(make(RECORDS))
+    batch[30] ^= 1
+    for verifies in (True, False):
+        with pytest.raises(UnreadableBatch, match="CRC"):
+            records_in(bytes(batch), 0, verifies=verifies)
+
+
+def test_a_batch_of_an_older_format_is_skipped():
+    for magic in (0, 1):
+        builder = LegacyRecordBatchBuilder(magic, 0, 1000)
+        builder.append(0, 5, b"a", b"1")
+        found = records_in(at(7, bytes(builder.build())) + at(8, batch_of([(b"c", b"3")], 5)), 7)
+        assert found[:2] == ([Record(8, b"c", b"3")], 9)
+        assert found.skipped == {7: f"a batch that is not read: expected format 2, got {magic}"}
+
+
+def test_a_batch_that_is_damaged_or_of_an_unknown_format_is_refused():
     batch = bytearray(batch_of([(b"a", b"1")], 5))
     batch[-1] ^= 1
     with pytest.raises(UnreadableBatch, match="CRC"):
         records_in(bytes(batch), 0)
-    batch[16] = 1
-    with pytest.raises(UnreadableBatch, match="format 1"):
+    batch[16] = 3
+    with pytest.raises(UnreadableBatch, match="format 3"):
         records_in(bytes(batch), 0)
 
 
