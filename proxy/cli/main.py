@@ -22,7 +22,7 @@ from proxy.cli.usage_report import report
 from proxy.cli.usage_ship import ship
 from proxy.cli.usage_simulate import simulate
 from proxy.config.checks import listener_ports
-from proxy.config.kinds import HostPort, show_range
+from proxy.config.kinds import HostPort, show_range, worker_count
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config
 from proxy.config.warnings import ephemeral_ports, warnings_of
@@ -47,7 +47,7 @@ def run(path: Path) -> None:
         if not path.is_file():
             refuse(f"{path} can be read only once, so set KAFKA_THROTTLE_PURE=1: usage.trace needs pure Python")
         run_again_pure()  # a traced handle is an int with more in it, which compiled code would drop
-    if config.workers == 1:
+    if worker_count(config.workers) == 1:
         from proxy.server.service import run as run_service
     else:
         from proxy.server.workers.supervisor import run as run_service

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from common.kinds import MAX_PORT
 from common.problems import Problem, either, show
 from common.settings import found_at, items, part, repeated_names, valid
-from proxy.config.kinds import host_port, is_advertisable, show_range
+from proxy.config.kinds import host_port, is_advertisable, show_range, worker_count
 from proxy.config.settings import (
     QUOTAS_TOPIC,
     AdminConfig,
@@ -257,7 +257,7 @@ def _admin_listener_problems(data: Any) -> Iterator[Problem]:
 def _worker_problems(data: Any) -> Iterator[Problem]:
     """With several workers each has a part of the limits of the whole process, and a part of one is one at least."""
     workers = part(data, "workers")
-    if workers is None or workers == 1:
+    if workers is None or workers == 1 or (workers == "auto" and worker_count("auto") == 1):
         return
     if part(part(data, "history"), "directory"):
         yield Problem("history.directory", f"expected nothing with workers: {workers}, got a directory")

@@ -1,5 +1,6 @@
 """Kinds of value that the configuration file takes, each with words for what it expects."""
 
+import os
 import re
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -40,6 +41,11 @@ class _Workers(Kind):
 
 
 Workers = Annotated[int | Literal["auto"], _Workers()]
+
+
+def worker_count(workers: int | Literal["auto"]) -> int:
+    """How many workers are wanted; `auto` is one for each processor that this process may use."""
+    return len(os.sched_getaffinity(0)) if workers == "auto" else workers
 
 
 class HostPort(NamedTuple):

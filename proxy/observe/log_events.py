@@ -16,6 +16,7 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "Another one takes its place.",
         "worker_replaced": "The process `worker_pid` serves clients in place of a worker that has ended.",
         "worker_not_started": "A worker could not start. It is tried again after a pause.",
+        "proxy_not_started": "A worker could not start, when the proxy did. The proxy stops, with exit status 1.",
         "worker_failed": "A worker could not do what the supervisor asked for.",
         "worker_stopped": "A worker has closed its connections, and ends.",
         "worker_link_given_up": "A worker, or its supervisor, reads nothing any more, and is given up.",

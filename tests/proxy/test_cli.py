@@ -116,6 +116,14 @@ def test_run_starts_the_service_with_the_file_and_its_content(service):
     assert isinstance(service.calls[0][1], Config)
 
 
+def test_run_with_auto_on_one_processor_is_the_single_process(service, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3})
+    path = tmp_path / "auto.yaml"
+    path.write_text(f"workers: auto\n{EXAMPLE.read_text()}")
+    assert invoke("run", "-c", path).exit_code == 0
+    assert [path for path, _ in service.calls] == [path]
+
+
 def test_run_does_not_start_with_a_bad_file(service, bad_file):
     result = invoke("run", "-c", bad_file)
     assert result.exit_code == 2

@@ -1,15 +1,9 @@
 """The part of the configuration's limits that one worker of several has: together they have what is written."""
 
-import os
 from collections.abc import Callable
 
 from proxy.config.settings import CapsConfig, Config, ConnectionLimitsConfig, ListenerConfig, VirtualClusterConfig
 from proxy.usage.recorder import own_name
-
-
-def worker_count(config: Config) -> int:
-    """How many workers are wanted; `auto` is one for each processor that this process may use."""
-    return len(os.sched_getaffinity(0)) if config.workers == "auto" else config.workers
 
 
 def config_of_worker(config: Config, number: int, workers: int) -> Config:

@@ -43,12 +43,15 @@ class Forker:
 
     @classmethod
     def start(
-        cls, sockets: Sequence[Sequence[socket.socket]], be_worker: Callable[[int, socket.socket], int]
+        cls,
+        sockets: Sequence[Sequence[socket.socket]],
+        be_worker: Callable[[int, socket.socket], int],
+        close_others: Callable[[], object],
     ) -> "Forker":
         """Fork the process. Call it while this process has one thread.
 
         `sockets` has the listening sockets of each worker. A new worker is `be_worker`, with its number and the socket
-        to the supervisor, which returns its exit status.
+        to the supervisor, which returns its exit status. `close_others` closes what only the supervisor needs.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         gc.collect()
@@ -58,6 +61,7 @@ class Forker:
             gc.unfreeze()
             return cls(ours)
         ours.close()
+        close_others()
         _leave(_ForkingProcess(theirs, sockets, be_worker).run)
         raise AssertionError("not reached")
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from common.backoff import Backoff
+from proxy.config.settings import Config
 from proxy.observe.metrics import Metrics
 from proxy.server.tasks import Tasks
 from proxy.server.workers.forker import Forker
@@ -26,10 +27,20 @@ _SILENT_S = 5.0
 _END_S = 0.2
 """How long is waited for the exit status of a worker whose link has closed."""
 
+_APPLY_S = 30.0
+"""How long a worker may take to have a changed configuration in force."""
+
+_AT_ONCE_S = 2.0
+"""How long is waited for workers that are to end at once."""
+
 _EXIT_S = 5.0
 _LOOK_S = 0.005
 _SOUND_S = 10.0
 """A worker that has served for so long is replaced at once when it ends; before that, after a pause that grows."""
+
+
+class NotStarted(Exception):
+    """A worker has not started. The text is the reason."""
 
 
 @dataclass(eq=False)
@@ -78,16 +89,22 @@ class Workers:
         self._missing_since: dict[int, float] = {}
         self._exits: dict[int, int] = {}
         self._is_stopping = False
+        self._end_asked = asyncio.Event()
 
     async def start(self) -> None:
-        """Start all workers; return when they serve clients. Raises ConfigErrors if one cannot."""
+        """Start all workers; return when they serve clients. Raises ConfigErrors or NotStarted if one cannot."""
         self._forker.ended = self._note_exit
         self._forker.watch()
         await asyncio.gather(*(self._start(number) for number in range(self.count)))
 
     async def _start(self, number: int) -> Running:
-        async with self._forking:
-            forked = await self._forker.fork(number)
+        try:
+            async with self._forking:
+                if self._is_stopping:
+                    raise NotStarted("the proxy stops")
+                forked = await self._forker.fork(number)
+        except OSError as error:
+            raise NotStarted(f"worker {number} cannot be forked: {error}") from error
         now_s = asyncio.get_running_loop().time()
         link = Link(forked.sock, {}, {what: _for(self, number, answer) for what, answer in self._asks.items()})
         await link.open()
@@ -96,25 +113,36 @@ class Workers:
         link.tell("begin", beginning)
         self._tasks.spawn(self._follow(worker))
         try:
-            await link.ask("serve")
+            await self._serve(worker, beginning.config)
+        except LinkLost:
+            self._kill(worker)
+            raise NotStarted(f"worker {number} has ended before it served clients") from None
         except BaseException:
             self._kill(worker)
             raise
         worker.is_serving = True
         self._missing_since.pop(number, None)
-        if (config := self._beginning(number).config) != beginning.config:  # it has changed while the worker started
-            await link.ask("apply", config)
         return worker
+
+    async def _serve(self, worker: Running, config: Config) -> None:
+        """Have a worker that begins with `config` serve clients, by the configuration that is in force then."""
+        await worker.link.ask("serve")
+        while (latest := self._beginning(worker.number).config) != config:
+            await worker.link.ask("apply", latest, timeout_s=_APPLY_S)
+            config = latest
+        if worker.link.is_lost:
+            raise LinkLost
 
     async def _follow(self, worker: Running) -> None:
         """Take what a worker sends until it ends; then replace it."""
         await worker.link.run()
-        self._running.pop(worker.number, None)
-        self._ended(worker)
+        now_s = asyncio.get_running_loop().time()
+        if self._running.get(worker.number) is worker:  # else another one has the number already
+            del self._running[worker.number]
+            self._missing_since.setdefault(worker.number, now_s)
+            self._ended(worker)
         if self._is_stopping:
             return
-        now_s = asyncio.get_running_loop().time()
-        self._missing_since.setdefault(worker.number, now_s)
         status = await self._exit_of(worker, _END_S)
         self._kill(worker)
         self._exits.pop(worker.pid, None)
@@ -158,29 +186,48 @@ class Workers:
         for worker in self.running:
             worker.link.tell(what, *args)
 
-    async def ask(self, what: str, *args: Any, timeout_s: float | None = ANSWER_S) -> dict[Running, Any]:
+    async def ask(self, what: str, *args: Any, timeout_s: float = ANSWER_S) -> dict[Running, Any]:
         """The answers of the workers that serve clients and answer in time."""
-        return await self.ask_each(what, lambda worker: args, timeout_s)
+        answers: dict[Running, Any] = {}
+        await self.ask_each(what, lambda worker: args, timeout_s, answers.__setitem__)
+        return answers
 
     async def ask_each(
-        self, what: str, args_for: Callable[[Running], tuple[Any, ...]], timeout_s: float | None = None
-    ) -> dict[Running, Any]:
-        """The same, with other arguments for each worker."""
+        self,
+        what: str,
+        args_for: Callable[[Running], tuple[Any, ...]],
+        timeout_s: float,
+        take: Callable[[Running, Any], None],
+    ) -> None:
+        """The same with other arguments for each worker. `take` gets each answer as it comes."""
         workers = [worker for worker in self.running if worker.is_serving]
-        answers = await asyncio.gather(*(self._answer(worker, what, args_for(worker), timeout_s) for worker in workers))
-        return {worker: answer[0] for worker, answer in zip(workers, answers, strict=True) if answer}
+        await asyncio.gather(*(self._answer(worker, what, args_for(worker), timeout_s, take) for worker in workers))
 
-    async def _answer(self, worker: Running, what: str, args: Any, timeout_s: float | None) -> tuple[Any, ...]:
-        """The answer, or nothing."""
+    async def _answer(
+        self, worker: Running, what: str, args: Any, timeout_s: float, take: Callable[[Running, Any], None]
+    ) -> None:
         try:
-            return (await worker.link.ask(what, *args, timeout_s=timeout_s),)
+            take(worker, await worker.link.ask(what, *args, timeout_s=timeout_s))
         except TimeoutError:
             self._metrics.worker_timeouts.inc()
         except LinkLost:
             pass
         except Exception as error:
             log.error("worker_failed", worker=worker.number, question=what, problem=str(error) or repr(error))
-        return ()
+
+    async def apply(self, config_of: Callable[[int], Config]) -> None:
+        """Have all workers take up a changed configuration: `config_of` their numbers.
+
+        One that cannot, or does not within 30 s, is ended: the one that replaces it begins with the configuration.
+        """
+        workers = [worker for worker in self.running if worker.is_serving]
+        applied: dict[Running, Any] = {}
+        await self.ask_each("apply", lambda worker: (config_of(worker.number),), _APPLY_S, applied.__setitem__)
+        for worker in workers:
+            if worker not in applied and self._running.get(worker.number) is worker:
+                problem = "it has not taken up the configuration, so another one replaces it"
+                log.error("worker_failed", worker=worker.number, question="apply", problem=problem)
+                self._kill(worker)
 
     async def look(self) -> None:
         """Ask all workers how they are."""
@@ -212,15 +259,16 @@ class Workers:
     def end(self) -> None:
         """Have all workers end without waiting for anything of their clients."""
         self.tell("end")
+        self._end_asked.set()
 
     async def stop(self, timeout_s: float) -> None:
-        """Stop all workers. Those that have not stopped by then are killed."""
+        """Stop all workers. Those that have not stopped by then, or 2 s after `end`, are killed."""
         self._is_stopping = True
         self._forker.close_listening()
-        await self.ask("stop", timeout_s=timeout_s)
+        stopped = await self._stopped(timeout_s)
         workers = self.running
         for worker in workers:
-            if worker.is_serving:
+            if worker in stopped:
                 worker.link.close()
             else:
                 self._kill(worker)
@@ -229,6 +277,17 @@ class Workers:
             self._kill(worker)
         await self._tasks.cancel()
         self._forker.close()
+
+    async def _stopped(self, timeout_s: float) -> Collection[Running]:
+        """Ask all workers to stop; those that have."""
+        stopped: dict[Running, Any] = {}
+        asking = asyncio.create_task(self.ask_each("stop", lambda worker: (), timeout_s, stopped.__setitem__))
+        ending = asyncio.create_task(self._end_asked.wait())
+        await asyncio.wait({asking, ending}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({asking}, timeout=_AT_ONCE_S)
+        asking.cancel()
+        ending.cancel()
+        return stopped
 
     def _kill(self, worker: Running) -> None:
         if worker.pid not in self._exits:

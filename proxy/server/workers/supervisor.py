@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from common.problems import Problem
 from common.service_manager import notify, passed_fds
 from proxy.clock import Clock, SystemClock
+from proxy.config.kinds import worker_count
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config, VirtualClusterConfig
 from proxy.installed import installed_version, make_in_use
@@ -25,7 +26,7 @@ from proxy.net.turns import finish_in_turns
 from proxy.observe import logs
 from proxy.observe.health import Readiness
 from proxy.observe.http_secrets import http_access
-from proxy.observe.merged_metrics import MergedMetrics, exported
+from proxy.observe.merged_metrics import Family, MergedMetrics, exported
 from proxy.observe.metrics import Metrics
 from proxy.observe.metrics_site import MetricsSite
 from proxy.observe.page.site import StatusPage
@@ -41,9 +42,9 @@ from proxy.server.sockets import PortsTaken, bind_all, listening
 from proxy.server.tasks import Tasks
 from proxy.server.tls_material import Section, TlsPlace, tls_sections
 from proxy.server.workers.answers import AnswersOfWorkers, ClusterOfWorkers, PageOfWorkers
-from proxy.server.workers.division import config_of_worker, worker_count
+from proxy.server.workers.division import config_of_worker
 from proxy.server.workers.forker import Forker
-from proxy.server.workers.group import Running, Workers
+from proxy.server.workers.group import ANSWER_S, NotStarted, Running, Workers
 from proxy.server.workers.supplied_source import Supply
 from proxy.server.workers.transport import Claims
 from proxy.server.workers.worker import Beginning, Supplied, run_worker
@@ -105,7 +106,7 @@ class Supervisor:
             lambda number, *message: self._workers.tell_one(number, *message),
         )
         asks: dict[str, Callable[..., Awaitable[Any]]] = {"alter": self._alter, **claims.asks}
-        self._workers = Workers(worker_count(config), forker, self._beginning, asks, self._note_end, metrics)
+        self._workers = Workers(worker_count(config.workers), forker, self._beginning, asks, self._note_end, metrics)
         self._merged = MergedMetrics()
         self._tasks = Tasks()
         self._shipping: Shipping | None = None
@@ -202,6 +203,12 @@ class Supervisor:
         cutting_short = loop.create_task(self._cut_start_short())
         try:
             await self.start()
+        except NotStarted as error:
+            log.error("proxy_not_started", problem=str(error))
+            self.status = 1
+            self._end_asked.set()
+            self._workers.end()
+            self._stop_asked.set()
         except BaseException:
             await self._workers.stop(0)
             raise
@@ -267,11 +274,15 @@ class Supervisor:
 
     async def _gather(self) -> Collector:
         """The metrics of all processes. Of a worker that does not answer in time those of the last time stay."""
-        for worker, families in (await self._workers.ask("metrics")).items():
-            self._merged.take(worker.name, families)
+        await self._workers.ask_each("metrics", lambda worker: (), ANSWER_S, self._take_metrics)
         await finish_in_turns(self._metrics.gather())
         self._merged.take("", exported(self._metrics.registry))
         return self._merged
+
+    def _take_metrics(self, worker: Running, families: Sequence[Family]) -> None:
+        """What a worker that has ended had counted is in the sums already."""
+        if worker in self._workers.running:
+            self._merged.take(worker.name, families)
 
     async def _apply(self, loaded: Loaded) -> None:
         config = loaded.config
@@ -282,7 +293,7 @@ class Supervisor:
             await asyncio.to_thread(renew, cluster.source, settings[cluster.name])
             await cluster.store.take_up()
         count = self._workers.count
-        await self._workers.ask_each("apply", lambda worker: (config_of_worker(config, worker.number, count),))
+        await self._workers.apply(lambda number: config_of_worker(config, number, count))
 
 
 def _of_http(sections: dict[TlsPlace, Section]) -> dict[TlsPlace, Section]:
@@ -292,8 +303,9 @@ def _of_http(sections: dict[TlsPlace, Section]) -> dict[TlsPlace, Section]:
 # ------------------------------------------------------------------------ ports
 
 
-def open_sockets(config: Config, count: int) -> tuple[list[list[socket.socket]], PassedSockets]:
-    """The listening sockets of each worker, and those that systemd has passed for the HTTP listeners.
+def open_sockets(config: Config, count: int) -> tuple[list[list[socket.socket]], PassedSockets, bool]:
+    """The listening sockets of each worker, those that systemd has passed for the HTTP listeners, and whether it has
+    passed any.
 
     Each worker has its own socket of each port, among which the kernel spreads connections (SO_REUSEPORT). Sockets
     that systemd has passed are shared by all workers. Raises ConfigErrors that name each port that cannot be bound.
@@ -315,7 +327,7 @@ def open_sockets(config: Config, count: int) -> tuple[list[list[socket.socket]],
                     mine.append(_one_more(sock, listener.bind, port) if number else sock)
     if problems:
         raise ConfigErrors(problems)
-    return of_workers, passed
+    return of_workers, passed, bool(sockets)
 
 
 def _first(passed: PassedSockets, config: Config, bind: str, port: int) -> socket.socket:
@@ -339,8 +351,9 @@ def run(config_path: Path, config: Config) -> int:
     """Serve until a signal to stop, then return the exit status. Raises ConfigErrors if a port cannot be bound."""
     logs.configure(config.log.level, config.log.format)
     sys.setswitchinterval(_LONGEST_TURN_OF_A_THREAD_S)
-    of_workers, passed = open_sockets(config, worker_count(config))
-    forker = Forker.start(of_workers, partial(run_worker, config_path, config, of_workers))
+    of_workers, passed, is_activated = open_sockets(config, worker_count(config.workers))
+    be_worker = partial(run_worker, config_path, config, of_workers, is_activated)
+    forker = Forker.start(of_workers, be_worker, passed.close_rest)
     for sockets in of_workers:
         for sock in sockets:
             sock.close()

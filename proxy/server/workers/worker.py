@@ -66,7 +66,13 @@ class Worker:
     """A worker that has begun."""
 
     def __init__(
-        self, link: Link, beginning: Beginning, config_path: Path, sockets: Sequence[socket.socket], clock: Clock
+        self,
+        link: Link,
+        beginning: Beginning,
+        config_path: Path,
+        sockets: Sequence[socket.socket],
+        is_activated: bool,
+        clock: Clock,
     ) -> None:
         loop = asyncio.get_running_loop()
         config = beginning.config
@@ -82,6 +88,7 @@ class Worker:
                 self.transports[each.name] = WorkerTransport(each.name, link, claims, clock.now_ms)
         self.instance = Instance(config_path, config, clock, metrics, self.sources, self.transports)
         self._sockets = sockets
+        self._is_activated = is_activated
         self._certificates = CertificateWatcher(self.instance.show, clock, metrics)
         self._restart = Restart(self.instance.sensing, clock, metrics)
         self._process = self.instance.shown(self.instance.not_ready)
@@ -113,7 +120,7 @@ class Worker:
         """Accept no more connections, and close those that are open within `limits.drain_s`."""
         instance = self.instance
         instance.stop_asked.set()
-        instance.stop_listening(stays_open=False)
+        instance.stop_listening(stays_open=self._is_activated)
         await instance.drain()
         await self._restart.leave_sensors(instance.config.restart.sensors_file)
         await instance.finish()
@@ -154,19 +161,26 @@ def _sections(config: Config) -> dict[TlsPlace, Section]:
 
 
 class WorkerProcess:
-    """The process of a worker, from its fork to its end."""
+    """The process of a worker, from its fork to its end.
 
-    def __init__(self, config_path: Path, sockets: Sequence[socket.socket], link: socket.socket) -> None:
+    `is_activated`: systemd has listening sockets of the proxy, too, and keeps them open.
+    """
+
+    def __init__(
+        self, config_path: Path, sockets: Sequence[socket.socket], is_activated: bool, link: socket.socket
+    ) -> None:
         self._config_path = config_path
         self._sockets = sockets
+        self._is_activated = is_activated
         self._worker: Worker | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self._link = Link(
             link,
             {"begin": self._begin, "supply": self._supply, "claims": self._take_claims, "end": self._end},
             {
                 "serve": lambda: self._begun.serve(),
                 "apply": lambda config: self._begun.apply(config),
-                "stop": lambda: self._begun.stop(),
+                "stop": self._stop,
                 "pulse": lambda: self._begun.pulse(),
                 "metrics": lambda: self._begun.exported(),
                 "respond": lambda endpoint, wanted: self._begun.respond(endpoint, wanted),
@@ -179,17 +193,27 @@ class WorkerProcess:
         """Do what the supervisor says until it closes the link. If it has ended by itself, close all connections."""
         await self._link.open()
         await self._link.run()
-        if self._worker is not None and not self._worker.instance.stop_asked.is_set():
+        if self._worker is None:
+            return
+        if self._stopping is None:
             log.error("supervisor_lost", problem="the supervisor has ended, so this worker stops")
-            await self._worker.stop()
+        await self._stop()
 
     @property
     def _begun(self) -> Worker:
         assert self._worker is not None
         return self._worker
 
+    async def _stop(self) -> None:
+        """Stop once, also if the supervisor ends meanwhile."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._begun.stop())
+        await self._stopping
+
     def _begin(self, beginning: Beginning) -> None:
-        self._worker = Worker(self._link, beginning, self._config_path, self._sockets, SystemClock())
+        self._worker = Worker(
+            self._link, beginning, self._config_path, self._sockets, self._is_activated, SystemClock()
+        )
 
     def _supply(self, cluster: str, supply: Supply) -> None:
         self._begun.sources[cluster].take(supply)
@@ -202,9 +226,14 @@ class WorkerProcess:
 
 
 def run_worker(
-    config_path: Path, config: Config, sockets: Sequence[Sequence[socket.socket]], number: int, link: socket.socket
+    config_path: Path,
+    config: Config,
+    sockets: Sequence[Sequence[socket.socket]],
+    is_activated: bool,
+    number: int,
+    link: socket.socket,
 ) -> int:
     """Be the worker of this number, until the supervisor says that it stops. Returns the exit status."""
     logs.configure(config.log.level, config.log.format, worker=number)
-    uvloop.run(WorkerProcess(config_path, sockets[number], link).run())
+    uvloop.run(WorkerProcess(config_path, sockets[number], is_activated, link).run())
     return 0

@@ -2,9 +2,10 @@
 
 import pytest
 
+from proxy.config.kinds import worker_count
 from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
-from proxy.server.workers.division import config_of_worker, worker_count
+from proxy.server.workers.division import config_of_worker
 
 
 def config(**sections):
@@ -54,7 +55,15 @@ def test_each_worker_has_its_own_records_and_its_own_file_of_sensors():
 def test_auto_is_one_worker_for_each_processor_that_the_process_may_use(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3, 5})
     whole = config().model_copy(update={"workers": "auto"})
-    assert worker_count(whole) == 3
+    assert worker_count(whole.workers) == 3
+
+
+def test_auto_on_one_processor_is_a_single_process_and_may_have_a_history(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3})
+    assert worker_count(config(workers="auto", history={"directory": "history"}).workers) == 1
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3})
+    with pytest.raises(ConfigErrors, match=r"history\.directory: expected nothing with workers: auto"):
+        config(workers="auto", history={"directory": "history"})
 
 
 @pytest.mark.parametrize(
