@@ -146,6 +146,7 @@ def test_the_share_of_an_instance_that_is_killed_moves_to_the_others(proxy_of):
         assert left["other"].startswith("b#")
 
 
+@pytest.mark.nightly
 def test_instances_without_zookeeper_give_out_their_parts_and_say_so(proxy_of, zookeeper):
     with proxy_of("a") as a, proxy_of("b") as b:
         eventually(lambda: are_known(a, b))
@@ -172,6 +173,7 @@ def test_instances_without_zookeeper_give_out_their_parts_and_say_so(proxy_of, z
             assert len(proxy.events("fleet_cut_off")) == len(proxy.events("fleet_reached")) == 1
 
 
+@pytest.mark.nightly
 def test_an_instance_that_stood_still_for_too_long_does_not_go_on_with_what_others_have(proxy_of):
     with proxy_of("a") as a, proxy_of("b") as b:
         eventually(lambda: are_known(a, b))
@@ -189,6 +191,7 @@ def test_an_instance_that_stood_still_for_too_long_does_not_go_on_with_what_othe
             assert other.bytes
 
 
+@pytest.mark.nightly
 def test_what_is_no_claim_harms_nobody(proxy_of, zookeeper):
     with proxy_of("a") as a, proxy_of("b") as b, zookeeper.client() as kazoo, Load(a):
         eventually(lambda: share(a) > 0.9)
@@ -205,6 +208,7 @@ def test_what_is_no_claim_harms_nobody(proxy_of, zookeeper):
         eventually(lambda: share(a) > 0.9)
 
 
+@pytest.mark.nightly
 def test_a_process_that_takes_over_is_a_member_beside_the_one_before_it(proxy_of):
     with proxy_of("a", RelayedProxy, limits={"drain_s": 5}) as a, Load(a) as one:
         eventually(lambda: share(a) == 1)

@@ -64,6 +64,7 @@ async def test_members_see_each_other_in_order_and_who_leaves_or_dies_is_gone(ne
         assert a.losses == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.kraft
 async def test_a_member_that_does_not_reach_the_cluster_is_cut_off_before_it_is_dropped_and_learns_of_it(newest_kafka):
     async with AsyncExitStack() as stack:

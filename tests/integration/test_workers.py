@@ -267,6 +267,7 @@ def test_a_worker_that_is_killed_under_load_loses_no_record(newest_kafka, stack)
     assert not proxy.events("internal_error")
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_a_client_at_all_workers_gets_its_quota_as_at_one(newest_kafka, stack):
     quotas = [{"client_id": "spread", "producer_byte_rate": LIMIT}]
