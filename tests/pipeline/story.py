@@ -131,6 +131,8 @@ def _of_client(client: Any, node: int, kind: str, windows: Any, bursts: Any, cha
         ip="",
         quota_type=kind,
         limit=limit,
+        scope="node",
+        share=1.0,
         rule="" if not limit else "user=<default>" if kind == "request" else f"user={user}",
         shadow_limit=shadow,
         shadow_rule="" if shadow is None else f"user={user}",

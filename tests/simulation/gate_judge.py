@@ -11,7 +11,7 @@ from typing import Any
 
 from proxy.gate.admission import Admission, ConnectionSlot, LimitReached, Next, OnHold, Refused, Step
 from proxy.relay.actions import CloseReason
-from quotas.connection_quotas import AddressKey, ConnectionQuotas, ListenerKey
+from quotas.connection_quotas import ConnectionQuotas, ListenerKey
 from tests.quotas.windowed_rate import WindowedRate
 from tests.simulation.oracle import Violation, require
 from tests.simulation.plan import NO_LIMIT, GatePlan
@@ -395,13 +395,13 @@ class GateJudge:
         require(not self._open, f"{len(self._open)} have not left")
         require(quotas.connections == 0, f"{quotas.connections} are counted though none is there")
         require(not any(map(quotas.connections_of, self._order)), "a listener counts some though none is there")
-        left = [admission._users, admission._held, admission._held_of, admission._queues, admission._waiting]
+        left = [admission._held, admission._held_of, admission._queues, admission._waiting]
         require(not any(left), f"something is still noted: {left}")
         on_the_way = (admission._on_the_way_in_all, set(admission._on_the_way.values()))
         require(on_the_way == (0, {0}), f"on the way are {on_the_way}")
         for name in admission.virtual_clusters:
-            counted = [origin for origin in self._addresses if quotas.connections_from(AddressKey(name, origin))]
-            require(not counted, f"connections are counted for {counted[:5]}")
+            counted = quotas.counts(name)._open
+            require(not counted, f"connections are counted: {counted}")
 
 
 def _charge(rate: WindowedRate, now_ms: int) -> int:
