@@ -23,7 +23,7 @@ from proxy.observe.past.records import (
 )
 from proxy.observe.throttled_line import Bucket, ThrottledLine
 from quotas.changes import Limit
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, SensorTags
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope, SensorTags
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 
@@ -76,10 +76,12 @@ seconds = st.builds(
         max_size=2,
     ),
 )
-limits = st.dictionaries(
-    st.builds(QuotaKey, st.sampled_from([QuotaType.PRODUCE, QuotaType.FETCH]), st.booleans()),
-    st.builds(Limit, st.integers(1, 2**40).map(float), texts),
-    min_size=1,
+limits = st.sampled_from(Scope).flatmap(
+    lambda scope: st.dictionaries(
+        st.builds(QuotaKey, st.sampled_from([QuotaType.PRODUCE, QuotaType.FETCH]), st.booleans()),
+        st.builds(Limit, st.integers(1, 2**40).map(float), texts, st.just(scope)),
+        min_size=1,
+    )
 )
 versions = st.builds(Version, st.none() | limits, st.none() | counts, st.none() | limits)
 kinds = st.dictionaries(st.sampled_from([quota_type.value for quota_type in QuotaType]), st.integers(1, 7))

@@ -17,18 +17,20 @@ import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, starmap
 from typing import Any, NamedTuple
 
 from proxy.observe.last_throttles import PastThrottle
 from proxy.observe.throttled_line import Bucket, ThrottledLine
 from quotas.changes import Limit
-from quotas.entities import Entity, QuotaKey, QuotaType, SensorTags
+from quotas.entities import SCOPE, Entity, QuotaKey, QuotaType, SensorTags
 from quotas.sources.entry_forms import entity_form, entity_of, entry_form, entry_of
 
 _COMPRESSED_FROM = 512
 _LONGEST_CONTENT_BYTES = 64 << 20
 _ENTITIES_PER_RECORD = 500
+_BEFORE_SCOPE = "before_scope"
+"""Beside `before`, as the scope beside the quotas of now."""
 
 _BY_NAME = {quota_type.name.lower(): quota_type for quota_type in QuotaType}
 
@@ -281,14 +283,17 @@ def _quotas_form(record: QuotasOf) -> dict[str, Any]:
         "kinds": [record.kinds.enforced, record.kinds.shadow],
         "begins": record.begins,
         "kept": record.kept,
-        "quotas": [
-            {
-                **entry_form(entity, version.limits or {}),
-                "since": version.since_ms,
-                "before": entry_form(entity, version.before or {})["limits"],
-            }
-            for entity, version in record.versions.items()
-        ],
+        "quotas": list(starmap(_version_form, record.versions.items())),
+    }
+
+
+def _version_form(entity: Entity, version: Version) -> dict[str, Any]:
+    before = entry_form(entity, version.before or {})
+    return {
+        **entry_form(entity, version.limits or {}),
+        "since": version.since_ms,
+        "before": before["limits"],
+        **({_BEFORE_SCOPE: before[SCOPE]} if SCOPE in before else {}),
     }
 
 
@@ -307,6 +312,7 @@ def _quotas_of(at_ms: int, form: Any, wanted: Callable[[Any], bool]) -> QuotasOf
 
 def _version(form: Any) -> tuple[Entity, Version]:
     entity, limits = entry_of(form)
-    _, before = entry_of({"entity": form["entity"], "limits": form["before"]})
+    scope = {SCOPE: form[_BEFORE_SCOPE]} if _BEFORE_SCOPE in form else {}
+    _, before = entry_of({"entity": form["entity"], "limits": form["before"], **scope})
     since_ms = form["since"]
     return entity, Version(limits or None, None if since_ms is None else int(since_ms), before or None)
