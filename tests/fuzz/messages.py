@@ -62,10 +62,15 @@ _PASSWORD = b"pencil"
 
 # ---------------------------------------------------------------- own requests
 
+_NODES, _CONFIGS = nodes_request(), node_configs_request(7, ["num.partitions"])
 _QUOTAS = all_quotas_request()
+_ALTERATION = alteration_request(
+    [EntityOperations((EntityPart("user", "a"),), (Operation("producer_byte_rate", 5.5, False),))]
+)
+_START, _LOGIN, _OFFERS = handshake_request("PLAIN"), authenticate_request(b"t"), offer_request()
 _OWN_REQUESTS: tuple[OwnRequest[Any], ...] = (
-    nodes_request(),
-    node_configs_request(7, ["num.partitions"]),
+    _NODES,
+    _CONFIGS,
     topic_request("t"),
     topic_configs_request("t", ["cleanup.policy"]),
     creation_request("t", 3, {"cleanup.policy": "compact"}, 5_000),
@@ -73,10 +78,10 @@ _OWN_REQUESTS: tuple[OwnRequest[Any], ...] = (
     append_request("t", bytes(16), b"batch", 5_000),
     fetch_request(bytes(16), 4, 0, 500, 1 << 20, 2 << 20),
     _QUOTAS,
-    alteration_request([EntityOperations((EntityPart("user", "a"),), (Operation("producer_byte_rate", 5.5, False),))]),
-    handshake_request("PLAIN"),
-    authenticate_request(b"t"),
-    offer_request(),
+    _ALTERATION,
+    _START,
+    _LOGIN,
+    _OFFERS,
 )
 _CALLS = [
     (request, version) for request in _OWN_REQUESTS for version in range(request.versions[0], request.versions[1] + 1)
@@ -133,16 +138,16 @@ def _quotas(writer: FieldWriter) -> bytes:
 
 _METADATA_13 = b"\0" + int32(0) + _nodes(_COMPACT) + b"\0" + int32(7) + b"\1" + int16(0) + b"\0"
 _OWN_RESPONSES = (
-    _response(_OWN_REQUESTS[0], 1, _nodes(_PLAIN)),
-    _response(_OWN_REQUESTS[0], 13, _METADATA_13),
-    _response(_OWN_REQUESTS[1], 0, _configs(_PLAIN)),
-    _response(_OWN_REQUESTS[1], 4, b"\0" + _configs(_COMPACT, _setting(_COMPACT))),
+    _response(_NODES, 1, _nodes(_PLAIN)),
+    _response(_NODES, 13, _METADATA_13),
+    _response(_CONFIGS, 0, _configs(_PLAIN)),
+    _response(_CONFIGS, 4, b"\0" + _configs(_COMPACT, _setting(_COMPACT))),
     _response(_QUOTAS, 0, _quotas(_PLAIN)),
     _response(_QUOTAS, 1, b"\0" + _quotas(_COMPACT)),
-    _response(_OWN_REQUESTS[3], 0, int32(0) + int32(1) + int16(0) + int16(-1) + int32(0)),
-    _response(_OWN_REQUESTS[4], 1, _HANDSHAKE),
-    _response(_OWN_REQUESTS[5], 2, b"\0" + int16(58) + b"\3no\2x" + bytes(9)),
-    _response(_OWN_REQUESTS[6], 0, _OFFER),
+    _response(_ALTERATION, 0, int32(0) + int32(1) + int16(0) + int16(-1) + int32(0)),
+    _response(_START, 1, _HANDSHAKE),
+    _response(_LOGIN, 2, b"\0" + int16(58) + b"\3no\2x" + bytes(9)),
+    _response(_OFFERS, 0, _OFFER),
 )
 
 

@@ -102,7 +102,7 @@ def test_of_three_processes_the_second_waits_for_what_the_first_has_to_say(stack
             proxy.take_over()
         first, second = proxy.pids[:2]
         proxy.wait_for(lambda: not is_running(second), 10, "the end of the second process")
-        assert not is_running(first)
+        proxy.wait_for(lambda: not is_running(first), 1, "the end of the first, which may stay for 5 s")
     assert not proxy.events("successor_lost")
 
 

@@ -153,6 +153,7 @@ def test_the_workers_end_with_their_supervisor(stack):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     proxy.start()
+    proxy.wait_for(lambda: len(proxy.events("listening")) == 2 * WORKERS, 10, "open ports")
     assert len(pids(proxy)) == WORKERS
 
 

@@ -76,14 +76,6 @@ async def test_its_transport_says_why_it_cannot_connect_and_ends_at_once():
     await transport.stop()
 
 
-def test_each_start_of_an_instance_is_another_member():
-    config = cluster({"zookeeper": {"servers": ["a:1"]}})
-    first, second = (made(config)[0].member.id for _ in range(2))
-    assert first.startswith("proxy-a#")
-    assert second.startswith("proxy-a#")
-    assert first != second
-
-
 async def test_an_instance_that_cannot_hear_the_others_gives_out_one_part_of_the_instances():
     fleet, manager, clock = made(cluster({"zookeeper": {"servers": ["127.0.0.1:1"]}}, instances=4))
     handle = manager.bind("main", 1, "alice", "etl", clock.now_ms()).produce

@@ -370,7 +370,9 @@ def test_a_state_file_that_is_being_replaced_by_an_editor_is_not_taken_for_empty
 
 ENTITIES = (ALICE, BOB, Entity(client_id="c"), Entity(ip="10.0.0.1"))
 ALTERATIONS = st.tuples(st.sampled_from(ENTITIES[:3]), st.sampled_from([PRODUCE, FETCH]), st.sampled_from([None, 1.0]))
-FILES = st.dictionaries(st.sampled_from(ENTITIES[:3]), st.dictionaries(st.just(PRODUCE), st.just(5.0)))
+FILES = st.dictionaries(
+    st.sampled_from(ENTITIES[:3]), st.builds(Entry, st.dictionaries(st.just(PRODUCE), st.just(5.0)))
+)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

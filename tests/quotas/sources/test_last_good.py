@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quotas.changes import NO_QUOTAS, Limit
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
 from quotas.sources.last_good import LastGood, content, parse
 from quotas.sources.source import SourceState
 
@@ -192,14 +192,16 @@ def entities():
     )
 
 
-def values(entity):
+@st.composite
+def values(draw, entity):
     rate = st.integers(1, 2**53).map(float)
     if entity.ip is not None:
-        return st.just({QuotaKey(QuotaType.CONNECTION): Limit(0.0, "a znode")})
+        return {QuotaKey(QuotaType.CONNECTION): Limit(0.0, "a znode")}
+    scope = draw(st.sampled_from(Scope))
     share = st.floats(0, 1e300, exclude_min=True)
     key = st.builds(QuotaKey, st.just(QuotaType.FETCH), st.booleans())
-    others = st.dictionaries(key, st.builds(Limit, rate, st.text()))
-    return st.builds(lambda limits, value: {**limits, QuotaKey(QuotaType.REQUEST): Limit(value, "ö")}, others, share)
+    others = draw(st.dictionaries(key, st.builds(Limit, rate, st.text(), st.just(scope))))
+    return {**others, QuotaKey(QuotaType.REQUEST): Limit(draw(share), "ö", scope)}
 
 
 @given(st.data())
