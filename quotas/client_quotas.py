@@ -15,7 +15,6 @@ from quotas.request_costs import NodeCosts, RequestCosts
 from quotas.sensors.rows import Rows
 from quotas.sensors.token_buckets import BucketReading, TokenBuckets
 from quotas.sensors.windowed_rate import SensorReading, Sensors
-from quotas.shares.moves import WAITS_MS
 
 IDLE_MS: Final = 3_600_000
 """A sensor that is unused for longer is closed, as in a broker."""
@@ -136,8 +135,8 @@ class ClientQuotaManager:
         self._traces = traces
         self.share_of: Callable[[SensorKey], float] | None = None
         """Which part of a limit this instance enforces, if it shares the limits with others; None: all of each."""
-        self.waits_of: Callable[[SensorKey], bool] | None = None
-        """Whether single throttles of a sensor that is opened now are cut to WAITS_MS, see `reshare`; None: none."""
+        self.pace_of: Callable[[SensorKey], float] | None = None
+        """The pace of a sensor that is opened now, see `reshare`; None: all have none."""
         self._pressable: dict[tuple[Rows, int], SensorKey] | None = None
         """The key of each open sensor by its table and handle, from `watch_pressed` on."""
         self.sensors = sensors
@@ -378,14 +377,14 @@ class ClientQuotaManager:
         return limit if self.share_of is None or limit >= UNLIMITED else limit * self.share_of(key)
 
     def reshare(
-        self, key: SensorKey, share: float, keep: float, gain: Sequence[float], waits: bool, now_ms: int
+        self, key: SensorKey, share: float, keep: float, gain: Sequence[float], pace: float, now_ms: int
     ) -> None:
         """Enforce `share` times the limit of the tables from the next charge of this sensor on.
 
         The sensor keeps the part `keep` of its history, and gets `gain` in addition: seconds of the whole limit by age
-        in windows. With `waits` its single throttles are cut to WAITS_MS; the rest is owed. A sensor that is not open
-        is opened if it gains, because its share has been used elsewhere. Does nothing if there is no limit. Raises
-        ValueError if the share is not above 0.
+        in windows. With a `pace`, a part of the whole limit, its throttles are cut, see `Rows.set_pace`. A sensor that
+        is not open is opened if it gains, because its share has been used elsewhere. Does nothing if there is no limit.
+        Raises ValueError if the share is not above 0.
         """
         if not share > 0:
             raise ValueError(f"expected a share above 0 of {key}, got {share}")
@@ -398,7 +397,7 @@ class ClientQuotaManager:
         rows, enforced = self._rows_of(key), limit * share
         was_bytes = self._ceiling_bytes(rows.limit(handle))
         rows.reshare(handle, enforced, keep, [seconds * limit for seconds in gain], now_ms)
-        rows.set_cap_of(handle, WAITS_MS if waits else 0)
+        rows.set_pace(handle, pace / share)
         if key.quota_type is QuotaType.FETCH and not key.shadow and self._ceiling_bytes(enforced) != was_bytes:
             self._touch_clients_with(key)
             self.version += 1
@@ -699,8 +698,8 @@ class ClientQuotaManager:
         if self._traces is not None and self._traces(key.tags, entity):
             handle = self._traced(key, entity, handle, limit, now_ms)
         self._handles[key] = handle
-        if self.waits_of is not None and self.waits_of(key):
-            self._rows_of(key).set_cap_of(handle, WAITS_MS)
+        if self.pace_of is not None and self.share_of is not None and (pace := self.pace_of(key)):
+            self._rows_of(key).set_pace(handle, pace / self.share_of(key))
         if self._pressable is not None:
             self._pressable[self._rows_of(key), handle] = key
         if key.shadow:

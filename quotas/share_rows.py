@@ -60,7 +60,7 @@ class SharedRows:
         self._waiting: dict[Key, int] = {}
         """Until when clients wait, of keys that were pressed."""
         manager.share_of = lambda key: member.share_of(values_of(key))
-        manager.waits_of = lambda key: member.waits_of(values_of(key))
+        manager.pace_of = lambda key: member.pace_of(values_of(key))
         manager.watch_pressed()
         connections.share(virtual_cluster, lambda key: member.share_of(values_of(key)))
         self._counts = connections.counts(virtual_cluster)
@@ -141,7 +141,8 @@ class SharedRows:
         if isinstance(row, RateKey):
             self._connections.reshare(row, move.share, move.keep, move.gain, now_ms)
         else:
-            self._manager.reshare(row, move.share, move.keep, move.gain, move.waits, now_ms)
+            pace = self._member.pace_of(values_of(row)) if move.waits else 0.0
+            self._manager.reshare(row, move.share, move.keep, move.gain, pace, now_ms)
 
     def _history(self, row: SensorKey | RateKey | None, now_ms: int) -> tuple[float, float, tuple[float, ...]] | None:
         if row is None:

@@ -37,7 +37,8 @@ class Operation(StrEnum):
 
     - SCALE: what the window holds, or what is missing in the bucket, was multiplied by `value`.
     - ADD_HISTORY: `value` of the use of other instances was added, from `count` - 1 to `count` windows ago.
-    - SET_CAP: single throttle times are at most `value` ms from now on; 0: MAX_THROTTLE_MS.
+    - SET_PACE: throttle times are cut to 1 s from now on, while all clients of the sensor together get no more than
+      `value` times the limit; 0: to MAX_THROTTLE_MS.
 
     Use by the client `user`, `client_id`. `throttle_ms` is the resulting throttle time.
 
@@ -77,7 +78,7 @@ class Operation(StrEnum):
     CONNECT = "connect"
     SCALE = "scale"
     ADD_HISTORY = "add_history"
-    SET_CAP = "set_cap"
+    SET_PACE = "set_pace"
 
 
 SETTINGS = frozenset({Operation.SAMPLES, Operation.WINDOW_MS, Operation.MAX_THROTTLE_MS, Operation.MAX_DEBT_MS})
@@ -89,7 +90,7 @@ NO_USE = SETTINGS | {
     Operation.CLOSE,
     Operation.SCALE,
     Operation.ADD_HISTORY,
-    Operation.SET_CAP,
+    Operation.SET_PACE,
 }
 """The operations on settings and sensors that are no use by a client. They are few, and no replay can do without."""
 
@@ -150,8 +151,8 @@ class Replay:
                 rows.scale(handle, event.value, event.at_ms)
             case Operation.ADD_HISTORY:
                 rows.add_history(handle, (*(0.0,) * (event.count - 1), event.value), event.at_ms)
-            case Operation.SET_CAP:
-                rows.set_cap_of(handle, int(event.value))
+            case Operation.SET_PACE:
+                rows.set_pace(handle, event.value)
             case Operation.CLOSE:
                 rows.close(self._handles.pop((place, event.sensor)))
             case _ if isinstance(rows, TokenBuckets):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from quotas.entities import QuotaType
 from quotas.records.trace import Operation
-from quotas.sensors.rows import CAP, ROW_MASK
+from quotas.sensors.rows import PACE, ROW_MASK
 from quotas.sensors.token_buckets import TokenBuckets
 from quotas.sensors.windowed_rate import Sensors
 
@@ -127,12 +127,12 @@ class TracedSensors(Sensors):
                 if units:
                     _tell(self, Operation.ADD_HISTORY, handle, units, now_ms, count=age + 1)
 
-    def set_cap_of(self, handle: int, cap_ms: int) -> None:
+    def set_pace(self, handle: int, pace: float) -> None:
         """See Sensors; reports the operation if it changes anything."""
-        before_ms = self._ints[(int(handle) & ROW_MASK) + CAP]
-        super().set_cap_of(handle, cap_ms)
-        if isinstance(handle, TracedHandle) and cap_ms != before_ms:
-            _tell(self, Operation.SET_CAP, handle, cap_ms, self.idle_since_ms(handle))
+        before = self._floats[(int(handle) & ROW_MASK) + PACE]
+        super().set_pace(handle, pace)
+        if isinstance(handle, TracedHandle) and pace != before:
+            _tell(self, Operation.SET_PACE, handle, pace, self.idle_since_ms(handle))
 
 
 class TracedBuckets(TokenBuckets):
@@ -186,12 +186,12 @@ class TracedBuckets(TokenBuckets):
                 if units:
                     _tell(self, Operation.ADD_HISTORY, handle, units, now_ms, count=age + 1)
 
-    def set_cap_of(self, handle: int, cap_ms: int) -> None:
+    def set_pace(self, handle: int, pace: float) -> None:
         """See TokenBuckets; reports the operation if it changes anything."""
-        before_ms = self._ints[(int(handle) & ROW_MASK) + CAP]
-        super().set_cap_of(handle, cap_ms)
-        if isinstance(handle, TracedHandle) and cap_ms != before_ms:
-            _tell(self, Operation.SET_CAP, handle, cap_ms, self.idle_since_ms(handle))
+        before = self._floats[(int(handle) & ROW_MASK) + PACE]
+        super().set_pace(handle, pace)
+        if isinstance(handle, TracedHandle) and pace != before:
+            _tell(self, Operation.SET_PACE, handle, pace, self.idle_since_ms(handle))
 
 
 def _tell(

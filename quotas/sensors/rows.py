@@ -8,13 +8,14 @@ others 0). All rows have as many words, and they begin alike:
 word  content
 ====  ====================================================
 0     generation: odd while the row is in use
-1     the largest throttle time of this row in ms; 0: that of the table
+1     pace: at how many times the limit clients go on while they wait for a larger one; 0: they do not (float)
 2     limit in units/s (float)
 ====  ====================================================
 
 A handle combines the generation with the position of the row in words.
 """
 
+from math import inf
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Final
 
@@ -25,8 +26,12 @@ ROW_BITS: Final = 40
 ROW_MASK: Final = (1 << ROW_BITS) - 1
 
 GENERATION: Final = 0
-CAP: Final = 1
+PACE: Final = 1
 LIMIT: Final = 2
+
+WAITS_MS: Final = 1000
+"""While clients wait for a larger limit, a throttle that the pace does not ask for is cut to this, so that they hear of
+the larger limit soon."""
 
 _WORD_BYTES: Final = 8
 _ROWS: Final = 0
@@ -83,11 +88,12 @@ class Rows:
         """The limit of the row, in units/s."""
         return self._floats[self._row(handle) + LIMIT]
 
-    def set_cap_of(self, handle: int, cap_ms: int) -> None:
-        """Limit single throttle times of this row to `cap_ms`, also while the table allows more. 0: as the table."""
-        if cap_ms < 0:
-            raise ValueError(f"expected a cap from 0, got {cap_ms}")
-        self._ints[self._row(handle) + CAP] = cap_ms
+    def set_pace(self, handle: int, pace: float) -> None:
+        """A larger limit is about to come, perhaps: throttle times are cut to WAITS_MS, as long as all clients of the
+        row together do not get more than `pace` times the limit, without a burst. 0: throttle times are not cut."""
+        if not 0 <= pace < inf:
+            raise ValueError(f"expected a pace from 0, got {pace}")
+        self._floats[self._row(handle) + PACE] = pace
 
     def copied(self, handle: int) -> bytes:
         """A copy of the row's words, for `overwrite`, also in a table of another process with the same windows."""
@@ -97,13 +103,13 @@ class Rows:
     def overwrite(self, handle: int, copied: bytes) -> None:
         """Give the row the content of a copy that `copied` made, of this row or another one. The handle stays valid.
 
-        The row keeps its cap: whether clients wait for a share here says nothing about the row that was copied. Raises
-        ValueError if the copy has another size.
+        The row keeps its pace: whether clients wait here says nothing about the row that was copied. Raises ValueError
+        if the copy has another size.
         """
         row = self._row(handle)
-        generation, cap_ms = self._ints[row + GENERATION], self._ints[row + CAP]
+        generation, pace = self._ints[row + GENERATION], self._floats[row + PACE]
         self._ints[row : row + self._words_of_row] = memoryview(copied).cast("q")
-        self._ints[row + GENERATION], self._ints[row + CAP] = generation, cap_ms
+        self._ints[row + GENERATION], self._floats[row + PACE] = generation, pace
 
     def _open_row(self, limit: float) -> int:
         """The handle of a new row, which is zero except for its limit. Raises SensorsFull if no row is free."""
@@ -124,10 +130,6 @@ class Rows:
     def _press(self, row: int, until_ms: int) -> None:
         if self.pressed is not None:
             self.pressed[self._ints[row + GENERATION] << ROW_BITS | row] = until_ms
-
-    def _cap_of(self, row: int, of_table_ms: int) -> int:
-        cap_ms = self._ints[row + CAP]
-        return cap_ms if 0 < cap_ms < of_table_ms else of_table_ms
 
     @property
     def _blank(self) -> memoryview:

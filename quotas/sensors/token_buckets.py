@@ -28,7 +28,7 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from quotas.sensors.rows import LIMIT, ROW_MASK, Rows
+from quotas.sensors.rows import LIMIT, PACE, ROW_MASK, WAITS_MS, Rows
 from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, rounded
 
 _ROW_WORDS: Final = 12
@@ -204,7 +204,7 @@ class TokenBuckets(Rows):
         """The throttle time of an overdrawn bucket, cut to the maximum, and counted."""
         ints, floats = self._ints, self._floats
         wanted_ms = overdraft_ms(floats[row + _TOKENS], floats[row + LIMIT])
-        throttle_ms = min(wanted_ms, self._cap_of(row, self.max_throttle_ms))
+        throttle_ms = min(wanted_ms, self._longest_ms(row, floats[row + _TOKENS]))
         self._press(row, ints[row + _REFILLED] + throttle_ms)
         if wanted_ms > throttle_ms:
             ints[row + _CAPPED] += 1
@@ -213,6 +213,13 @@ class TokenBuckets(Rows):
             ints[row + _THROTTLES] += 1
             ints[row + _THROTTLED_MS] += throttle_ms
         return throttle_ms
+
+    def _longest_ms(self, row: int, tokens: float) -> int:
+        """What a throttle time is cut to."""
+        pace = self._floats[row + PACE]
+        if not pace:
+            return self.max_throttle_ms
+        return min(max(WAITS_MS, overdraft_ms(tokens, pace * self._floats[row + LIMIT])), self.max_throttle_ms)
 
     # -------------------------------------------------------------------- read
 
@@ -223,8 +230,9 @@ class TokenBuckets(Rows):
     def throttle_ms(self, handle: int, now_ms: int) -> int:
         """The throttle time of a refusal at `now_ms`, 0 if there would be none. Changes nothing."""
         tokens = self.tokens(handle, now_ms)
-        cap_ms = self._cap_of(self._row(handle), self.max_throttle_ms)
-        return min(overdraft_ms(tokens, self.limit(handle)), cap_ms) if tokens < 0 else 0
+        if tokens >= 0:
+            return 0
+        return min(overdraft_ms(tokens, self.limit(handle)), self._longest_ms(self._row(handle), tokens))
 
     def total(self, handle: int) -> float:
         """Everything charged less what was given back."""

@@ -35,7 +35,7 @@ from typing import Final
 from mypy_extensions import mypyc_attr
 
 from quotas.limits import UNLIMITED
-from quotas.sensors.rows import GENERATION, HEAD_WORDS, LIMIT, ROW_BITS, ROW_MASK, Rows
+from quotas.sensors.rows import GENERATION, HEAD_WORDS, LIMIT, PACE, ROW_BITS, ROW_MASK, WAITS_MS, Rows
 from quotas.sensors.rows import SensorsFull as SensorsFull
 from quotas.sensors.rows import StaleSensor as StaleSensor
 
@@ -267,8 +267,8 @@ class Sensors(Rows):
         owed_ms = self.charge(copy, 0.0, now_ms)
         self.capped, self.pressed = capped, pressed
         row = self._row(handle)
-        refused_ms = self._ints[row + _REFUSED_UNTIL] - now_ms
-        return max(owed_ms, min(refused_ms, self._cap_of(row, self.max_throttle_ms)))
+        cap_ms = WAITS_MS if self._floats[row + PACE] else self.max_throttle_ms
+        return max(owed_ms, min(self._ints[row + _REFUSED_UNTIL] - now_ms, cap_ms))
 
     def _copy(self, handle: int) -> int:
         """The handle of a copy of the row. There is one copy at a time, in the scratch row."""
@@ -379,7 +379,7 @@ class Sensors(Rows):
         paid_at = floats[row + _PAID_AT]
         if not delay_ms and paid_at == -inf:
             return 0
-        cap_ms = self._cap_of(row, self.max_throttle_ms)
+        cap_ms = self._longest_ms(row, total, now_ms) if floats[row + PACE] else self.max_throttle_ms
         if delay_ms > cap_ms or paid_at != -inf:
             delay_ms = self._throttle_in_debt_ms(row, value, delay_ms, cap_ms, now_ms)
         if delay_ms:
@@ -411,6 +411,13 @@ class Sensors(Rows):
             self.capped += 1
             return cap_ms
         return wanted_ms
+
+    def _longest_ms(self, row: int, total: float, now_ms: int) -> int:
+        """What a throttle time is cut to while clients wait for a larger limit: WAITS_MS, or until what the window
+        holds would have been used at their pace since its oldest sample."""
+        pace = self._floats[row + PACE] * self._floats[row + LIMIT]
+        paced_ms = total / pace * 1000 - (now_ms - self._ints[row + _OLDEST_START])
+        return min(max(WAITS_MS, ceil(min(paced_ms, MAX_THROTTLE_MS))), self.max_throttle_ms)
 
     # ----------------------------------------------------------------- history
 

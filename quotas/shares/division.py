@@ -93,7 +93,7 @@ def is_short(claim: float, fair: float) -> bool:
 
 def is_ample(claim: float, target: float) -> bool:
     """Whether a claim is too large to be left as it is when others are short."""
-    return is_short(target, claim)
+    return claim - target > max(TOLERANCE * target, LEAST)
 
 
 def divide(mine: Claim, others: Iterable[Claim], total: float) -> Division:

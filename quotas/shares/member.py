@@ -282,9 +282,12 @@ class Member:
         """The share that a row of this key enforces, after all moves."""
         return self._enforced.of(key)
 
-    def waits_of(self, key: Key) -> bool:
-        """Whether throttles of this key are cut, after all moves."""
-        return self._enforced.waits(key)
+    def pace_of(self, key: Key) -> float:
+        """The part of the limit that clients of this key go on with while they wait for a larger share, after all
+        moves: as much as all that claim it would have, if this member claimed it, too. 0: they do not wait."""
+        if not self._enforced.waits(key):
+            return 0.0
+        return max(self._budget(key).total / (1 + len(self._others.claims_of(key))), self._enforced.of(key))
 
     def has_own_share(self, key: Key) -> bool:
         """Whether moves for EVERY_KEY do not concern this key."""
@@ -542,6 +545,8 @@ class Member:
         claim.is_contended = division.is_contended
         if claim.has_to_be_published(division):
             self._publications.is_due = True
+        elif self._publications.is_confirmed:
+            self._take_share(claim, now_ms)  # it is published, and was enforced in part while this member was cut off
         self._enforced.set(claim.key, self._own_share(claim.key), claim.waits(implicit, now_ms))
 
     def _division(self, claim: OwnClaim) -> Division:
@@ -582,11 +587,14 @@ class Member:
             return
         self._acknowledge_claims()
         for claim in self._claims.values():
-            if claim.is_raised and claim.is_acknowledged and claim.published is not None:
-                room = rounded_down(claim.budget.total - self._others.claimed(claim.key) + _ROUNDING / 2)
-                to = min(claim.published.claim, claim.claim, room)
-                if to > claim.enforced:
-                    self._raise(claim, to, now_ms)
+            self._take_share(claim, now_ms)
+
+    def _take_share(self, claim: OwnClaim, now_ms: int) -> None:
+        if claim.is_raised and claim.is_acknowledged and claim.published is not None:
+            room = rounded_down(claim.budget.total - self._others.claimed(claim.key) + _ROUNDING / 2)
+            to = min(claim.published.claim, claim.claim, room)
+            if to > claim.enforced:
+                self._raise(claim, to, now_ms)
 
     def _raise(self, claim: OwnClaim, to: float, now_ms: int) -> None:
         self.totals.raises += 1

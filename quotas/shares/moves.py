@@ -11,9 +11,6 @@ EVERY_KEY: Final[Key] = ()
 """The key of a Move for all rows but those whose key has a Move of its own in the same list, or a share of its own
 (`Member.has_own_share`)."""
 
-WAITS_MS: Final = 1000
-"""The longest single throttle while a larger share is about to come."""
-
 
 class Use(NamedTuple):
     """One key at this instance, at one look."""
@@ -45,7 +42,7 @@ class Move(NamedTuple):
     gain: ByAge
     """Then add this, in seconds of the whole limit."""
     waits: bool
-    """Cut single throttles to WAITS_MS."""
+    """A larger share is about to come, perhaps: throttles are cut, see `Member.pace_of`."""
 
 
 class Enforced:

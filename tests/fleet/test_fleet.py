@@ -12,7 +12,7 @@ from tests.fleet.plan import GREEDY, Entity, Fault, Load, Plan, as_json, from_js
 from tests.fleet.scenarios import figures, run, scenarios
 from tests.fleet.world import World
 
-FAILED_ONCE = (1, 4, 21, 24, 36)
+FAILED_ONCE = (1, 4, 21, 24, 36, 2137)
 """Seeds that have shown a fault of the shares; more of them at night."""
 FAILED_ONCE_TOO = (2, 16, 18, 28, 30, 35)
 
@@ -60,6 +60,13 @@ def test_a_fleet_is_as_close_to_its_limit_as_a_single_instance(instances, name):
         assert found.fair_s < SESSION_S + 2
     elif name != "a tenth and greedy":  # at the begin a burst is divided, too
         assert found.fair_s < 6
+
+
+def test_a_load_that_is_always_at_the_instance_that_is_killed_next_gets_no_more_than_its_limit():
+    kills = tuple(Fault(30_000 + 5_000 * number, "kill", number % 5, 2_000) for number in range(16))
+    load = Load(0, 0, GREEDY, connections=8, from_ms=10_000, line=4.0, request_s=0.25)
+    units = World(Plan(110, 5, (Entity(1e6),), (load,), kills)).run().units(0)
+    assert 0.4 < sum(units[30:]) / 80e6 < 1
 
 
 @pytest.mark.nightly

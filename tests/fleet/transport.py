@@ -102,7 +102,13 @@ class _Client:
             return
         connection.waiting.append(answered)
         connection.sent_ms = self._events.now_ms
-        self._network.up.send(self._serve, connection, operation)
+
+        def served(connection: _Connection, peer: Connected) -> None:
+            operation(
+                connection.server, peer, lambda result: self._send(connection, self._on_answer, connection, result)
+            )
+
+        self._network.up.send(self._serve, connection, served)
 
     # -------------------------------------------------------------- connection
 
@@ -167,9 +173,16 @@ class _Client:
             self._lose(connection)
             return
         if now_ms - connection.sent_ms >= third_ms and connection.ping_sent_ms is None:
-            connection.ping_sent_ms = now_ms
-            self.ask(lambda _server, _peer, answer: self._ensemble.ping(answer), lambda _result: None)
+            connection.ping_sent_ms = connection.sent_ms = now_ms
+            self._network.up.send(self._serve, connection, self._ping)
         self._events.after(_LOOKED_AFTER_MS, self._process.run, self._look_after, connection)
+
+    def _ping(self, connection: _Connection, _peer: Connected) -> None:
+        """At the server. It answers before what other requests wait for."""
+        self._ensemble.ping(lambda _result: self._send(connection, self._on_ping, connection))
+
+    def _on_ping(self, connection: _Connection) -> None:
+        connection.ping_sent_ms = None
 
     def _lose(self, connection: _Connection) -> None:
         if connection.is_open:
@@ -192,14 +205,12 @@ class _Client:
 
     # ---------------------------------------------------------------- requests
 
-    def _serve(self, connection: _Connection, operation: Callable[[int, Connected, _Answer], None]) -> None:
+    def _serve(self, connection: _Connection, operation: Callable[[_Connection, Connected], None]) -> None:
         """At the server."""
         peer = connection.peer
         if peer is not None and peer in self._ensemble.servers[connection.server].connections:
             self._ensemble.heard(peer.session)
-            operation(
-                connection.server, peer, lambda result: self._send(connection, self._on_answer, connection, result)
-            )
+            operation(connection, peer)
 
     def _on_answer(self, connection: _Connection, result: object) -> None:
         connection.ping_sent_ms = None

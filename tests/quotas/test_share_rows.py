@@ -8,10 +8,11 @@ from quotas.connection_quotas import AddressLimits, ConnectionLimits, Connection
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
 from quotas.quota_table import QuotaTable
 from quotas.row_copies import values_of
+from quotas.sensors.rows import WAITS_MS
 from quotas.sensors.windowed_rate import Sensors
 from quotas.share_rows import RETRY_MS, SharedRows
 from quotas.shares.member import Member
-from quotas.shares.moves import EVERY_KEY, WAITS_MS, Move, Use
+from quotas.shares.moves import EVERY_KEY, Move, Use
 
 PRODUCE, MUTATION = QuotaType.PRODUCE, QuotaType.CONTROLLER_MUTATION
 LISTENER = ListenerKey("main", "plain")
@@ -42,8 +43,8 @@ class Instance:
     def share_of(self, key):
         return self.shares.get(key, 1.0)
 
-    def waits_of(self, key):
-        return key in self.waits
+    def pace_of(self, key):
+        return 50.0 if key in self.waits else 0.0
 
     def has_own_share(self, key):
         return key in self.own
@@ -158,6 +159,7 @@ def test_a_move_changes_the_row_of_its_key_and_no_other():
     for user in ("alice", "bob"):
         one.produce(user, 6_000.0, 0)
         one.mutate(user, 4, 0)
+    one.waits = {ALICES}
     one.rows.apply([Move(ALICES, 0.5, 0.25, (0.0, 1.0), True), Move(TOPICS_OF_ALICE, 0.25, 0.5, (3.0,), False)], 0)
     assert (one.limit(ALICE), one.limit(BOB), one.limit(TOPICS)) == (500.0, 1000.0, 0.5)
     one.watched_keys = [ALICES, TOPICS_OF_ALICE]

@@ -11,9 +11,9 @@ from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
 from quotas.limits import UNLIMITED
 from quotas.quota_table import QuotaTable
+from quotas.sensors.rows import WAITS_MS
 from quotas.sensors.token_buckets import TokenBuckets
 from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors
-from quotas.shares.moves import WAITS_MS
 
 PRODUCE, FETCH, MUTATION = QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.CONTROLLER_MUTATION
 LIMIT = 1000.0
@@ -110,21 +110,44 @@ def test_the_history_has_use_where_it_was_and_a_debt_at_the_begin():
     assert sensors.history(handle, 45_000)[0] == pytest.approx(25_000.0)  # 15 s of debt behind a window of 10 s
 
 
-def test_a_row_has_a_cap_of_its_own_below_that_of_the_table():
-    (one, a), (other, b) = row((20_000, 60_000)), row((1_000, 60_000))
-    one.set_cap_of(a, 1_000)
+def test_a_row_whose_clients_wait_for_a_larger_limit_has_short_throttles_up_to_its_pace():
+    sensors, handle = row((20_000, 60_000))
+    sensors.set_pace(handle, 10.0)
+    assert sensors.charge(handle, 12_000.0, 0) == 1_200
+    assert sensors.charge(handle, 12_000.0, 500) == 1_900  # 2.4 s of it, half a second of which has passed
+    assert sensors.owed_ms(handle, 1_000) == 1_400
+    assert sensors.charge(handle, 1_000.0, 2_000) == 1_000
+    assert sensors.charge(handle, 1e9, 2_000) == 20_000
+    sensors.set_pace(handle, 0)
+    assert sensors.charge(handle, 0.0, 2_001) == 20_000
+    for pace in (-1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError):
+            sensors.set_pace(handle, pace)
+
+
+def test_a_throttle_is_not_longer_with_a_pace_than_without():
+    (one, a), (other, b) = row(), row()
+    one.set_pace(a, 1.0)
     now_ms = 0
-    for step, value in [(0, 60_000.0), (1_000, 500.0), (500, 10.0), (30_000, 1.0), (5, 900.0)]:
+    for step, value in [(0, 12_000.0), (1_000, 500.0), (500, 10.0), (30_000, 1.0), (5, 9_900.0), (1, 200.0)]:
         now_ms += step
-        assert one.owed_ms(a, now_ms) == other.owed_ms(b, now_ms)
-        assert one.charge(a, value, now_ms) == other.charge(b, value, now_ms)
-        assert one.reading(a, now_ms) == other.reading(b, now_ms)
-    one.set_cap_of(a, 0)
-    assert one.charge(a, 100_000.0, now_ms) == 20_000
-    one.set_cap_of(a, MAX_THROTTLE_MS)
-    assert one.charge(a, 100_000.0, now_ms) == 20_000
-    with pytest.raises(ValueError):
-        one.set_cap_of(a, -1)
+        assert 0 <= one.charge(a, value, now_ms) <= other.charge(b, value, now_ms)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3_000), st.floats(1.0, 5_000.0)), min_size=1, max_size=60), st.floats(1.0, 100.0)
+)
+def test_clients_that_wait_get_no_more_than_their_pace(steps, pace):
+    """Many clients of one row: each sends when its own throttle is over, so a charge comes only then."""
+    sensors, handle = row((MAX_THROTTLE_MS, 60_000))
+    sensors.set_pace(handle, pace)
+    now_ms = total = ready_ms = 0
+    for step, value in steps:
+        now_ms = max(now_ms + step, ready_ms)
+        before, total = total, total + value
+        if now_ms < 10_000:  # all of it is in the window
+            assert before <= LIMIT * 10 + 10_000 + pace * LIMIT * now_ms / 1000
+        ready_ms = now_ms + sensors.charge(handle, value, now_ms)
 
 
 def test_a_debt_scales_with_the_limit_and_with_the_use():
@@ -153,10 +176,10 @@ def test_rows_that_throttle_or_refuse_are_noted_and_no_others():
     assert sensors.pressed == {other: 2 + throttle_ms}
 
 
-def test_a_copy_leaves_the_cap_of_the_row_that_takes_it():
+def test_a_copy_leaves_the_pace_of_the_row_that_takes_it():
     sensors, handle = row()
     other = sensors.open(LIMIT, 0)
-    sensors.set_cap_of(handle, 1_000)
+    sensors.set_pace(handle, 100.0)
     sensors.overwrite(other, sensors.copied(handle))
     assert sensors.charge(other, 50_000.0, 0) == 20_000
     sensors.overwrite(handle, sensors.copied(other))
@@ -273,18 +296,20 @@ def test_the_parts_of_a_bucket_add_up():
     assert buckets.total(handle) == 30
 
 
-def test_buckets_that_are_overdrawn_are_noted_and_cut_to_their_cap():
+def test_buckets_that_are_overdrawn_are_noted_and_cut_to_their_pace():
     buckets = TokenBuckets(2)
     handle, other = buckets.open(4.0, 0), buckets.open(4.0, 0)
     buckets.pressed = {}
     buckets.spend_strictly(other, 30, 0)
-    buckets.set_cap_of(handle, 1_000)
+    buckets.set_pace(handle, 100.0)
     assert buckets.spend_strictly(handle, 100, 0) is None
     assert buckets.pressed == {}
     assert (buckets.throttle_ms(handle, 0), buckets.spend_strictly(handle, 1, 0)) == (1_000, 1_000)
     assert buckets.pressed == {handle: 1_000}
     assert (buckets.capped, buckets.reading(handle, 0).capped) == (1, 1)
-    buckets.set_cap_of(handle, 0)
+    buckets.set_pace(handle, 2.0)
+    assert buckets.spend_strictly(handle, 1, 0) == 7_000
+    buckets.set_pace(handle, 0)
     assert buckets.spend_strictly(handle, 1, 0) == 14_000
 
 
@@ -308,7 +333,7 @@ def test_a_share_of_one_is_the_limit_and_of_no_limit_there_is_no_share():
     shared.replace(QuotaTable({Entity(client_id="d"): {PRODUCE: LIMIT}}), 0)
     sensors = shared.bind("main", 1, "u", "c", 0)
     assert (shared.sensors.limit(sensors.produce), sensors.limits) == (UNLIMITED, False)
-    shared.reshare(key_of(), 0.5, 1.0, (), True, 0)
+    shared.reshare(key_of(), 0.5, 1.0, (), 1.0, 0)
     assert shared.sensors.limit(sensors.produce) == UNLIMITED
     assert shared.share_history(key_of(), 0) is None
 
@@ -332,20 +357,20 @@ def test_a_share_moves_with_seconds_of_the_whole_limit():
     made.sensors.charge(handle, 4_000.0, 0)
     total, limit, history = made.share_history(key_of(), 0)
     assert (total, limit, history) == (4_000.0, LIMIT, (4_000.0, *(0.0,) * 10))
-    made.reshare(key_of(), 0.25, 0.5, (0.0, 3.0), False, 0)
+    made.reshare(key_of(), 0.25, 0.5, (0.0, 3.0), 0.0, 0)
     assert made.sensors.limit(handle) == 250.0
     assert made.share_history(key_of(), 0) == (4_000.0, LIMIT, pytest.approx((2_000.0, 3_000.0, *(0.0,) * 9)))
     for share in (0.0, -1.0, inf - inf):
         with pytest.raises(ValueError):
-            made.reshare(key_of(), share, 1.0, (), False, 0)
+            made.reshare(key_of(), share, 1.0, (), 0.0, 0)
 
 
 def test_a_share_that_was_used_elsewhere_opens_its_row_and_one_without_history_does_not():
     made = manager()
     made.share_of = lambda key: 0.5
-    made.reshare(key_of(), 0.5, 1.0, (), False, 0)
+    made.reshare(key_of(), 0.5, 1.0, (), 0.0, 0)
     assert made.sensor_keys == []
-    made.reshare(key_of(), 0.5, 1.0, (0.0, 3.0), False, 0)
+    made.reshare(key_of(), 0.5, 1.0, (0.0, 3.0), 0.0, 0)
     assert made.sensor_keys == [key_of()]
     assert made.sensors.charge(made.bind("main", 1, "u", "c", 0).produce, 2_500.0, 0) == 1_000
 
@@ -353,11 +378,11 @@ def test_a_share_that_was_used_elsewhere_opens_its_row_and_one_without_history_d
 def test_a_row_whose_share_is_about_to_grow_has_short_throttles():
     made = manager()
     handle = made.bind("main", 1, "u", "c", 0).produce
-    made.reshare(key_of(), 0.01, 1.0, (), True, 0)
+    made.reshare(key_of(), 0.01, 1.0, (), 1.0, 0)
     assert made.sensors.charge(handle, LIMIT, 0) == WAITS_MS
-    made.reshare(key_of(), 0.01, 1.0, (), False, 0)
+    made.reshare(key_of(), 0.01, 1.0, (), 0.0, 0)
     assert made.sensors.charge(handle, LIMIT, 0) == 20_000
-    made.share_of, made.waits_of = (lambda key: 0.01), (lambda key: key.tags.client_id == "d")
+    made.share_of, made.pace_of = (lambda key: 0.01), (lambda key: float(key.tags.client_id == "d"))
     sensors = made.bind("main", 1, "u", "d", 0)
     assert made.sensors.charge(sensors.produce, LIMIT, 0) == WAITS_MS
     assert made.sensors.charge(made.bind("main", 1, "u", "e", 0).produce, LIMIT, 0) == 20_000
@@ -366,15 +391,15 @@ def test_a_row_whose_share_is_about_to_grow_has_short_throttles():
 def test_the_fetch_ceiling_follows_the_share_and_other_clients_keep_their_sensors():
     made = manager()
     one, other = made.bind("main", 1, "u", "c", 0), made.bind("main", 1, "u", "d", 0)
-    made.reshare(key_of(PRODUCE), 0.5, 1.0, (), False, 0)
+    made.reshare(key_of(PRODUCE), 0.5, 1.0, (), 0.0, 0)
     assert made.renews(one)
-    made.reshare(key_of(FETCH), 0.5, 1.0, (), False, 0)
+    made.reshare(key_of(FETCH), 0.5, 1.0, (), 0.0, 0)
     assert not made.renews(one)
     assert made.renews(other)
     made.share_of = lambda key: 0.5 if key == key_of(FETCH) else 1.0
     one = made.bind("main", 1, "u", "c", 0)
     assert one.fetch_ceiling_bytes == 5_000
-    made.reshare(key_of(FETCH), 0.5, 1.0, (), False, 0)
+    made.reshare(key_of(FETCH), 0.5, 1.0, (), 0.0, 0)
     assert made.renews(one)
 
 
@@ -382,7 +407,7 @@ def test_the_fetch_ceiling_of_clients_that_share_a_sensor_follows_too():
     made = manager(capacity=64)
     bound = [made.bind("main", 1, "u", f"client {number}", 0) for number in range(80)]
     shared = next(key for key in made.sensor_keys if key.shared_by is not None and key.quota_type is FETCH)
-    made.reshare(shared, 0.5, 1.0, (), False, 0)
+    made.reshare(shared, 0.5, 1.0, (), 0.0, 0)
     assert made.renews(bound[0])
     assert not made.renews(bound[-1])
 

@@ -158,7 +158,7 @@ def change(quota_manager, client_sensors, value, now_ms):
 def reshare(quota_manager, client_sensors, value, now_ms):
     share, gain = (0.125, 0.5, 1.0)[value % 3], (0.0, value / 10_000, 0.25) if value % 2 else ()
     for key in quota_manager.sensor_keys:
-        quota_manager.reshare(key, share, share, gain, value % 5 == 0, now_ms)
+        quota_manager.reshare(key, share, share, gain, value % 5, now_ms)
     return 0
 
 

@@ -90,7 +90,7 @@ def test_who_is_pressed_alone_gets_what_the_others_do_not_use(fleet):
     one, two, _ = (instance.member for instance in instances)
     assert one.share_of(KEY) == pytest.approx(TOTAL + floor_share(3))
     assert two.share_of(KEY) == floor_share(3)
-    assert two.waits_of(KEY)
+    assert two.pace_of(KEY) > 0
     assert two.explain(KEY).why is Why.FLOOR
     assert one.explain(KEY).why is Why.CLAIMED
     assert settle(fleet, *instances, uses={"m1": pressed(0.98)}) == 0
@@ -137,7 +137,7 @@ def test_an_unused_claim_ends_after_a_minute(fleet):
     settle(fleet, *instances, rounds=66)
     assert one.keys == 0
     assert one.share_of(KEY) == two.share_of(KEY) == implicit_share(2)
-    assert not two.waits_of(KEY)
+    assert two.pace_of(KEY) == 0
 
 
 def test_shares_of_a_member_that_vanishes_go_to_the_others_with_a_full_window(fleet):

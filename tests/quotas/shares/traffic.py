@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from random import Random
 
-from quotas.shares.moves import WAITS_MS, Key, Use
+from quotas.sensors.rows import WAITS_MS
+from quotas.shares.moves import Key, Use
 from tests.quotas.shares.fleet import WINDOW_MS, WINDOWS, Fleet, Instance, Rows
 
 KEY: Key = ("client", "vc", "1", "produce", "alice")
@@ -46,9 +47,17 @@ class Client:
             if (over := sum(amounts) / elapsed_s - share) > 0:
                 self.is_pressed = True
                 throttle_ms = over / share * elapsed_s * 1000
-                limit_ms = WAITS_MS if self.instance.member.waits_of(KEY) else WINDOWS * WINDOW_MS
-                self.muted_until_ms = now_ms + int(min(throttle_ms, limit_ms))
+                self.muted_until_ms = now_ms + int(min(throttle_ms, self._longest_ms(amounts, now_ms)))
         self.sent.append(value)
+
+    def _longest_ms(self, amounts: list[float], now_ms: int) -> float:
+        """As `quotas.sensors` cuts throttles of rows with a pace."""
+        pace = self.instance.member.pace_of(KEY)
+        if not pace:
+            return WINDOWS * WINDOW_MS
+        oldest = max(age for age, amount in enumerate(amounts) if amount)
+        elapsed_ms = oldest * WINDOW_MS + now_ms % WINDOW_MS
+        return max(WAITS_MS, sum(amounts) / pace * 1000 - elapsed_ms)
 
     def use(self, now_ms: int) -> Use:
         amounts = self.rows.amounts[KEY]
