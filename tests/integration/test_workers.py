@@ -106,13 +106,6 @@ def test_a_worker_that_is_killed_is_replaced_and_only_its_connections_are_lost(s
     assert (lost["worker_pid"], lost["status"]) == (victim, -signal.SIGKILL)
     assert survivor in pids(proxy)
     assert proxy.metric("worker_restarts_total") == 1
-    took_s = seconds_between(lost, proxy.events("worker_replaced")[0])
-    assert took_s < 1 or os.getloadavg()[0] > os.cpu_count(), took_s
-
-
-def seconds_between(first, second):
-    one, other = (time.strptime(line["timestamp"].split(".")[0], "%Y-%m-%dT%H:%M:%S") for line in (first, second))
-    return time.mktime(other) - time.mktime(one)
 
 
 def test_a_changed_file_is_in_force_in_all_workers(stack):
