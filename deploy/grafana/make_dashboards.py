@@ -334,7 +334,7 @@ FLEET = [
                 "Processor",
                 "percentunit",
                 ("rate(process_cpu_seconds_total{<proxy>}[<step>])", "{{instance}}"),
-                about="A proxy uses one core.",
+                about="A proxy uses one core, or as many as it has workers.",
             ),
             chart("Memory", "bytes", ("process_resident_memory_bytes{<proxy>}", "{{instance}}")),
             chart(

@@ -12,6 +12,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
 from demo.kafka_cluster import KafkaCluster
@@ -238,6 +239,15 @@ def test_a_process_that_stands_still(start, prometheus):
     time.sleep(1)
     os.kill(proxy.pid, signal.SIGCONT)
     prometheus.wait_for_alerts(proxy.instance, "EventLoopLag")
+
+
+@fires("WorkerLost")
+def test_a_worker_that_dies(start, prometheus):
+    proxy = start(workers=2)
+    time.sleep(3)
+    [forker] = psutil.Process(proxy.pid).children()
+    forker.children()[0].kill()
+    prometheus.wait_for_alerts(proxy.instance, "WorkerLost")
 
 
 @fires("ReloadFailed", "HandoverFailed")
