@@ -6,7 +6,8 @@ together never have more than the limit. What a member claims is never less than
 for all instances is for those that claim it: nobody else may have a connection until it has claimed one, too.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from quotas.client_quotas import ClientQuotaManager, SensorKey
@@ -30,8 +31,8 @@ _REMEMBERED_MS: Final = 10_000
 
 _Row = SensorKey | RateKey | CountKey
 
-ROWS_PER_STEP: Final = 500
-"""How many rows one step of `SharedRows.applying` looks at: a few ms."""
+_ROWS_PER_STEP: Final = 100
+"""How many rows one step of a move for all looks at: a few ms."""
 
 
 def is_count(key: Key) -> bool:
@@ -57,6 +58,10 @@ class SharedRows:
         """The rows of the keys at the last look; None: this instance cannot have one."""
         self._totals: dict[Key, tuple[float, int]] = {}
         """What each row had recorded at the last look at it, and when."""
+        self._unmoved: Iterator[SensorKey | RateKey] = iter(())
+        """The rows that a move for all has not come to yet."""
+        self._moving: tuple[Move, Collection[Key]] = Move(EVERY_KEY, 1.0, 1.0, (), False), ()
+        """That move, and the keys that had a move of their own beside it."""
         self._waiting: dict[Key, int] = {}
         """Until when clients wait, of keys that were pressed."""
         manager.share_of = lambda key: member.share_of(values_of(key))
@@ -112,30 +117,31 @@ class SharedRows:
         return window_ms
 
     def apply(self, moves: Iterable[Move], now_ms: int) -> None:
-        """Do what these moves say with the rows."""
-        for _ in self.applying(moves, now_ms):
-            pass
-
-    def applying(self, moves: Iterable[Move], now_ms: int) -> Iterator[None]:
-        """As `apply`, in steps of a few ms. Rows that are opened between the steps have their new shares."""
+        """Do what these moves say with the rows. Of a move for all this is the first step; `go_on` takes the others,
+        until which there may be no other call of this."""
         by_key = {move.key: move for move in moves}
         of_all = by_key.pop(EVERY_KEY, None)
         for key, move in by_key.items():
             row = self._keys[key] if key in self._keys else self._row_of(key)
             if row is not None and not isinstance(row, CountKey):
                 self._reshare(row, move, now_ms)
-        if of_all is None:
-            return
-        rows: list[SensorKey | RateKey] = [
-            *self._manager.sensor_keys,
-            *self._connections.rate_keys(self._virtual_cluster),
-        ]
-        for number, of_row in enumerate(rows):
-            key = values_of(of_row)
-            if key not in by_key and not self._member.has_own_share(key):
-                self._reshare(of_row, of_all, now_ms)
-            if number % ROWS_PER_STEP == 0:
-                yield
+        if of_all is not None:
+            self._moving = of_all, by_key.keys()
+            self._unmoved = iter([*self._manager.sensor_keys, *self._connections.rate_keys(self._virtual_cluster)])
+            self.go_on(now_ms)
+
+    def go_on(self, now_ms: int) -> bool:
+        """Take the next step of a move for all: a few ms. Returns whether there was one to take.
+
+        Rows that are opened between the steps have their new shares.
+        """
+        rows = list(islice(self._unmoved, _ROWS_PER_STEP))
+        for row in rows:
+            move, others = self._moving
+            key = values_of(row)
+            if key not in others and not self._member.has_own_share(key):
+                self._reshare(row, move, now_ms)
+        return bool(rows)
 
     def _reshare(self, row: SensorKey | RateKey, move: Move, now_ms: int) -> None:
         if isinstance(row, RateKey):

@@ -56,3 +56,6 @@ class FakeRows:
 
     def apply(self, moves, now_ms):
         self.applied += moves
+
+    def go_on(self, now_ms):
+        return False

@@ -39,7 +39,7 @@ async def pass_time(instances, ms):
     for _ in range(ms // LOOK_MS):
         clock.advance(LOOK_MS)
         for instance in instances:
-            instance.fleet.turn()
+            await instance.fleet.turn()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
@@ -130,7 +130,7 @@ async def test_a_member_whose_document_is_gone_does_not_go_on_with_what_it_claim
     await pass_time(pair, 10_000)
     assert a.member.share_of(KEY) > 0.9
     a.transport.expire()
-    a.fleet.turn()
+    await a.fleet.turn()
     assert a.member.share_of(KEY) < 0.51
     await pass_time(pair, 10_000)
     assert a.member.share_of(KEY) > 0.9
@@ -141,7 +141,7 @@ async def test_a_document_made_before_the_others_dropped_the_member_is_not_publi
     a.press()
     a.clock.advance(WRITE_MS)
     before = len(a.transport.published)
-    a.fleet.turn()
+    await a.fleet.turn()
     a.transport.expire()
     await asyncio.sleep(0)
     assert len(a.transport.published) == before
@@ -253,7 +253,7 @@ async def test_a_fault_is_logged_and_the_loop_goes_on(pair):
 async def test_who_leaves_is_gone_and_publishes_nothing_more(pair, exchange):
     a, b = pair
     a.press()
-    a.fleet.turn()
+    await a.fleet.turn()
     await a.fleet.stop()
     assert list(exchange) == ["b#2"]
     await pass_time([b], 3_000)

@@ -79,9 +79,9 @@ async def test_its_transport_says_why_it_cannot_connect_and_ends_at_once():
 async def test_an_instance_that_cannot_hear_the_others_gives_out_one_part_of_the_instances():
     fleet, manager, clock = made(cluster({"zookeeper": {"servers": ["127.0.0.1:1"]}}, instances=4))
     handle = manager.bind("main", 1, "alice", "etl", clock.now_ms()).produce
-    fleet.turn()
+    await fleet.turn()
     clock.advance(6_000)
-    fleet.turn()
+    await fleet.turn()
     assert fleet.member.is_cut_off
     assert fleet.member.members == 4
     assert manager.sensors.limit(handle) == pytest.approx(250, rel=0.02)

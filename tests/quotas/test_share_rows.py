@@ -25,9 +25,9 @@ ALICES, BOBS, TOPICS_OF_ALICE, FROM_HERE = map(values_of, (ALICE, BOB, TOPICS, H
 class Instance:
     """The rows of one instance, with a member that is set by hand."""
 
-    def __init__(self, shares=None, watched=()):
+    def __init__(self, shares=None, watched=(), rows=64):
         self.manager = ClientQuotaManager(
-            Sensors(64), QuotaTable({Entity(user=DEFAULT): {PRODUCE: 1000.0, MUTATION: 2.0}})
+            Sensors(rows), QuotaTable({Entity(user=DEFAULT): {PRODUCE: 1000.0, MUTATION: 2.0}})
         )
         self.connections = ConnectionQuotas(ConnectionLimits(), 0)
         self.connections.add_virtual_cluster("main", 11, 1000)
@@ -197,6 +197,26 @@ def test_a_move_for_all_concerns_rows_without_a_share_of_their_own():
         "alice": 1000.0,
         "bob": 1000.0,
         "carol": 1000.0,
+    }
+
+
+def test_a_move_for_all_takes_steps_between_which_rows_open():
+    one = Instance(rows=1024)
+    for number in range(350):
+        one.produce(f"user-{number}", 2_000.0, 0)
+    one.shares = {values_of(SensorKey("main", 1, PRODUCE, SensorTags("late", ""))): 0.5}
+    one.rows.apply([Move(EVERY_KEY, 0.5, 0.5, (), False)], 0)
+    assert 0 < sum(reading.limit == 500 for _, reading in one.manager.readings(0)) < 350
+    one.produce("late", 1.0, 0)
+    steps = 0
+    while one.rows.go_on(0):
+        steps += 1
+    assert steps > 2
+    readings = {key.tags.user: reading for key, reading in one.manager.readings(0)}
+    assert len(readings) == 351
+    assert {(user == "late", reading.limit, reading.total) for user, reading in readings.items()} == {
+        (False, 500.0, 2_000.0),
+        (True, 500.0, 1.0),
     }
 
 

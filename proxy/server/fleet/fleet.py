@@ -52,6 +52,8 @@ class Fleet:
         self._known = asyncio.Event()
         self._turning: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
+        self._ordered: int | None = None
+        """The number of a document that was ordered since the last turn."""
         self._reports = Reports(virtual_cluster, member)
 
     async def join(self, timeout_s: float) -> None:
@@ -109,7 +111,7 @@ class Fleet:
                     await self._woken.wait()
             self._woken.clear()
             try:
-                self.turn()
+                await self.turn()
             except Exception:
                 # A fault of ours must not freeze the claims of this moment for good.
                 self._reports.failed(self._clock.now_us())
@@ -119,22 +121,31 @@ class Fleet:
         until_write_ms = self._next_write_ms - self._clock.now_ms()
         return min(LOOK_MS, until_write_ms if until_write_ms > 0 else LOOK_MS) / 1000
 
-    def turn(self) -> None:
+    async def turn(self) -> None:
         """One step. What was lowered is applied before it is published, and what a document has seen before it says so.
 
         A document is published meanwhile, if there is one to publish and none is under way.
         """
         now_ms = self._clock.now_ms()
         self._hear(now_ms)
+        if self._ordered is not None:
+            self.member.published(self._ordered, now_ms)
+            self._ordered = None
         self.member.look(self._uses(now_ms), now_ms)
-        self._rows.apply(self.member.take_moves(), now_ms)
+        await self._apply(now_ms)
         if self._publishing is None and now_ms >= self._next_write_ms:
-            document = self.member.document(now_ms)
-            self._rows.apply(self.member.take_moves(), now_ms)  # what the document acknowledges lowers shares
+            document, losses = self.member.document(now_ms), self._losses
+            await self._apply(now_ms)  # what the document acknowledges lowers shares
             if document is not None:
                 self._next_write_ms = now_ms + self._write_ms
-                self._publishing = asyncio.get_running_loop().create_task(self._publish(document, self._losses))
+                self._publishing = asyncio.get_running_loop().create_task(self._publish(document, losses))
         self._report(now_ms)
+
+    async def _apply(self, now_ms: int) -> None:
+        """Apply what was decided; clients are served between the steps of a move for all rows."""
+        self._rows.apply(self.member.take_moves(), now_ms)
+        while self._rows.go_on(self._clock.now_ms()):  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0)
 
     def _uses(self, now_ms: int) -> list[Use]:
         try:
@@ -150,7 +161,7 @@ class Fleet:
             if losses != self._transport.losses:
                 return  # it was made before the others have dropped this member
             await self._transport.publish(content)
-            self._confirm(document)
+            self._ordered = document.seq
             self.writes += 1
             self.written_bytes += len(content)
         except TransportLost:
@@ -160,13 +171,6 @@ class Fleet:
         finally:
             self._publishing = None
             self._woken.set()
-
-    def _confirm(self, document: Document) -> None:
-        now_ms = self._clock.now_ms()
-        self._hear(now_ms)
-        self.member.published(document.seq, now_ms)
-        self._rows.apply(self.member.take_moves(), now_ms)
-        self._report(now_ms)
 
     def _hear(self, now_ms: int) -> None:
         """Pass what has come from the transport to the member."""
