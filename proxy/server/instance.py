@@ -30,8 +30,8 @@ from proxy.relay.connection_timeouts import TimeOuts
 from proxy.server.connection import Connection
 from proxy.server.descriptors import clients_within_descriptors
 from proxy.server.drain import drain
+from proxy.server.fleet import membership
 from proxy.server.fleet.fleet import Fleet
-from proxy.server.fleet.membership import transport_of
 from proxy.server.fleet.transport import FleetTransport
 from proxy.server.listener import Listener
 from proxy.server.passed_sockets import PassedSockets
@@ -111,7 +111,7 @@ class Instance:
                 self.gate,
                 config.usage,
                 self._tracer,
-                transports.get(cluster.name) or transport_of(cluster, clock),
+                transports.get(cluster.name) or membership.transport_of(cluster, clock),
                 sources.get(cluster.name),
             )
             for cluster in config.virtual_clusters
@@ -463,6 +463,7 @@ class Instance:
             new = settings[cluster.name]
             cluster.upstream.reconfigure(new.upstream)
             cluster.quota_manager.set_caps(new.throttle.max_throttle_ms, new.throttle.max_debt_ms)
+            membership.renew(cluster.transport, new)
             await asyncio.to_thread(renew, cluster.source, new)
             await cluster.book.take_up()
             cluster.set_rules(new)

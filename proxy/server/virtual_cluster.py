@@ -99,6 +99,7 @@ class VirtualCluster:
             reports=source is None,
         )
         self.fleet: Fleet | None = None
+        self.transport = transport
         if transport is not None:
             name, connections = usage.instance or own_name(), gate.admission.quotas
             self.fleet = fleet_of(config, transport, self.quota_manager, connections, name, clock)

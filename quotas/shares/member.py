@@ -171,11 +171,6 @@ class Member:
         return self.state in (State.CUT_OFF, State.LOST, State.RETURNING)
 
     @property
-    def viewed_ms(self) -> int | None:
-        """When the last view came."""
-        return self._others.viewed_ms
-
-    @property
     def heard_ms(self) -> int | None:
         """The latest time given to `heard`."""
         return self._heard_ms

@@ -24,8 +24,6 @@ class OtherMembers:
 
     def __init__(self, windows: Windows) -> None:
         self.documents: dict[str, Document | None] = {}
-        self.viewed_ms: int | None = None
-        """When the last view came."""
         self._windows = windows
         self._received_ms: dict[str, int] = {}
         self._claims: dict[Key, dict[str, Entry]] = {}
@@ -33,7 +31,6 @@ class OtherMembers:
 
     def update(self, documents: Mapping[str, Document | None], now_ms: int) -> Changes:
         """Take a view. What vanished members claimed counts as used to the full."""
-        self.viewed_ms = now_ms
         reach_ms = self._windows.count * self._windows.window_ms
         self._vanished = [(gone_ms, keys) for gone_ms, keys in self._vanished if now_ms - gone_ms < reach_ms]
         touched: dict[Key, bool] = {}

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
-from proxy.server.fleet.membership import fleet_of, transport_of
+from proxy.server.fleet.membership import fleet_of, renew, transport_of
 from proxy.server.fleet.zookeeper import ZooKeeperTransport
 from quotas.client_quotas import ClientQuotaManager, SensorKey
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
@@ -74,6 +74,15 @@ async def test_its_transport_says_why_it_cannot_connect_and_ends_at_once():
         await changed.wait()
     assert "Connection refused" in transport.problems[""]
     await transport.stop()
+
+
+def test_a_topic_is_found_by_the_servers_of_a_changed_file():
+    transport = transport_of(cluster({"topic": "claims"}), FakeClock())
+    changed = cluster({"topic": "claims"})
+    upstream = {"bootstrap_servers": ["10.0.0.2:9092"], "connect_timeout_ms": 700}
+    renew(transport, changed.model_copy(update={"upstream": changed.upstream.model_validate(upstream)}))
+    assert (transport._log.servers, transport._log.timeout_s) == (("10.0.0.2:9092",), 0.7)
+    renew(None, changed)
 
 
 async def test_an_instance_that_cannot_hear_the_others_gives_out_one_part_of_the_instances():

@@ -1,7 +1,7 @@
 """Makes the fleet of a virtual cluster from its configuration."""
 
 from proxy.clock import Clock
-from proxy.config.settings import VirtualClusterConfig, fleet_path
+from proxy.config.settings import UpstreamConfig, VirtualClusterConfig, fleet_path
 from proxy.server.fleet.fleet import WRITE_AMONG_WORKERS_MS, WRITE_MS, Fleet
 from proxy.server.fleet.member_id import member_id
 from proxy.server.fleet.topic import TopicTransport
@@ -24,13 +24,24 @@ def transport_of(config: VirtualClusterConfig, clock: Clock) -> FleetTransport |
     if fleet is None:
         return None
     if fleet.topic is not None:
-        servers, within_s = list(map(str, config.upstream.bootstrap_servers)), config.upstream.connect_timeout_ms / 1000
         credentials = credentials_of(config.upstream)
-        return TopicTransport(fleet.topic, servers, credentials, fleet.session_timeout_ms, clock, within_s)
+        servers, timeout_s = _servers(config.upstream)
+        return TopicTransport(fleet.topic, servers, credentials, fleet.session_timeout_ms, clock, timeout_s)
     found, section = fleet.zookeeper, "fleet.zookeeper"
     if not found.servers:
         found, section = quotas.zookeeper, "quotas.zookeeper"
     return ZooKeeperTransport(ensemble_of(found, section, fleet.session_timeout_ms), fleet_path(config), clock.now_ms)
+
+
+def renew(transport: FleetTransport | None, config: VirtualClusterConfig) -> None:
+    """Pass to the transport what it uses of a changed configuration file, as far as that may change without a
+    restart."""
+    if isinstance(transport, TopicTransport):
+        transport.replace_servers(*_servers(config.upstream))
+
+
+def _servers(upstream: UpstreamConfig) -> tuple[list[str], float]:
+    return list(map(str, upstream.bootstrap_servers)), upstream.connect_timeout_ms / 1000
 
 
 def fleet_of(

@@ -126,8 +126,7 @@ class TopicTransport:
         self.losses = 0
         self._clock = clock
         self._timeout_ms = session_timeout_ms
-        within_s = min(timeout_s, session_timeout_ms / 1000 / _BEATS)
-        self._log = TopicLog(topic, servers, credentials, within_s, connect, CLAIMS)
+        self._log = TopicLog(topic, servers, credentials, self._within_s(timeout_s), connect, CLAIMS)
         self._reading = _Reading()
         self._writing = _Writing()
         self._member_id = ""
@@ -141,6 +140,9 @@ class TopicTransport:
         """What is wrong now: at "" with the topic, else with a record."""
         return {**self._bad, **({"": trouble} if (trouble := self._trouble) else {})}
 
+    def _within_s(self, timeout_s: float) -> float:
+        return min(timeout_s, self._timeout_ms / 1000 / _BEATS)
+
     @property
     def _trouble(self) -> str:
         return self._reading_trouble or self._writing_trouble
@@ -148,6 +150,10 @@ class TopicTransport:
     def view(self) -> Mapping[str, bytes]:
         """All other members with what they have published last."""
         return {member: seen.content for member, seen in self._reading.members.items()}
+
+    def replace_servers(self, servers: Sequence[str], timeout_s: float) -> None:
+        """Find the topic by these servers (host:port) when it has to be found again."""
+        self._log.servers, self._log.timeout_s = tuple(servers), self._within_s(timeout_s)
 
     async def start(self, member_id: str, changed: Callable[[], None]) -> None:
         """Begin to connect."""

@@ -62,7 +62,8 @@ class Running:
 
 
 class Workers:
-    """Runs `count` workers. A worker begins with what `beginning` returns for its number.
+    """Runs `count` workers. A worker begins with what `beginning` returns for its number; `config_of` it is the
+    configuration that is in force.
 
     `asks` answer questions of workers, with the number of the worker as the first argument. `ended` is called with each
     worker that has ended.
@@ -73,6 +74,7 @@ class Workers:
         count: int,
         forker: Forker,
         beginning: Callable[[int], Beginning],
+        config_of: Callable[[int], Config],
         asks: Mapping[str, Callable[..., Awaitable[Any]]],
         ended: Callable[[Running], None],
         metrics: Metrics,
@@ -81,6 +83,7 @@ class Workers:
         self._running: dict[int, Running] = {}
         self._forker = forker
         self._beginning = beginning
+        self._config_of = config_of
         self._asks = asks
         self._ended = ended
         self._metrics = metrics
@@ -89,7 +92,8 @@ class Workers:
         self._missing_since: dict[int, float] = {}
         self._exits: dict[int, int] = {}
         self._is_stopping = False
-        self._end_asked = asyncio.Event()
+        self.end_asked = asyncio.Event()
+        """Whether the workers were told to end without waiting for anything of their clients."""
 
     async def start(self) -> None:
         """Start all workers; return when they serve clients. Raises ConfigErrors or NotStarted if one cannot."""
@@ -127,7 +131,7 @@ class Workers:
     async def _serve(self, worker: Running, config: Config) -> None:
         """Have a worker that begins with `config` serve clients, by the configuration that is in force then."""
         await worker.link.ask("serve")
-        while (latest := self._beginning(worker.number).config) != config:
+        while (latest := self._config_of(worker.number)) != config:
             await worker.link.ask("apply", latest, timeout_s=_APPLY_S)
             config = latest
         if worker.link.is_lost:
@@ -215,14 +219,14 @@ class Workers:
         except Exception as error:
             log.error("worker_failed", worker=worker.number, question=what, problem=str(error) or repr(error))
 
-    async def apply(self, config_of: Callable[[int], Config]) -> None:
-        """Have all workers take up a changed configuration: `config_of` their numbers.
+    async def apply(self) -> None:
+        """Have all workers take up a changed configuration.
 
         One that cannot, or does not within 30 s, is ended: the one that replaces it begins with the configuration.
         """
         workers = [worker for worker in self.running if worker.is_serving]
         applied: dict[Running, Any] = {}
-        await self.ask_each("apply", lambda worker: (config_of(worker.number),), _APPLY_S, applied.__setitem__)
+        await self.ask_each("apply", lambda worker: (self._config_of(worker.number),), _APPLY_S, applied.__setitem__)
         for worker in workers:
             if worker not in applied and self._running.get(worker.number) is worker:
                 problem = "it has not taken up the configuration, so another one replaces it"
@@ -259,7 +263,7 @@ class Workers:
     def end(self) -> None:
         """Have all workers end without waiting for anything of their clients."""
         self.tell("end")
-        self._end_asked.set()
+        self.end_asked.set()
 
     async def stop(self, timeout_s: float) -> None:
         """Stop all workers. Those that have not stopped by then, or 2 s after `end`, are killed."""
@@ -282,7 +286,7 @@ class Workers:
         """Ask all workers to stop; those that have."""
         stopped: dict[Running, Any] = {}
         asking = asyncio.create_task(self.ask_each("stop", lambda worker: (), timeout_s, stopped.__setitem__))
-        ending = asyncio.create_task(self._end_asked.wait())
+        ending = asyncio.create_task(self.end_asked.wait())
         await asyncio.wait({asking, ending}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({asking}, timeout=_AT_ONCE_S)
         asking.cancel()

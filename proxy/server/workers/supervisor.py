@@ -106,12 +106,12 @@ class Supervisor:
             lambda number, *message: self._workers.tell_one(number, *message),
         )
         asks: dict[str, Callable[..., Awaitable[Any]]] = {"alter": self._alter, **claims.asks}
-        self._workers = Workers(worker_count(config.workers), forker, self._beginning, asks, self._note_end, metrics)
+        count = worker_count(config.workers)
+        self._workers = Workers(count, forker, self._beginning, self._config_of, asks, self._note_end, metrics)
         self._merged = MergedMetrics()
         self._tasks = Tasks()
         self._shipping: Shipping | None = None
         self._stop_asked = asyncio.Event()
-        self._end_asked = asyncio.Event()
         self._is_serving = False
         self.status = 0
         """The exit status of the process."""
@@ -141,12 +141,14 @@ class Supervisor:
 
     # ------------------------------------------------------------- for workers
 
+    def _config_of(self, number: int) -> Config:
+        return config_of_worker(self._config, number, self._workers.count)
+
     def _beginning(self, number: int) -> Beginning:
-        config = config_of_worker(self._config, number, self._workers.count)
         clusters = {
             cluster.name: Supplied(*cluster.whole(), self._claims.of(cluster.name)) for cluster in self._clusters
         }
-        return Beginning(config, clusters)
+        return Beginning(self._config_of(number), clusters)
 
     async def _alter(
         self, worker: int, virtual_cluster: str, alterations: Sequence[Alteration]
@@ -206,7 +208,6 @@ class Supervisor:
         except NotStarted as error:
             log.error("proxy_not_started", problem=str(error))
             self.status = 1
-            self._end_asked.set()
             self._workers.end()
             self._stop_asked.set()
         except BaseException:
@@ -223,7 +224,6 @@ class Supervisor:
     def _ask_to_stop(self) -> None:
         if self._stop_asked.is_set():
             log.warning("stopping_at_once")
-            self._end_asked.set()
             self._workers.end()
         self._stop_asked.set()
         self._readiness.look()
@@ -242,9 +242,9 @@ class Supervisor:
     async def stop(self) -> None:
         """Stop: the workers stop accepting after `drain.lame_duck_s`, and close all within `limits.drain_s`."""
         notify("STOPPING=1")
-        if not self._end_asked.is_set():
+        if not self._workers.end_asked.is_set():
             try:
-                await asyncio.wait_for(self._end_asked.wait(), self._config.drain.lame_duck_s)
+                await asyncio.wait_for(self._workers.end_asked.wait(), self._config.drain.lame_duck_s)
             except TimeoutError:
                 pass
         await self._workers.stop(self._config.limits.drain_s + _ENDS_S)
@@ -292,8 +292,7 @@ class Supervisor:
         for cluster in self._clusters:
             await asyncio.to_thread(renew, cluster.source, settings[cluster.name])
             await cluster.store.take_up()
-        count = self._workers.count
-        await self._workers.apply(lambda number: config_of_worker(config, number, count))
+        await self._workers.apply()
 
 
 def _of_http(sections: dict[TlsPlace, Section]) -> dict[TlsPlace, Section]:

@@ -119,8 +119,15 @@ class Group:
         self.config = OLD
         self.ended = []
         self.metrics = Metrics(CollectorRegistry())
-        beginning = lambda number: Beginning(self.config, {})  # noqa: E731
-        self.workers = Workers(count, processes, beginning, {}, self.ended.append, self.metrics)
+        self.workers = Workers(
+            count,
+            processes,
+            lambda number: Beginning(self.config, {}),
+            lambda number: self.config,
+            {},
+            self.ended.append,
+            self.metrics,
+        )
 
     def serving(self):
         return [worker.number for worker in self.workers.running if worker.is_serving]
@@ -149,7 +156,7 @@ async def test_a_worker_that_does_not_take_up_a_configuration_is_replaced_by_one
     bad = processes.workers[0]
     bad.on["apply"] = lambda: fails(bad)
     pair.config = NEW
-    await pair.workers.apply(lambda number: NEW)
+    await pair.workers.apply()
     await until(lambda: pair.restarts() == 1 and pair.serving() == [0, 1])
     assert processes.killed == [1]
     assert [worker.beginning.config for worker in processes.workers] == [OLD, OLD, NEW]
