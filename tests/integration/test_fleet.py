@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 
+import psutil
 import pytest
 
 from tests.integration.proxy_process import HOST, ProxyProcess
@@ -132,6 +133,25 @@ def test_two_instances_give_out_one_limit_and_one_alone_has_it_all(proxy_of):
             b.stop()
             eventually(lambda: share(a) == 1)
         assert are_known(a)
+
+
+@pytest.mark.nightly
+def test_each_worker_of_an_instance_is_a_member_of_the_fleet(proxy_of, zookeeper):
+    with proxy_of("a", workers=2) as a, proxy_of("b", workers=2) as b, zookeeper.client() as kazoo:
+        eventually(lambda: len(kazoo.get_children(f"{proxy_of.path}/members")) == 4)
+        with contextlib.ExitStack() as stack:
+            loads = [stack.enter_context(Load(proxy)) for proxy in (a, a, a, b)]
+            time.sleep(20)  # until claims have settled, and the bursts are over
+            began, before = time.monotonic(), sum(load.bytes for load in loads)
+            time.sleep(22)
+            given, passed = sum(load.bytes for load in loads) - before, time.monotonic() - began
+            assert 0.8 * LIMIT * passed <= given <= 1.1 * LIMIT * passed + LIMIT
+            for worker in list(psutil.Process(a.pid).children()[0].children()):
+                worker.kill()
+            eventually(lambda: len(a.events("worker_replaced")) == 2)
+            eventually(lambda: len(kazoo.get_children(f"{proxy_of.path}/members")) == 4)
+            had = [load.bytes for load in loads]
+            eventually(lambda: all(load.bytes > before for load, before in zip(loads, had, strict=True)))
 
 
 def test_the_share_of_an_instance_that_is_killed_moves_to_the_others(proxy_of):
