@@ -60,7 +60,7 @@ class SharedRows:
         """What each row had recorded at the last look at it, and when."""
         self._unmoved: Iterator[SensorKey | RateKey] = iter(())
         """The rows that a move for all has not come to yet."""
-        self._moving: tuple[Move, Collection[Key]] = Move(EVERY_KEY, 1.0, 1.0, (), False), ()
+        self._moving: tuple[Move, Collection[Key]] = Move(EVERY_KEY, 1.0, 1.0, (), 0.0), ()
         """That move, and the keys that had a move of their own beside it."""
         self._waiting: dict[Key, int] = {}
         """Until when clients wait, of keys that were pressed."""
@@ -147,8 +147,7 @@ class SharedRows:
         if isinstance(row, RateKey):
             self._connections.reshare(row, move.share, move.keep, move.gain, now_ms)
         else:
-            pace = self._member.pace_of(values_of(row)) if move.waits else 0.0
-            self._manager.reshare(row, move.share, move.keep, move.gain, pace, now_ms)
+            self._manager.reshare(row, move.share, move.keep, move.gain, move.pace, now_ms)
 
     def _history(self, row: SensorKey | RateKey | None, now_ms: int) -> tuple[float, float, tuple[float, ...]] | None:
         if row is None:

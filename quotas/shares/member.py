@@ -14,6 +14,7 @@ from quotas.shares.division import (
     Claim,
     Division,
     divide,
+    fair_level,
     floor_share,
     implicit_share,
     is_ample,
@@ -279,10 +280,8 @@ class Member:
 
     def pace_of(self, key: Key) -> float:
         """The part of the limit that clients of this key go on with while they wait for a larger share, after all
-        moves: as much as all that claim it would have, if this member claimed it, too. 0: they do not wait."""
-        if not self._enforced.waits(key):
-            return 0.0
-        return max(self._budget(key).total / (1 + len(self._others.claims_of(key))), self._enforced.of(key))
+        moves; 0: they do not wait."""
+        return self._enforced.pace(key)
 
     def has_own_share(self, key: Key) -> bool:
         """Whether moves for EVERY_KEY do not concern this key."""
@@ -367,7 +366,7 @@ class Member:
             equal = rounded_down(claim.budget.total / self.members)
             if claim.enforced > equal:
                 claim.lower(equal, self._n, self._windows, now_ms)
-            self._enforced.set(claim.key, self._own_share(claim.key), self._enforced.waits(claim.key))
+            self._enforced.set(claim.key, self._own_share(claim.key), self._enforced.pace(claim.key))
 
     def _lose(self) -> None:
         """Forget the claims. No share grows, and none is more than an equal part."""
@@ -387,7 +386,7 @@ class Member:
     def _limit_own(self) -> None:
         for key in self._enforced.own:
             share = min(self._enforced.of(key), self._enforced.default)
-            self._enforced.set(key, share, self._enforced.waits(key))
+            self._enforced.set(key, share, self._enforced.pace(key))
 
     def _release_all(self) -> None:
         """Every key has the implicit share. What is more than before comes without a burst."""
@@ -427,12 +426,17 @@ class Member:
     def _refresh_floors(self) -> None:
         """The number of members is another one. Claims stay: a member that joins after them finds them."""
         for key in self._enforced.own:
-            self._enforced.set(key, self._own_share(key), self._enforced.waits(key))
+            self._enforced.set(key, self._own_share(key), self._enforced.pace(key))
 
     def _own_share(self, key: Key) -> float:
         """The share of a key that this member claims, or that it has gone down to the floor for."""
         claim = self._claims.get(key)
         return self._budget(key).floor(self._n) + (0.0 if claim is None else claim.enforced)
+
+    def _pace(self, key: Key) -> float:
+        """The fair part of a member that could use all of a key, by what the others have published."""
+        demands = [entry.demand for entry in self._others.claims_of(key).values()]
+        return min(fair_level([1.0, *demands], self._budget(key).total), 1.0)
 
     def _budget(self, key: Key) -> Budget:
         return COUNT if self._is_count(key) else RATE
@@ -496,14 +500,14 @@ class Member:
         if self._size + claim.size > _MAX_SIZE:
             self.totals.crowded_out += 1
             if self._enforced.has_own(key):
-                self._enforced.set(key, self._enforced.of(key), waits=False)  # a larger share does not come
+                self._enforced.set(key, self._enforced.of(key), 0.0)  # a larger share does not come
             return
         claim.is_acknowledged = not self._fleet
         self._claims[key] = claim
         self._size += claim.size
         self._fresh.discard(key)
         self._publications.is_due = True
-        self._enforced.set(key, self._own_share(key), self._enforced.waits(key))
+        self._enforced.set(key, self._own_share(key), self._enforced.pace(key))
 
     def _leave(self, claim: OwnClaim, now_ms: int) -> None:
         del self._claims[claim.key]
@@ -516,7 +520,7 @@ class Member:
 
     def _go_to_floor(self, key: Key) -> None:
         self._fresh.discard(key)
-        self._enforced.set(key, self._own_share(key), True)
+        self._enforced.set(key, self._own_share(key), self._pace(key))
 
     def _acknowledge_claims(self) -> None:
         least = self._others.acknowledged(self.id, self._fleet)
@@ -542,7 +546,8 @@ class Member:
             self._publications.is_due = True
         elif self._publications.is_confirmed:
             self._take_share(claim, now_ms)  # it is published, and was enforced in part while this member was cut off
-        self._enforced.set(claim.key, self._own_share(claim.key), claim.waits(implicit, now_ms))
+        pace = self._pace(claim.key) if claim.waits(implicit, now_ms) else 0.0
+        self._enforced.set(claim.key, self._own_share(claim.key), pace)
 
     def _division(self, claim: OwnClaim) -> Division:
         mine = Claim(claim.enforced, claim.demand.value)
@@ -597,7 +602,7 @@ class Member:
         gain = self._gain(claim.key, to - claim.enforced, now_ms, claim)
         claim.retake_freed(min((to - claim.enforced) / max(free, _ROUNDING), 1.0), self._windows, now_ms)
         claim.enforced = to
-        self._enforced.set(claim.key, self._own_share(claim.key), self._enforced.waits(claim.key), gain)
+        self._enforced.set(claim.key, self._own_share(claim.key), self._enforced.pace(claim.key), gain)
 
     def _gain(self, key: Key, more: float, now_ms: int, claim: OwnClaim | None = None) -> ByAge:
         """What belongs to `more` share of what was given away of the key."""

@@ -41,8 +41,8 @@ class Move(NamedTuple):
     key that nobody claimed is unknown, and taken to be as much as here."""
     gain: ByAge
     """Then add this, in seconds of the whole limit."""
-    waits: bool
-    """A larger share is about to come, perhaps: throttles are cut, see `Member.pace_of`."""
+    pace: float
+    """The part of the whole limit that clients go on with while a larger share may be about to come; 0: it is not."""
 
 
 class Enforced:
@@ -54,7 +54,7 @@ class Enforced:
         self.moved = 0
         """How many moves were taken."""
         self._shares: dict[Key, float] = {}
-        self._waiting: set[Key] = set()
+        self._paces: dict[Key, float] = {}
         self._moves: dict[Key, Move] = {}
 
     def of(self, key: Key) -> float:
@@ -65,35 +65,35 @@ class Enforced:
         """Whether the key has a share of its own."""
         return key in self._shares
 
-    def waits(self, key: Key) -> bool:
-        """Whether throttles of the key are cut."""
-        return key in self._waiting
+    def pace(self, key: Key) -> float:
+        """As in the last move of the key."""
+        return self._paces.get(key, 0.0)
 
     @property
     def own(self) -> list[Key]:
         """All keys with a share of their own."""
         return list(self._shares)
 
-    def set(self, key: Key, share: float, waits: bool, gain: ByAge = ()) -> None:
+    def set(self, key: Key, share: float, pace: float, gain: ByAge = ()) -> None:
         """The key has this share of its own. A lower share keeps the matching part of the window."""
         before = self.of(key)
         if not self.has_own(key) and key not in self._moves and EVERY_KEY in self._moves:
             self._moves[key] = self._moves[EVERY_KEY]._replace(key=key)
         self._shares[key] = share
-        if share == before and waits == self.waits(key):
+        if share == before and pace == self.pace(key):
             return
-        if waits:
-            self._waiting.add(key)
+        if pace:
+            self._paces[key] = pace
         else:
-            self._waiting.discard(key)
-        self._move(key, share, share / before if share < before else 1.0, gain, waits)
+            self._paces.pop(key, None)
+        self._move(key, share, share / before if share < before else 1.0, gain, pace)
 
     def release(self, key: Key, gain: ByAge = ()) -> None:
         """The key has the share of all others again."""
-        self.set(key, self.default, False, gain)
+        self.set(key, self.default, 0.0, gain)
         del self._shares[key]
         if EVERY_KEY in self._moves and key not in self._moves:
-            self._moves[key] = Move(key, self.default, 1.0, (), False)
+            self._moves[key] = Move(key, self.default, 1.0, (), 0.0)
 
     def set_default(self, share: float, keep: float) -> None:
         """All keys without a share of their own have this one, and keep the part `keep` of their windows."""
@@ -102,8 +102,8 @@ class Enforced:
         self.default = share
         for key in [key for key in self._moves if key not in self._shares]:
             if key != EVERY_KEY:
-                self._move(key, share, keep, (), False)
-        self._move(EVERY_KEY, share, keep, (), False)
+                self._move(key, share, keep, (), 0.0)
+        self._move(EVERY_KEY, share, keep, (), 0.0)
 
     def take(self) -> list[Move]:
         """The moves since the last call."""
@@ -112,8 +112,8 @@ class Enforced:
         self.moved += len(moves)
         return moves
 
-    def _move(self, key: Key, share: float, keep: float, gain: ByAge, waits: bool) -> None:
+    def _move(self, key: Key, share: float, keep: float, gain: ByAge, pace: float) -> None:
         before = self._moves.get(key)
         if before is not None:
             keep, gain = before.keep * keep, added(scaled(before.gain, keep), gain)
-        self._moves[key] = Move(key, share, keep, gain, waits)
+        self._moves[key] = Move(key, share, keep, gain, pace)

@@ -149,7 +149,7 @@ def test_buckets_and_rates_of_addresses_are_rows_too():
 def test_keys_of_others_that_are_no_rows_here_are_not_used_and_not_opened(key):
     one = Instance(watched=[key])
     assert one.rows.uses(0) == [Use(key, 0.0, False, ())]
-    one.rows.apply([Move(key, 0.5, 1.0, (1.0,), False)], 0)
+    one.rows.apply([Move(key, 0.5, 1.0, (1.0,), 0.0)], 0)
     assert one.manager.sensor_keys == []
     assert list(one.connections.rate_keys("main")) == []
 
@@ -159,8 +159,7 @@ def test_a_move_changes_the_row_of_its_key_and_no_other():
     for user in ("alice", "bob"):
         one.produce(user, 6_000.0, 0)
         one.mutate(user, 4, 0)
-    one.waits = {ALICES}
-    one.rows.apply([Move(ALICES, 0.5, 0.25, (0.0, 1.0), True), Move(TOPICS_OF_ALICE, 0.25, 0.5, (3.0,), False)], 0)
+    one.rows.apply([Move(ALICES, 0.5, 0.25, (0.0, 1.0), 50.0), Move(TOPICS_OF_ALICE, 0.25, 0.5, (3.0,), 0.0)], 0)
     assert (one.limit(ALICE), one.limit(BOB), one.limit(TOPICS)) == (500.0, 1000.0, 0.5)
     one.watched_keys = [ALICES, TOPICS_OF_ALICE]
     alices, topics = one.rows.uses(0)
@@ -186,13 +185,13 @@ def test_a_move_for_all_concerns_rows_without_a_share_of_their_own():
     one.connect(0)
     one.own = {ALICES}
     carol = values_of(SensorKey("main", 1, PRODUCE, SensorTags("carol", "")))
-    one.rows.apply([Move(EVERY_KEY, 0.5, 0.5, (), False), Move(carol, 0.125, 1.0, (), False)], 0)
+    one.rows.apply([Move(EVERY_KEY, 0.5, 0.5, (), 0.0), Move(carol, 0.125, 1.0, (), 0.0)], 0)
     readings = {key.tags.user: reading for key, reading in one.manager.readings(0)}
     limits = {user: (reading.limit, round(reading.rate * 10)) for user, reading in readings.items()}
     assert limits == {"alice": (1000.0, 4_000), "bob": (500.0, 2_000), "carol": (125.0, 4_000)}
     here = one.connections.rates("main").reading("10.0.0.1", 0)
     assert (here.limit, here.rate) == (2.0, 0.05)
-    one.rows.apply([Move(EVERY_KEY, 1.0, 2.0, (), False)], 0)
+    one.rows.apply([Move(EVERY_KEY, 1.0, 2.0, (), 0.0)], 0)
     assert {key.tags.user: reading.limit for key, reading in one.manager.readings(0)} == {
         "alice": 1000.0,
         "bob": 1000.0,
@@ -205,7 +204,7 @@ def test_a_move_for_all_takes_steps_between_which_rows_open():
     for number in range(350):
         one.produce(f"user-{number}", 2_000.0, 0)
     one.shares = {values_of(SensorKey("main", 1, PRODUCE, SensorTags("late", ""))): 0.5}
-    one.rows.apply([Move(EVERY_KEY, 0.5, 0.5, (), False)], 0)
+    one.rows.apply([Move(EVERY_KEY, 0.5, 0.5, (), 0.0)], 0)
     assert 0 < sum(reading.limit == 500 for _, reading in one.manager.readings(0)) < 350
     one.produce("late", 1.0, 0)
     steps = 0
@@ -225,9 +224,9 @@ def test_the_rate_of_an_address_moves_with_its_history():
     while giver.connect(0).outcome is Outcome.ADMITTED:
         pass
     used = next(use for use in giver.rows.uses(0) if use.key == FROM_HERE).used
-    giver.rows.apply([Move(FROM_HERE, 0.02, 0.0, (), False)], 0)
+    giver.rows.apply([Move(FROM_HERE, 0.02, 0.0, (), 0.0)], 0)
     taker.shares[FROM_HERE] = 1.0
-    taker.rows.apply([Move(FROM_HERE, 1.0, 1.0, used, False)], 0)
+    taker.rows.apply([Move(FROM_HERE, 1.0, 1.0, used, 0.0)], 0)
     assert taker.connect(0).outcome is Outcome.TOO_FAST
     assert taker.connections.share_history(HERE, 0) == (0.0, 4.0, (40.0, *(0.0,) * 10))
     for share in (0.0, -1.0):

@@ -53,7 +53,7 @@ def test_one_instance_alone_publishes_once_and_has_exactly_the_limit(fleet):
     assert one.member.is_known
     assert one.member.share_of(KEY) == 1.0
     assert one.member.explain(KEY).why is Why.ALONE
-    assert one.member.take_moves() == [Move(EVERY_KEY, 1.0, 1.0, (), False)]
+    assert one.member.take_moves() == [Move(EVERY_KEY, 1.0, 1.0, (), 0.0)]
     assert settle(fleet, one, uses={"m1": pressed(1.0)}, rounds=20) == 0
     assert one.member.take_moves() == []
 
@@ -204,7 +204,7 @@ def test_after_a_long_silence_every_key_has_an_equal_part_without_a_burst(fleet)
     assert two.member.share_of(KEY) == implicit_share(2)
     (move,) = two.member.take_moves()
     assert sum(move.gain) == pytest.approx(WINDOWS * (implicit_share(2) - floor_share(2)))
-    assert not move.waits
+    assert move.pace == 0
 
 
 def test_a_member_whose_record_was_lost_is_on_the_floor_for_what_others_claim_until_all_know_it_again(fleet):
@@ -231,7 +231,7 @@ def test_a_start_without_the_transport_has_the_assumed_part(fleet):
     one.look([], CUT_OFF_MS + 1)
     assert one.is_cut_off
     assert one.share_of(KEY) == implicit_share(3)
-    assert one.take_moves() == [Move(EVERY_KEY, implicit_share(3), 1.0, (), False)]
+    assert one.take_moves() == [Move(EVERY_KEY, implicit_share(3), 1.0, (), 0.0)]
 
 
 def test_a_member_without_a_good_document_counts_and_blocks_raises(fleet):
