@@ -1,6 +1,7 @@
 """The client processes of a round, and the wire: children that take orders on stdin and tell news on stdout."""
 
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -45,6 +46,10 @@ class Child:
     def running(self) -> bool:
         """False when it has ended."""
         return self._process.poll() is None
+
+    def make_nice(self, nice: int) -> None:
+        """Give its process a lower priority."""
+        os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
 
     def order(self, **order: Any) -> None:
         """Send one JSON line. Raises ChildFailed when it has ended."""

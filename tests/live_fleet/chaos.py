@@ -17,6 +17,7 @@ from tests.conservation.clients import Child
 from tests.conservation.confluent_reader import ends_of, scan
 from tests.conservation.pace import Plan
 from tests.live_fleet.figures import burst_s, by_second, long_run, over_s
+from tests.live_fleet.load import NICE
 from tests.live_fleet.rig import FLEET, INSTANCES, Instance, Rig
 
 EVERY_S = 5.0
@@ -91,6 +92,7 @@ class Chaos:
             folder = Path(name)
             producers = Child("confluent_producers", folder)
             stack.callback(producers.close)
+            producers.make_nice(NICE)
             producers.order(folder=name, bootstrap=rig.bootstrap(FLEET), plans=[asdict(plan) for plan in self._plans])
             kills = Kills(rig.instances, time.monotonic())
             series = self._watch(producers, kills)

@@ -24,7 +24,8 @@ _HELD = 12
 """Values that a producer has under way or waiting; so a pause is one soon."""
 _REPORT_S = 0.2
 _NEVER_MS = 1_000_000
-_NICE = 19
+NICE = 19
+"""The least priority of a process."""
 
 
 class Demand:
@@ -170,7 +171,7 @@ CLIENTS: dict[tuple[str, str], Client] = {
 def main() -> None:
     """Until standard input ends."""
     # Throttled clients spin: broker threads of librdkafka, the sender of kafka-python. It must cost nobody else's time.
-    os.nice(_NICE)
+    os.nice(NICE)
     demands: dict[str, Demand] = {}
     threading.Thread(target=_keep_reporting, args=(demands,), daemon=True).start()
     for line in sys.stdin:
