@@ -112,6 +112,32 @@ def _of_load(found: Mapping[str, Any], kind: str, by_client: Mapping[str, Sequen
     }
 
 
+def claims_fair_after_s(found: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
+    """Each change of demand in words, and how long after it every instance claimed nine tenths of its max-min fair
+    part, by what it had published; None: not before the next change.
+
+    For scenarios with one client at each instance.
+    """
+    changes = [event for event in found["events"] if event["action"] == "demand"]
+    if not changes:
+        return
+    demands = {f"i{client['at']}": client["demand"] for client in found["clients"]}
+    names = {client["name"]: f"i{client['at']}" for client in found["clients"]}
+    ends = [*(change["at"] for change in changes), found["seconds"]][1:]
+    for change, end in zip(changes, ends, strict=True):
+        demands[names[change["client"]]] = change["rate"]
+        parts = max_min([1.0 if demand is None else demand for demand in demands.values()], 1.0)
+        fair, begin = dict(zip(demands, parts, strict=True)), change["at"]
+        looks = (look for look in found["claims"] if begin <= look["at"] < end)
+        at = next((look["at"] for look in looks if _are_fair(look["claims"], fair)), None)
+        yield change["words"], None if at is None else at - begin
+
+
+def _are_fair(claims: Sequence[Mapping[str, Any]], fair: Mapping[str, float]) -> bool:
+    claimed = {claim["member"].partition("#")[0]: claim["claim"] for claim in claims}
+    return all(claimed.get(instance, 0.0) >= (1 - _WITHIN) * part for instance, part in fair.items())
+
+
 def _settling(found: Mapping[str, Any], kind: str, by_client: Mapping[str, Sequence[float]]) -> Iterator[int | None]:
     """For each change of demand, how long it took."""
     demands = {client["name"]: client["demand"] for client in found["clients"] if client["kind"] == kind}

@@ -1,9 +1,9 @@
 """What was found, as the page docs/fleet-measured.md."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tests.live_fleet.figures import figures
+from tests.live_fleet.figures import claims_fair_after_s, figures
 from tests.live_fleet.rig import BROKER, FLEET, SIDES, SINGLE
 
 NAMES = {FLEET: "fleet", SINGLE: "one instance", BROKER: "Kafka's own quota"}
@@ -30,7 +30,7 @@ _EXPLAINED = """\
   Kafka's own arithmetic allows ten seconds at once after a pause.
 - **Jain**: fairness among the greedy clients, 1 is equal.
 - **settled**: after each change of demand, seconds until all clients were within 10 % of max-min fair rates, as means
-  over 3 s.
+  over 3 s. Kafka's arithmetic, which all three sides have, holds the sum to a limit and does not divide it evenly.
 """
 
 
@@ -48,10 +48,24 @@ def _parts(found: Mapping[str, Any], picture: str | None) -> Iterator[str]:
             yield f"![rates of one entity in all scenarios]({picture})\n"
         yield table(found["scenarios"])
         yield f"\n{_EXPLAINED}"
+        yield from _of_claims(found["scenarios"].values())
     if "chaos" in found:
         yield f"## Instances that are killed all the time\n\n{of_chaos(found['chaos'])}\n"
     if "cost" in found:
         yield f"## What it costs\n\n{of_cost(found['cost'])}"
+
+
+def _of_claims(scenarios: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The changes of demand, if there are any."""
+    rows = [
+        (words, "not before the next change" if after_s is None else f"{after_s:.1f}")
+        for scenario in scenarios
+        for words, after_s in claims_fair_after_s(scenario)
+    ]
+    if rows:
+        yield "## After a change of demand\n"
+        yield "How long it took until each instance had claimed its max-min fair part of the limit, but for a tenth:\n"
+        yield _markdown(("change", "claims are fair after, s"), rows) + "\n"
 
 
 def table(scenarios: Mapping[str, Any]) -> str:

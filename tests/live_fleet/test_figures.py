@@ -2,7 +2,17 @@
 
 import pytest
 
-from tests.live_fleet.figures import burst_s, by_second, figures, jain, long_run, max_min, over_s, settled_after_s
+from tests.live_fleet.figures import (
+    burst_s,
+    by_second,
+    claims_fair_after_s,
+    figures,
+    jain,
+    long_run,
+    max_min,
+    over_s,
+    settled_after_s,
+)
 
 
 def test_totals_between_samples_are_divided_evenly():
@@ -78,3 +88,20 @@ def test_figures_of_a_scenario_follow_the_changes_of_demand():
         "jain": 1,
         "settled_after_s": [2],
     }
+
+
+def test_claims_are_fair_when_each_instance_has_its_part_of_the_demand_now():
+    looks = [(10, 0.1, 0.88), (30.2, 0.3, 0.68), (31.5, 0.45, 0.53), (41, 0.45, 0.53), (59, 0.45, 0.55)]
+    found = {
+        "seconds": 60,
+        "clients": [{"name": "a", "at": 1, "demand": 0.1}, {"name": "b", "at": 2, "demand": None}],
+        "events": [
+            {"at": 30.0, "action": "demand", "client": "a", "rate": None, "words": "a: all"},
+            {"at": 40.0, "action": "demand", "client": "a", "rate": 0.0, "words": "a: none"},
+        ],
+        "claims": [
+            {"at": at, "claims": [{"member": "i1#x", "claim": one}, {"member": "i2#y", "claim": other}]}
+            for at, one, other in looks
+        ],
+    }
+    assert list(claims_fair_after_s(found)) == [("a: all", 1.5), ("a: none", None)]
