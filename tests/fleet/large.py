@@ -78,9 +78,9 @@ def plan(instances: int, entities: int, seed: int = 1, seconds: int = SECONDS, f
         moves = rng.random() < 0.1
         for place in places:
             rate = wanted if wanted >= GREEDY else max(wanted, 0.01) / len(places)
-            load = Load(
-                entity, place, rate, 2 if rate >= GREEDY else 1, BEGIN_MS + rng.randrange(1000), request_s=_REQUEST_S
-            )
+            # Who wants little sends at least once a second: one large request in many seconds would be no demand.
+            request_s, connections = min(_REQUEST_S, rate), 2 if rate >= GREEDY else 1
+            load = Load(entity, place, rate, connections, BEGIN_MS + rng.randrange(1000), request_s=request_s)
             if moves:
                 loads.append(replace(load, until_ms=SHIFT_MS))
                 loads.append(replace(load, instance=(place + 1) % instances, from_ms=SHIFT_MS))
