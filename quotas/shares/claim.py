@@ -1,5 +1,6 @@
 """One member's own claim of one key."""
 
+from collections.abc import Collection
 from typing import Final
 
 from quotas.shares.demand import Demand
@@ -21,6 +22,7 @@ class OwnClaim:
     __slots__ = (
         "budget",
         "claim",
+        "claimants",
         "demand",
         "enforced",
         "freed",
@@ -65,7 +67,9 @@ class OwnClaim:
         self.short_since_ms: int | None = None
         """Since when this member has been short."""
         self.over_since_ms: int | None = None
-        """Since when all claims have added up to too much."""
+        """Since when all claims have added up to too much, with no member among them that was not there before."""
+        self.claimants: Collection[str] = ()
+        """The other members that have claimed the key since then."""
         self.size = size_of(key)
         """Bytes in a document."""
 

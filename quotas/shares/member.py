@@ -31,7 +31,8 @@ _UNUSED_MS: Final = 60_000
 _PRESSED_ALONE_MS: Final = 10_000
 """A member that was alone claims keys that were pressed within this time when another member comes."""
 _OVER_MS: Final = 10_000
-"""Claims that add up to too much for so long are an error of some member, and no conflict of two raises."""
+"""Claims of the same members that add up to too much for so long are an error of one of them, and no conflict of
+raises."""
 _ROUNDING: Final = 1e-6
 _TURNS: Final = 4
 """A claim in which nothing happens is looked at in each 4th look."""
@@ -562,8 +563,9 @@ class Member:
         target = rounded_down(min(max(division.target, claim.use.held), claim.budget.total))
         if division.free >= -_ROUNDING:
             claim.over_since_ms = None
-        elif claim.over_since_ms is None:
-            claim.over_since_ms = now_ms
+        elif claim.over_since_ms is None or not self._others.claims_of(claim.key).keys() <= set(claim.claimants):
+            # A newcomer says what it wants; it does not have it while a member that has died has its claim still.
+            claim.over_since_ms, claim.claimants = now_ms, tuple(self._others.claims_of(claim.key))
         elif now_ms - claim.over_since_ms >= _OVER_MS and claim.enforced > 0:
             self.totals.over += 1
             least = max(claim.enforced + division.free, claim.use.held)

@@ -62,6 +62,12 @@ def test_a_fleet_is_as_close_to_its_limit_as_a_single_instance(instances, name):
         assert found.fair_s < 6
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", large.FAULTS)
+def test_a_large_fleet_breaks_no_rule_whatever_goes_wrong(fault):
+    assert large.measure(large.plan(10, 300, fault=fault)).broken is None
+
+
 def test_a_load_that_is_always_at_the_instance_that_is_killed_next_gets_no_more_than_its_limit():
     kills = tuple(Fault(30_000 + 5_000 * number, "kill", number % 5, 2_000) for number in range(16))
     load = Load(0, 0, GREEDY, connections=8, from_ms=10_000, line=4.0, request_s=0.25)

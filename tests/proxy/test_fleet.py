@@ -202,6 +202,23 @@ async def test_claims_that_add_up_to_more_than_the_limit_are_logged_and_not_foll
     assert a.member.share_of(KEY) + 0.9 <= 1
 
 
+async def test_newcomers_that_want_more_than_there_is_are_no_error(pair, exchange):
+    """Each of them says for 8 s what it wants, and dies."""
+    a, _ = pair
+    a.press()
+    await pass_time(pair, 10_000)
+    document = json.loads(exchange["b#2"])
+    with structlog.testing.capture_logs() as logs:
+        for number in range(8):
+            document |= {"member": f"c{number}#9", "seq": 2, "asks": 2, "keys": [[list(KEY), 0.9, 1.0, 0.0, []]]}
+            exchange[f"c{number}#9"] = json.dumps(document).encode()
+            await pass_time([a], 4_000)
+            exchange.pop(f"c{number - 1}#9", None)
+            await pass_time([a], 4_000)
+    assert "fleet_claims_exceed_limit" not in [line["event"] for line in logs]
+    assert a.fleet.totals().excesses == 0
+
+
 async def test_members_that_come_and_go_are_logged(pair, exchange, clock):
     a, b = pair
     with structlog.testing.capture_logs() as logs:
