@@ -5,7 +5,7 @@
                                [--json FILE] [--plot FILE.webp] [--page FILE.md]
 
 A ZooKeeper ensemble of three, three nodes of Kafka, up to three instances on machines of their own (network
-namespaces), HAProxy before them, clients of librdkafka, Java and kafka-python. All scenarios take about 18 minutes.
+namespaces), HAProxy before them, clients of librdkafka, Java and kafka-python. All scenarios take about 25 minutes.
 
 --chaos kills an instance every five seconds and starts it again, and accounts for every record at the end; --cost has
 so many entities throttled at two of three instances each, and compares the CPU time of the instances with that

@@ -99,9 +99,9 @@ SCENARIOS: Sequence[Scenario] = (
     Scenario("before", "two instances without a fleet, load on both", 2, 66, fleet=False),
     Scenario("one of two", "two instances, load on one", 2, 66, open_first=(1,)),
     Scenario("spread over two", "two instances, load on both", 2, 88),
-    Scenario("moving, two", "two instances, load moved every 20 s", 2, 130, _moving(2, 130), (1,)),
+    Scenario("moving, two", "two instances, load moved every 20 s", 2, 310, _moving(2, 310), (1,)),
     Scenario("spread over three", "three instances, load on all", 3, 88),
-    Scenario("moving, three", "three instances, load moved every 20 s", 3, 130, _moving(3, 130), (1,)),
+    Scenario("moving, three", "three instances, load moved every 20 s", 3, 310, _moving(3, 310), (1,)),
     Scenario("killed", "three instances, one killed and started again", 3, 110, _KILLED),
     Scenario("cut off", "three instances, one cut off from ZooKeeper", 3, 120, _CUT_OFF),
     Scenario(
