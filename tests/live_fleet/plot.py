@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from tests.live_fleet.figures import figures, total_of
 from tests.live_fleet.page import NAMES
 
-_MEAN_OVER_S = 5
+_MEAN_OVER_S = 11
+"""The window of the quotas: within it all rates come in bursts."""
 _PIXELS_PER_INCH = 96
 _GREY = "#666666"
 _SIDES = {"broker": ("#d9730d", 0.9), "single": ("#2f8f5b", 0.9), "fleet": ("#1f5fbf", 1.8)}
