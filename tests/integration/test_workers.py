@@ -278,10 +278,10 @@ def test_a_client_at_all_workers_gets_its_quota_as_at_one(newest_kafka, stack):
         time.sleep(2)
     time.sleep(20)
     before, begin = [flood.bytes() for flood in floods], time.monotonic()
-    time.sleep(44)  # four times the window of a quota
+    time.sleep(110)  # ten times the window of a quota, in which rates come in bursts
     after, seconds = [flood.bytes() for flood in floods], time.monotonic() - begin
     one, all_ = ((now - then) / seconds / LIMIT for now, then in zip(after, before, strict=True))
-    assert all_ <= 1.05
+    assert all_ <= 1.05, (all_, one)
     assert all_ >= 0.95 * min(one, 1.0), (all_, one)
     assert not of_all.proxy.events("internal_error")
     assert not of_one.proxy.events("internal_error")
