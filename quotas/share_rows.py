@@ -117,8 +117,9 @@ class SharedRows:
         return window_ms
 
     def apply(self, moves: Iterable[Move], now_ms: int) -> None:
-        """Do what these moves say with the rows. Of a move for all this is the first step; `go_on` takes the others,
-        until which there may be no other call of this."""
+        """Do what these moves say with the rows. Of a move for all this is the first step; `go_on` takes the others."""
+        while self.go_on(now_ms):
+            pass
         by_key = {move.key: move for move in moves}
         of_all = by_key.pop(EVERY_KEY, None)
         for key, move in by_key.items():

@@ -367,7 +367,7 @@ class Member:
             equal = rounded_down(claim.budget.total / self.members)
             if claim.enforced > equal:
                 claim.lower(equal, self._n, self._windows, now_ms)
-            self._enforced.set(claim.key, self._own_share(claim.key), self._enforced.pace(claim.key))
+            self._enforced.set(claim.key, self._own_share(claim.key), self._kept_pace(claim.key))
 
     def _lose(self) -> None:
         """Forget the claims. No share grows, and none is more than an equal part."""
@@ -387,7 +387,7 @@ class Member:
     def _limit_own(self) -> None:
         for key in self._enforced.own:
             share = min(self._enforced.of(key), self._enforced.default)
-            self._enforced.set(key, share, self._enforced.pace(key))
+            self._enforced.set(key, share, self._kept_pace(key))
 
     def _release_all(self) -> None:
         """Every key has the implicit share. What is more than before comes without a burst."""
@@ -435,9 +435,16 @@ class Member:
         return self._budget(key).floor(self._n) + (0.0 if claim is None else claim.enforced)
 
     def _pace(self, key: Key) -> float:
-        """The fair part of a member that could use all of a key, by what the others have published."""
+        """The fair part of a member that could use all of a key, by what the others have published. While it is not
+        certain that they know this member, an equal part."""
+        if self.state is not State.MEMBER:
+            return implicit_share(self.members)
         demands = [entry.demand for entry in self._others.claims_of(key).values()]
         return min(fair_level([1.0, *demands], self._budget(key).total), 1.0)
+
+    def _kept_pace(self, key: Key) -> float:
+        """That of clients that wait when this member is cut off: never more than an equal part."""
+        return min(self._enforced.pace(key), implicit_share(self.members))
 
     def _budget(self, key: Key) -> Budget:
         return COUNT if self._is_count(key) else RATE

@@ -234,6 +234,21 @@ def test_a_start_without_the_transport_has_the_assumed_part(fleet):
     assert one.take_moves() == [Move(EVERY_KEY, implicit_share(3), 1.0, (), 0.0)]
 
 
+def test_clients_that_wait_have_their_fair_part_as_their_pace_and_an_equal_one_when_their_member_is_cut_off(fleet):
+    instances = joined(fleet, 3)
+    settle(fleet, *instances, uses={"m1": pressed(0.33)}, rounds=3)
+    two = instances[1].member
+    assert two.share_of(KEY) == floor_share(3)
+    assert TOTAL / 2 <= two.pace_of(KEY) < TOTAL
+    moves = {move.key: move for move in two.take_moves()}
+    assert moves[KEY].pace == two.pace_of(KEY)
+    two.look([], fleet.now_ms + CUT_OFF_MS + 1)
+    assert two.state is State.CUT_OFF
+    two.lost()
+    assert 0 < two.pace_of(KEY) <= implicit_share(3)
+    assert two.share_of(KEY) <= implicit_share(3)
+
+
 def test_a_member_without_a_good_document_counts_and_blocks_raises(fleet):
     one, _ = joined(fleet, 2)
     for _ in range(4):
