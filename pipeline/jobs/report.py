@@ -166,7 +166,8 @@ def _noise(usage: DataFrame, top_n: int, slice_ms: int, steps: "Steps") -> dict[
         use = kept.frame(neighbours.use_by_slices(usage, slice_ms))
         slices = kept.counted(neighbours.slices_of(use))
         found, [count] = _first(neighbours.episodes(use, slices, slice_ms), worst, top_n, F.lit(True))
-    return {"episodes": found, "episode_count": count}
+        [nodes] = _rows(neighbours.judged(slices))
+    return {"episodes": found, "episode_count": count, **nodes}
 
 
 def _first(frame: DataFrame, order: Any, rows: int, *counts: Column) -> tuple[list[dict[str, Any]], list[int]]:

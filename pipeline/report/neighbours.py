@@ -58,6 +58,13 @@ def slices_of(use: DataFrame) -> DataFrame:
     )
 
 
+def judged(slices: DataFrame) -> DataFrame:
+    """`slices_of` -> one row: nodes (their number), thin_nodes (those of them with fewer than MIN_SLICES)."""
+    counts = slices.groupBy(*_NODE).agg(F.count(F.lit(1)).alias("slices"))
+    thin = F.sum((F.col("slices") < MIN_SLICES).cast("long"))
+    return counts.agg(F.count(F.lit(1)).alias("nodes"), F.coalesce(thin, F.lit(0)).alias("thin_nodes"))
+
+
 def episodes(use: DataFrame, slices: DataFrame, slice_ms: int) -> DataFrame:
     """`use_by_slices` and its `slices_of` -> virtual_cluster, node_id, user, client_id, begin_ms, end_ms, share (the
     largest), usual_share (median), bytes, others_throttled_ms, others_throttled (the largest number of clients in a

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from pipeline.report import charts, words
 from pipeline.report.findings import Findings, Row
 from pipeline.report.price_sheet import UNASSIGNED
-from pipeline.report.summary import summary
+from pipeline.report.summary import no_noise, summary, too_few_slices
 from pipeline.report.tables import Column, Table
 from pipeline.report.views import LIMIT_UNITS, MEASURE_NAMES, TYPE_NAMES, named
 
@@ -51,6 +51,8 @@ def page_of(findings: Findings, tables: Sequence[Table], now_ms: int) -> str:
         strip_end=charts.strip_end(findings.utilisation),
         bills=_shares_of_the_bill(findings),
         figures=_figures(findings),
+        thin_nodes=too_few_slices(findings),
+        no_noise=no_noise(findings),
         style=Markup((_HERE / "page.css").read_text()),
         script=Markup(script),
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),

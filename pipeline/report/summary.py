@@ -6,6 +6,7 @@ from itertools import accumulate, groupby
 
 from pipeline.report import words
 from pipeline.report.findings import Findings, Missing, Row
+from pipeline.report.neighbours import MIN_SLICES
 from pipeline.report.price_sheet import UNASSIGNED
 from pipeline.report.views import TYPE_NAMES
 
@@ -150,15 +151,40 @@ def _utilisation(findings: Findings) -> Iterator[Remark]:
 
 
 def _noise(findings: Findings) -> Iterator[Remark]:
-    if not findings.episodes:
-        return
-    names = {who(row): None for row in findings.episodes}
-    times = words.plural(findings.episode_count, "time")
-    yield Remark(
-        f"{times} one client took over a node while others were throttled or slowed: {words.listed(list(names))}.",
-        "bad",
-        "noise",
-    )
+    if findings.episodes:
+        names = {who(row): None for row in findings.episodes}
+        times = words.plural(findings.episode_count, "time")
+        yield Remark(
+            f"{times} one client took over a node while others were throttled or slowed: {words.listed(list(names))}.",
+            "bad",
+            "noise",
+        )
+    if findings.thin_nodes:
+        yield Remark(too_few_slices(findings), "plain", "noise")
+
+
+def too_few_slices(findings: Findings) -> str:
+    """At how many nodes noisy neighbours cannot be told from the records; empty if at none."""
+    thin, nodes = findings.thin_nodes, findings.nodes
+    if not thin:
+        return ""
+    it, has = ("it", "has") if thin == 1 else ("they", "have")
+    which = f"{words.count(thin)} of {words.plural(nodes, 'node')}"
+    if thin == nodes:
+        which = "The node" if nodes == 1 else f"All {words.plural(nodes, 'node')}"
+    few = f"fewer than {MIN_SLICES} slices of time with records"
+    return f"{which} {has} {few}: too few to tell whether {it} had noisy neighbours."
+
+
+def no_noise(findings: Findings) -> str:
+    """What is said where no noisy neighbour was found."""
+    if not findings.nodes:
+        return "No record names a node, so noisy neighbours cannot be found."
+    found = "o client took over a node at the cost of others."
+    if not findings.thin_nodes:
+        return f"N{found}"
+    unknown = too_few_slices(findings)
+    return unknown if findings.thin_nodes == findings.nodes else f"{unknown} At the others n{found}"
 
 
 def _shadows(findings: Findings) -> Iterator[Remark]:

@@ -120,6 +120,17 @@ def test_a_noisy_neighbour_is_found_and_nobody_else(found):
     assert row["usual_share"] == pytest.approx(1 / 151)
 
 
+def test_nodes_with_too_few_slices_are_counted(found, everything):
+    slices = {}
+    for one in everything:
+        if one.node_id >= 0:
+            slices.setdefault((one.virtual_cluster, one.node_id), set()).add(one.begin_ms // WINDOW_MS)
+    thin = [node for node, at in slices.items() if len(at) < 30]
+    assert ("dark", 0) in thin
+    assert ("quiet", 0) not in thin
+    assert (found.nodes, found.thin_nodes) == (len(slices), len(thin))
+
+
 def test_tenants_match_as_the_sheet_says(found):
     users = {bill.tenant: bill.used["gb_in"] for bill in found.bills}
     assert users["odd"] >= 2**60
