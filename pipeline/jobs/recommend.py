@@ -23,7 +23,7 @@ from pipeline.recommend.page import print_advice
 from pipeline.recommend.quota_file import Limits, document, yaml_of
 from pipeline.recommend.rows import csv_table, plain, stage_name
 from pipeline.report.tables import csv_of
-from pipeline.report.words import count, moment
+from pipeline.report.words import count, moment, plural
 from pipeline.simulate.candidate import candidate_of
 from pipeline.spark.session import LOCAL, spark_session
 from pipeline.table.table import read_usage, state_of
@@ -102,7 +102,7 @@ def recommended(
     steps.next("replaying what the recommended quotas would have done" if simulate else "judging, without a replay")
     simulated = _simulated(usage, asked, advice) if simulate else [None] * len(advice.recommendations)
     advice = judged(advice, simulated, asked.headroom, sorted(set(range(7)) - set(weekdays)))
-    warnings = list(_warnings(rows, extent["records"], missing))
+    warnings = [*_warnings(rows, extent["records"], missing), *_left(advice.recommendations)]
     return advice, {**extent, "warnings": warnings}
 
 
@@ -112,7 +112,8 @@ def _demands(usage: DataFrame, asked: Settings, extent: Mapping[str, Any]) -> li
     nodes = demand.at_nodes(demand.slots(used, slot_ms), asked.percentile)
     demands = demand.demand(nodes, asked.least_windows)
     days = demand.whole_days(used, extent["begin_ms"], extent["end_ms"])
-    chosen = demand.largest(demands, days, MOST_ENTITIES)
+    shared = demand.shared_quotas(usage, asked.by, asked.quota_types)
+    chosen = demand.largest(demands, days, MOST_ENTITIES).join(shared, demand.SUBJECT, "left")
     found = [row.asDict(recursive=True) for row in chosen.collect()]
     order = {quota_type.name.lower(): i for i, quota_type in enumerate(QuotaType)}
     return sorted(found, key=lambda row: (row["virtual_cluster"], order[row["quota_type"]], -row["value"], str(row)))
@@ -134,6 +135,13 @@ def _warnings(rows: Iterable[Mapping[str, Any]], records: int, missing: int) -> 
         if of > MOST_ENTITIES:
             most = f"the {count(MOST_ENTITIES)} entities with most use of {count(of)}"
             yield f"{quota_type}: {most}; the others are left out"
+
+
+def _left(recommendations: Iterable[Recommendation]) -> Iterable[str]:
+    if leaving := sum(bool(one.evidence.leaves.count) for one in recommendations):
+        takes, entities = ("takes", "an entity") if leaving == 1 else ("take", "entities")
+        quotas = "quotas that hold for others, too: these quotas no longer count their use"
+        yield f"{plural(leaving, 'limit')} {takes} {entities} out of {quotas}"
 
 
 def _limits(recommendations: Iterable[Recommendation], stage: int = -1) -> Limits:

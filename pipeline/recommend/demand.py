@@ -28,6 +28,9 @@ SUBJECT = ["virtual_cluster", "quota_type", "user", "client_id", "ip"]
 RANK_ACCURACY = 10_000
 """A percentile's rank is off by at most 1 / this."""
 
+MOST_SHARED = 10
+"""The number of shared quotas of each subject that are named; the others are only counted."""
+
 TREND_DAYS = 27
 """The number of whole days, the last ones, from which a trend is computed."""
 _MAY_BE_MISSING_MS = 1_800_000
@@ -41,11 +44,7 @@ def used_by(usage: DataFrame, by: str, quota_types: Iterable[str]) -> DataFrame:
     of_address = F.col("quota_type") == "connection"
     value = as_charged(F.col("quota_type"), F.col("used"))
     return usage.where(F.col("quota_type").isin(*quota_types)).select(
-        "virtual_cluster",
-        "quota_type",
-        F.when(of_address | F.lit(by == CLIENT_ID), "").otherwise(F.col("user")).alias("user"),
-        F.when(of_address | F.lit(by == USER), "").otherwise(F.col("client_id")).alias("client_id"),
-        F.when(of_address, F.col("ip")).otherwise("").alias("ip"),
+        *_subject(by),
         measured_node().alias("node_id"),
         "begin_ms",
         "end_ms",
@@ -57,6 +56,18 @@ def used_by(usage: DataFrame, by: str, quota_types: Iterable[str]) -> DataFrame:
         "rule",
         "scope",
     )
+
+
+def _subject(by: str) -> list[Column]:
+    """SUBJECT of a record."""
+    of_address = F.col("quota_type") == "connection"
+    return [
+        F.col("virtual_cluster"),
+        F.col("quota_type"),
+        F.when(of_address | F.lit(by == CLIENT_ID), "").otherwise(F.col("user")).alias("user"),
+        F.when(of_address | F.lit(by == USER), "").otherwise(F.col("client_id")).alias("client_id"),
+        F.when(of_address, F.col("ip")).otherwise("").alias("ip"),
+    ]
 
 
 _LEVEL: Final = {PAIR: (OWN, OWN), USER: (OWN, None), CLIENT_ID: (None, OWN)}
@@ -71,6 +82,42 @@ def _beats(by: str) -> Column:
     stronger = dict.fromkeys((user, client_id is None) for user, client_id in LEVELS[: LEVELS.index(_LEVEL[by])])
     on_level = [of_user[user] & (~of_pair if alone else of_pair) for user, alone in stronger]
     return reduce(or_, on_level, F.lit(False))
+
+
+def shared_quotas(usage: DataFrame, by: str, quota_types: Iterable[str]) -> DataFrame:
+    """USAGE -> SUBJECT, leaves, leaves_count: the quotas in force that a quota on SUBJECT would take it out of, and
+    that hold for other subjects, too.
+
+    `leaves` has the MOST_SHARED of them with most use, as structs of rank, value (the subject's use), rule, name (that
+    the quota measures), limit (the last one), and others (the number of other subjects that used it). A quota is shared
+    if it lacks a name that SUBJECT has: those for a client-id, if by user or pair; those for a user, if by pair.
+    """
+    rule = F.col("rule")
+    for_user = rule.startswith("user=")
+    narrow = rule.contains(", client-id=") & rule.rlike(USER_AND_CLIENT_ID)
+    shared = {USER: ~for_user, PAIR: ~narrow, CLIENT_ID: F.lit(False)}[by] & (rule != "")
+    concerned = F.col("quota_type").isin(*quota_types) & (F.col("quota_type") != "connection")
+    names = (F.col("user"), F.col("client_id"))
+    used = usage.where(concerned & shared & F.col("limit").isNotNull()).select(
+        *_subject(by),
+        "rule",
+        F.when(for_user, names[0]).otherwise(names[1]).alias("name"),
+        as_charged(F.col("quota_type"), F.col("used")).alias("value"),
+        "limit",
+        "begin_ms",
+    )
+    quota = Window.partitionBy("virtual_cluster", "quota_type", "rule", "name")
+    largest_first = Window.partitionBy(*SUBJECT).orderBy(F.col("value").desc(), "rule", "name")
+    in_quotas = (
+        used.groupBy(*SUBJECT, "rule", "name")
+        .agg(F.sum("value").alias("value"), F.max_by("limit", "begin_ms").alias("limit"))
+        .withColumn("others", F.count(F.lit(1)).over(quota) - 1)
+        .withColumn("rank", F.row_number().over(largest_first))
+    )
+    left = F.when(F.col("rank") <= MOST_SHARED, F.struct("rank", "value", "rule", "name", "limit", "others"))
+    return in_quotas.groupBy(*SUBJECT).agg(
+        F.sort_array(F.collect_list(left)).alias("leaves"), F.count(F.lit(1)).alias("leaves_count")
+    )
 
 
 def slots(used: DataFrame, slot_ms: int) -> DataFrame:

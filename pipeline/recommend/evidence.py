@@ -32,6 +32,29 @@ class AtNode:
     at_least: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SharedQuota:
+    """A quota in force that holds for other entities, too, and counts an entity no longer once that has its own."""
+
+    rule: str
+    name: str
+    """The name that it measures: with `<default>` in its rule there is a quota for each name."""
+    limit: float
+    others: int
+    """How many other entities used it."""
+    use_share: float
+    """The share of the entity's use that it counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftQuotas:
+    """The shared quotas that an entity's own quota would take it out of: `named` are those with most of its use."""
+
+    named: tuple[SharedQuota, ...] = ()
+    count: int = 0
+    """The number of all of them."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """A row of DEMAND. Rates are in units/s of the quota, one window long, at one node or by `scope` over all nodes."""
@@ -57,6 +80,7 @@ class Evidence:
     scope: Scope = Scope.NODE
     """That of this quota."""
     by_day: tuple[tuple[date, float], ...] = ()
+    leaves: LeftQuotas = LeftQuotas()
 
     @property
     def throttled_share(self) -> float:
@@ -95,7 +119,17 @@ def evidence_of(row: Mapping[str, Any]) -> Evidence:
         rule=latest["rule"] or "",
         scope=Scope(latest["scope"]),
         by_day=tuple((one["day"], one["value"]) for one in row["by_day"] or ()),
+        leaves=_leaves(row),
     )
+
+
+def _leaves(row: Mapping[str, Any]) -> LeftQuotas:
+    used = row["value"]
+    named = (
+        SharedQuota(one["rule"], one["name"], one["limit"], one["others"], one["value"] / used if used else 0.0)
+        for one in row["leaves"] or ()
+    )
+    return LeftQuotas(tuple(named), row["leaves_count"] or 0)
 
 
 @dataclass(frozen=True, slots=True)

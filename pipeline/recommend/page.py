@@ -32,6 +32,9 @@ def print_advice(advice: Advice, settings: Settings, known: Mapping[str, Any], t
     cut = [one for one in advice.recommendations if one.cut > 0]
     for line in _lines(cut, _cut, "Cut by the capacity", shown):
         console.print(line, markup=False)
+    leaving = [one for one in advice.recommendations if one.evidence.leaves.count]
+    for line in _lines(leaving, _leaves, "Taken out of quotas that hold for others, too", shown):
+        console.print(line, markup=False)
     for line in _lines(advice.refusals, _refused, "Nothing is recommended for", shown):
         console.print(line, markup=False)
 
@@ -150,6 +153,28 @@ def _penalties(one: Recommendation) -> str:
 def _cut(one: Recommendation) -> str:
     quota_type = one.evidence.subject.quota_type
     return f"{_who(one)}: {amount(one.limit, quota_type)} of {amount(one.asked, quota_type)}"
+
+
+def _leaves(one: Recommendation) -> str:
+    return f"{_who(one)}: {left_quotas(one)}"
+
+
+def left_quotas(one: Recommendation) -> str:
+    """The shared quotas that the entity leaves, with their limits, the number of the others, and how much of its use
+    they counted; empty if there is none.
+    """
+    evidence = one.evidence
+    kind = "client" if evidence.subject.client_id else "user"
+    named = []
+    for quota in evidence.leaves.named:
+        rule = words.name(quota.rule)
+        of = f" ({words.name(quota.name, 40)})" if "<default>" in quota.rule else ""
+        limit = amount(quota.limit, evidence.subject.quota_type)
+        others = words.plural(quota.others, f"other {kind}") if quota.others else f"no other {kind} so far"
+        named.append(f"{rule}{of} of {limit}, shared with {others}, {words.share(quota.use_share)} of its use")
+    if more := evidence.leaves.count - len(named):
+        named.append(f"and {words.count(more)} more")
+    return "; ".join(named)
 
 
 def _refused(one: Refusal) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pipeline.recommend.advice import Advice, Fit, Recommendation, Refusal, Settings
 from pipeline.recommend.evidence import Evidence
+from pipeline.recommend.page import left_quotas
 from pipeline.recommend.subject import Subject
 from pipeline.report.tables import Column, Table
 
@@ -53,6 +54,8 @@ def _recommendation(one: Recommendation, settings: Settings) -> dict[str, Any]:
         "stages": list(one.path),
         "confidence": one.confidence,
         "doubts": [asdict(penalty) for penalty in one.penalties],
+        "leaves": [asdict(quota) for quota in one.evidence.leaves.named],
+        "leaves_count": one.evidence.leaves.count,
         "evidence": _evidence(one.evidence),
         "formula": {"percentile": settings.percentile, "headroom": settings.headroom},
         "simulated": None if one.simulated is None else asdict(one.simulated),
@@ -114,6 +117,7 @@ _COLUMNS = (
     Column("simulated_throttled_ms", ""),
     Column("simulated_greedy_throttled_ms", ""),
     Column("simulated_muted_share", "", "share"),
+    Column("leaves", "", "text"),
 )
 
 
@@ -151,4 +155,5 @@ def _limits(one: Recommendation) -> dict[str, Any]:
         "why": "; ".join(penalty.reason for penalty in one.penalties),
         **{f"stage_{i + 1}_limit": limit for i, limit in enumerate(one.path)},
         **{f"simulated_{name}": value for name, value in simulated.items()},
+        "leaves": left_quotas(one),
     }

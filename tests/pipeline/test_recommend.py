@@ -60,6 +60,22 @@ def by_hand():
         yield record(number, "new", MB)
 
 
+def sharing():
+    """Two users of one client-id with a quota, which a third one leaves for a pair's; and one under the default."""
+    app = {"virtual_cluster": "shared", "client_id": "app, 'x'", "limit": 2.0 * MB}
+    for number in range(DAYS * A_DAY):
+        limit = {"limit": 3.0 * MB} if number > 50 else {}
+        for user in ("first", "second"):
+            yield record(number, user, MB / 2, **{**app, "rule": "client-id=\"app, 'x'\"", **limit})
+        yield record(number, "third", MB / 2, **app, rule="user=third, client-id=\"app, 'x'\"")
+        own = {"virtual_cluster": "shared", "limit": 1.0 * MB}
+        yield record(number, "first", MB / 4, client_id="b", rule="client-id=<default>", **own)
+        yield record(number, "third", MB / 4, client_id="c", rule="client-id=<default>", **own)
+        yield record(number, "third", MB / 4, client_id="d", rule="client-id=<default>", **own)
+        yield record(number, "fourth", MB / 4, client_id="b", rule="user=<default>", **own)
+        yield record(number, "fourth", MB / 4, client_id="c", rule="user=fourth", **own)
+
+
 @pytest.fixture(scope="module")
 def usage(spark):
     names = schema_of(UsageRecord).names
@@ -179,6 +195,57 @@ def test_client_ids_are_recommended_for_over_all_users(usage):
 
 
 CLUSTER = {"virtual_clusters": [{"name": "main"}]}
+
+
+@pytest.fixture(scope="module")
+def use_of_shared_quotas(spark):
+    names = schema_of(UsageRecord).names
+    rows = [tuple(getattr(one, name) for name in names) for one in sharing()]
+    return spark.createDataFrame(rows, schema_of(UsageRecord)).coalesce(1).persist()
+
+
+def shared_by(usage, by):
+    asked = replace(SETTINGS, by=by)
+    advice, known = recommended(usage, asked, capacity_of(CLUSTER), Steps(5), simulate=False)
+    return {
+        (one.evidence.subject.user, one.evidence.subject.client_id): [
+            (quota.rule, quota.name, quota.limit, quota.others, round(quota.use_share, 3))
+            for quota in one.evidence.leaves.named
+        ]
+        for one in advice.recommendations
+    }, known["warnings"]
+
+
+def test_quotas_that_users_share_and_would_leave_are_told(use_of_shared_quotas):
+    leaves, warnings = shared_by(use_of_shared_quotas, "user")
+    app = "client-id=\"app, 'x'\""
+    assert leaves == {
+        ("first", ""): [(app, "app, 'x'", 3.0 * MB, 1, 0.667), ("client-id=<default>", "b", 1.0 * MB, 0, 0.333)],
+        ("second", ""): [(app, "app, 'x'", 3.0 * MB, 1, 1.0)],
+        ("third", ""): [
+            ("client-id=<default>", "c", 1.0 * MB, 0, 0.25),
+            ("client-id=<default>", "d", 1.0 * MB, 0, 0.25),
+        ],
+        ("fourth", ""): [],
+    }
+    assert warnings == [
+        "3 limits take entities out of quotas that hold for others, too: these quotas no longer count their use"
+    ]
+
+
+def test_pairs_leave_the_quotas_of_their_users_and_of_their_client_ids(use_of_shared_quotas):
+    leaves, _ = shared_by(use_of_shared_quotas, "user+client-id")
+    assert leaves["first", "b"] == [("client-id=<default>", "b", 1.0 * MB, 0, 1.0)]
+    assert leaves["fourth", "c"] == [("user=fourth", "fourth", 1.0 * MB, 0, 1.0)]
+    assert leaves["fourth", "b"] == [("user=<default>", "fourth", 1.0 * MB, 0, 1.0)]
+    assert leaves["first", "app, 'x'"][0][3] == 1
+    assert leaves["third", "app, 'x'"] == []
+
+
+def test_client_ids_leave_no_quota_that_they_share(use_of_shared_quotas):
+    leaves, warnings = shared_by(use_of_shared_quotas, "client-id")
+    assert set(map(len, leaves.values())) == {0}
+    assert warnings == []
 
 
 def test_no_records_are_an_error_that_says_so(usage):

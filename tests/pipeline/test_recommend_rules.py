@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from datetime import date, timedelta
 from itertools import pairwise
 
@@ -14,7 +15,17 @@ from common.yaml_file import parse_yaml
 from pipeline.jobs.recommend import write
 from pipeline.recommend.advice import Settings, advise, judged
 from pipeline.recommend.capacity import Capacity, capacity_of
-from pipeline.recommend.evidence import AtNode, ConfidencePenalty, Evidence, Simulated, confidence, penalties, too_thin
+from pipeline.recommend.evidence import (
+    AtNode,
+    ConfidencePenalty,
+    Evidence,
+    LeftQuotas,
+    SharedQuota,
+    Simulated,
+    confidence,
+    penalties,
+    too_thin,
+)
 from pipeline.recommend.fairness import fair_shares
 from pipeline.recommend.limits import path_to, rounded_down, rounded_up, wanted
 from pipeline.recommend.outcome import outcomes
@@ -372,9 +383,14 @@ def test_outcomes_are_found_by_rule_and_added_up_over_nodes():
     assert outcomes(rows, advice.recommendations) == [Simulated(4, 1_000, 1_800, 300, 0.3), Simulated()]
 
 
+SHARED = SharedQuota("client-id=app", "app", 2.0 * MB, 1, 0.75)
+
+
 def full_advice():
     capacity = Capacity({("main", PRODUCE): 9.0 * MB})
     some = [evidence(name or "x", demand=(i + 1) * MB, limit=2e6, rule="client-id=a") for i, name in enumerate(HOSTILE)]
+    of_default = replace(SHARED, rule="client-id=<default>", name="b", others=0)
+    some[1] = replace(some[1], leaves=LeftQuotas((SHARED, of_default), 5))
     few = evidence("=few", days=1)
     advice = advise([*some, few], Settings(), capacity)
     return judged(advice, [Simulated(3, 40_000, 50_000, 9_000, 0.1)] * len(advice.recommendations), 1.3, [6])
@@ -399,6 +415,10 @@ def test_the_page_tells_limits_doubts_cuts_and_refusals():
                      "no records of a Sunday", "2.00 MB/s shared"):  # fmt: skip
         assert expected in text
     assert "\u202e" not in text
+    assert (
+        ", producer_byte_rate: client-id=app of 2.00 MB/s, shared with 1 other user, 75 % of its use; "
+        "client-id=<default> (b) of 2.00 MB/s, shared with no other user so far, 75 % of its use; and 3 more "
+    ) in " ".join(text.split()).split("Taken out of quotas that hold for others, too: ")[1]
 
 
 def test_json_and_csv_have_everything():
@@ -410,7 +430,12 @@ def test_json_and_csv_have_everything():
     one = reported["recommendations"][0]
     assert one["evidence"]["percentile_value"] == 1 * MB
     assert one["simulated"]["muted_share"] == 0.1
+    left = reported["recommendations"][1]
+    shared = {"rule": "client-id=app", "name": "app", "limit": 2.0 * MB, "others": 1, "use_share": 0.75}
+    assert (left["leaves"][0], left["leaves_count"]) == (shared, 5)
+    assert (one["leaves"], one["leaves_count"]) == ([], 0)
     table = csv_of(csv_table(advice))
+    assert "client-id=app of 2.00 MB/s, shared with 1 other user" in table
     assert "refused" in table
     assert "'=few" in table
 
