@@ -251,15 +251,21 @@ class HandingOver:
 class Predecessor:
     """The process that this one takes over from, and its listening `sockets`."""
 
-    def __init__(self, ours: socket.socket) -> None:
-        """Raises HandoverFailed if the sockets do not come."""
+    def __init__(self, ours: socket.socket, pid: int) -> None:
+        """`pid` is its number. Raises HandoverFailed if the sockets do not come."""
         ours.set_inheritable(False)
         ours.settimeout(_SOCKETS_S)
         self._ours = ours
+        self._pid = pid
         self._channel: Channel | None = None
         self.sockets = list(_received(ours))
         self.is_activated = False
         """Whether systemd has passed these sockets to an earlier process, and keeps them open."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet: a process whose parent has ended gets another one."""
+        return os.getppid() == self._pid
 
     async def take_over(self, intake: SensorIntake, until_ready: Callable[[], Awaitable[None]]) -> None:
         """Take over what it has measured, and return when it accepts no more connections.
@@ -306,7 +312,7 @@ def predecessor() -> Predecessor | None:
         return None
     if int(pid) != os.getppid():
         raise HandoverFailed("the other process has ended")
-    return Predecessor(socket.socket(fileno=int(fd)))
+    return Predecessor(socket.socket(fileno=int(fd)), int(pid))
 
 
 def _received(ours: socket.socket) -> Iterator[socket.socket]:

@@ -299,12 +299,15 @@ class Instance:
         self._bound = bound
         return [sock for _, sockets in bound for sock in sockets.values()]
 
-    def start_recording(self) -> None:
-        """Start to write usage records. Raises ConfigErrors if they cannot be written."""
+    def start_recording(self, is_beside: Callable[[], bool] = lambda: False) -> None:
+        """Start to write usage records. Raises ConfigErrors if they cannot be written.
+
+        `is_beside` says whether the process that this one took over from still runs: it may write records, too.
+        """
         if self._recorder is None:
             return
         try:
-            self._recorder.start()
+            self._recorder.start(is_beside)
         except DirectoryUnusable as error:
             raise ConfigErrors([Problem("usage.directory", str(error))]) from None
         self.tasks.spawn(self._recorder.run())

@@ -53,6 +53,10 @@ class Restart:
         """Whether the process before this one still runs, and hands over to this one."""
         return self._predecessor is not None
 
+    def is_beside(self) -> bool:
+        """Whether the process that this one took over from still runs. May be called by any thread."""
+        return self._predecessor is not None and self._predecessor.is_running
+
     def passed_sockets(self, config: Config) -> PassedSockets:
         """The listening sockets that are open already. Raises ConfigErrors if they do not fit the configuration."""
         try:

@@ -96,7 +96,7 @@ class Service:
         passed = self._restart.passed_sockets(self.config)
         self._sockets = [*self.instance.bind(passed), *self._http.open(self.config, passed)]
         passed.close_rest()
-        self.instance.start_recording()
+        self.instance.start_recording(self._restart.is_beside)
         self._shipping = start_shipping(self.config, self._metrics)
         if not self._restart.takes_over:
             await self._http.start(self.config)

@@ -63,9 +63,15 @@ What a reader can verify, for one (instance, epoch, stream):
 - A gap that a `dropped` line covers was dropped by the proxy. Any other gap is a file that was lost, or that
   retention has deleted (then the gap is at the beginning, as the oldest files are deleted first).
 - `final` in an `end` line says that the epoch is complete. If there is a later epoch of the instance and this one has
-  no `final`, its end is missing: at most what was used since the last window that was on disk when the process was
-  killed. It cannot be known how many records these were. What a killed process had on disk is completed by the next
-  process that starts on the directory, under the same name.
+  no `final`, its process was killed, and its end is missing: the use of the last `flush_ms` of its header at most (for
+  usage: `window_s`), while the machine goes on and the disk takes what is written. If the machine crashes, the last
+  file of each stream is missing, too: `file_s`. It cannot be known how many records these were. What a killed process
+  had on disk is completed by the next process that starts on the directory, under the same name.
+- While a process that was replaced (SIGUSR2) still serves its connections, it writes records beside the next one, and
+  has no `final` yet. The ends of the next epoch have `beside` then: such an epoch counts as a later one only when it
+  has an end without `beside`. With `restart.reuse_port` a process does not know of the other one that still runs: until
+  that one has ended and its last file has been read, its end counts as missing.
+- A process that is killed before its first record is on disk leaves nothing, not even its epoch.
 
 Files older than `keep_s`, and the oldest files when there are more than `total_mib`, are deleted, but none younger
 than `keep_at_least_s`. This is logged and counted in `kafka_throttle_usage_files_deleted_total`.

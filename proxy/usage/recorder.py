@@ -3,7 +3,7 @@
 import asyncio
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from proxy.clock import Clock
@@ -15,7 +15,7 @@ from proxy.usage.spool import Spool, SpoolRules
 from proxy.usage.tracer import Tracer
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
 from quotas.connection_quotas import Admission, ConnectionQuotas, Outcome
-from quotas.records.usage_record import USAGE, UsageRecord
+from quotas.records.usage_record import TRACE, USAGE, UsageRecord
 
 _MIB = 1 << 20
 _SETTLED_PER_STEP = 200
@@ -35,6 +35,7 @@ def rules_of(usage: UsageConfig) -> SpoolRules:
         usage.keep_at_least_s,
         usage.queue_records,
         usage.fsync,
+        {USAGE: 1000 * usage.window_s, TRACE: round(1000 * _FLUSH_S)},
     )
 
 
@@ -67,9 +68,9 @@ class Recorder:
         self._sequence = 0
         self._set_offset()
 
-    def start(self) -> None:
-        """Start writing. Raises DirectoryUnusable if the directory cannot be used."""
-        self.spool.start()
+    def start(self, is_beside: Callable[[], bool] = lambda: False) -> None:
+        """Start writing; `is_beside` as for a spool. Raises DirectoryUnusable if the directory cannot be used."""
+        self.spool.start(is_beside)
         if self._tracer is not None:
             self._tracer.identify(self.spool.instance, self.spool.epoch)
 

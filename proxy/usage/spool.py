@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +44,8 @@ class SpoolRules:
     keep_at_least_s: int = 3600
     queue_records: int = 100_000
     sync: bool = True
+    flush_ms: Mapping[str, int] = field(default_factory=dict)
+    """By stream, how long records are in memory before they are put into the spool."""
 
 
 @dataclass(slots=True)
@@ -97,12 +99,17 @@ class Spool:
         self._failing = False
         self._dropping = False
         self._tidied_s = -_TIDY_S
+        self._is_beside: Callable[[], bool] = lambda: False
         self._thread = threading.Thread(target=self._run, name="usage spool", daemon=True)
 
     # --------------------------------------------------------- for other threads
 
-    def start(self) -> None:
-        """Prepare the directory, complete files of an earlier process, and start writing. Raises DirectoryUnusable."""
+    def start(self, is_beside: Callable[[], bool] = lambda: False) -> None:
+        """Prepare the directory, complete files of an earlier process, and start writing. Raises DirectoryUnusable.
+
+        `is_beside` says whether the process that this one took over from still runs; it is called by another thread.
+        """
+        self._is_beside = is_beside
         check_directory(self.directory)
         for found in salvage(self.directory, self.rules.sync):
             if found.problem:
@@ -233,6 +240,7 @@ class Spool:
                 epoch=self.epoch,
                 file=of.file_number + 1,
                 first_sequence=of.sequence,
+                flush_ms=self.rules.flush_ms.get(stream, 0),
             )
             of.file = SpoolFile(self.directory, header)
             of.file_number += 1
@@ -252,7 +260,7 @@ class Spool:
 
     def _finish(self, of: _Stream, final: bool = False) -> None:
         assert of.file is not None
-        of.file.finish(self.rules.sync, final)
+        of.file.finish(self.rules.sync, final=final, beside=self._is_beside())
         of.file = None
         of.totals.files += 1
 

@@ -34,7 +34,7 @@ def next_sequence(row: Row, before: int) -> int:
     return row.last_sequence + 1 if isinstance(row, Dropped) else before
 
 
-def _end_of(header: Header, records: int, sequence: int, final: bool = False) -> bytes:
+def _end_of(header: Header, records: int, sequence: int, *, final: bool = False, beside: bool = False) -> bytes:
     end = End(
         records=records,
         next_sequence=sequence,
@@ -42,6 +42,7 @@ def _end_of(header: Header, records: int, sequence: int, final: bool = False) ->
         stream=header.stream,
         instance=header.instance,
         epoch=header.epoch,
+        beside=int(beside),
     )
     return line_of(end).encode()
 
@@ -84,11 +85,14 @@ class SpoolFile:
             at, view = at + written, view[written:]
         self.size_bytes = at
 
-    def finish(self, sync: bool, final: bool = False) -> Path:
-        """Write the end line and give the file its name. Raises OSError on failure; it may be tried again."""
+    def finish(self, sync: bool, *, final: bool = False, beside: bool = False) -> Path:
+        """Write the end line and give the file its name. Raises OSError on failure; it may be tried again.
+
+        `final` and `beside` are columns of the end.
+        """
         before = self.size_bytes
         try:
-            self._put(_end_of(self.header, self.records, self.sequence, final))
+            self._put(_end_of(self.header, self.records, self.sequence, final=final, beside=beside))
             os.ftruncate(self._fd, self.size_bytes)
             path = _publish(self._fd, self._directory, self._part, self.header, sync)
         except OSError:

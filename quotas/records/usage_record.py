@@ -9,8 +9,9 @@ A file of the spool is a `header`, records, and an `end`; it gets its name only 
 have separate files and sequences: each record has the next number of its (instance, epoch, stream), so a reader can
 find missing and duplicate records. Records that the proxy had to drop are reported by a `dropped` line.
 
-If a later epoch exists and the last file of an epoch is not `final`, the end of the epoch is lost: the records that
-were not on disk when its process was killed. The next process completes what was on disk, under the same name.
+If a later epoch exists and no end of an epoch is `final`, the end of the epoch is lost: the records that were not on
+disk when its process was killed. The next process completes what was on disk, under the same name. An epoch whose ends
+all say `beside` is no sign of that: the process before it may still have written then.
 """
 
 import math
@@ -61,6 +62,12 @@ class Header(Row):
     epoch: int = _column("ms since 1970", "when its process began")
     file: int = _column("", "number of the file within its stream and epoch, from 1")
     first_sequence: int = _column("", "number of its first record, or of the next record if it has none")
+    flush_ms: int = _column(
+        "ms",
+        "how long records are in memory before they are written: the longest time of which a killed process loses "
+        "the records; 0: not known",
+        default=0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +84,12 @@ class End(Row):
     stream: str = _column("", "as in the header, for readers that get single lines; empty: see the header", default="")
     instance: str = _column("", "as in the header", default="")
     epoch: int = _column("ms since 1970", "as in the header", default=0)
+    beside: int = _column(
+        "",
+        "1: the process that this one took over from (SIGUSR2) still ran when the file was completed, so the epoch "
+        "before may have further records; else 0",
+        default=0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

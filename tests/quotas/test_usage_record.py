@@ -1,6 +1,6 @@
 """Lines of usage: records that are written are read again, and damaged lines are reported."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from zlib import crc32
 
 import pytest
@@ -81,8 +81,8 @@ def test_what_was_changed_or_cut_is_refused(row, data):
         ("-1\tend\t1\t2", "expected a version, got '-1'"),
         ("1", "unknown kind ''"),
         ("1\tbanana\t1", "unknown kind 'banana'"),
-        ("1\tend\t3", "expected 6 columns, got 1: next_sequence is missing"),
-        ("1\tend\t3\t4\t0\tusage\there\t5\t6", "expected 6 columns, got 7"),
+        ("1\tend\t3", "expected 7 columns, got 1: next_sequence is missing"),
+        ("1\tend\t3\t4\t0\tusage\there\t5\t0\t6", "expected 7 columns, got 8"),
         ("1\tend\tmany\t4", "records: expected int, got 'many'"),
         ("1\tend\t\\N\t4", "records: expected int, got"),
     ],
@@ -102,7 +102,14 @@ def test_numbers_are_finite(number):
 
 
 def test_columns_of_a_later_version_are_left_out():
-    assert read_line(line("4\tend\t3\t9\t0\t\t\t0\tnew")) == END
+    assert read_line(line("4\tend\t3\t9\t0\t\t\t0\t0\tnew")) == END
+
+
+def test_frames_of_earlier_proxies_are_read():
+    assert read_line(line("2\tend\t3\t9\t1\tusage\there\t5")) == replace(
+        END, final=1, stream="usage", instance="here", epoch=5, beside=0
+    )
+    assert read_line(line("2\theader\tusage\there\t5\t1\t1")).flush_ms == 0
 
 
 def test_a_name_that_is_no_text_stays_readable():

@@ -199,6 +199,29 @@ def test_what_a_killed_process_had_on_disk_is_completed_by_the_next_one(director
     assert list(directory.glob(".*")) == []
 
 
+def test_a_file_says_how_long_records_are_in_memory(directory):
+    spool = spool_in(directory, flush_ms={USAGE: 10_000, TRACE: 500})
+    spool.start()
+    spool.put(USAGE, records(1, 1), 1, 1)
+    spool.put(TRACE, records(1, 1, TraceEvent), 1, 1)
+    assert spool.close(60)
+    assert [rows[0].flush_ms for rows in complete(directory).values()] == [500, 10_000]
+
+
+def test_a_file_says_whether_the_process_before_still_ran_when_it_was_completed(directory):
+    running = [True]
+    spool = spool_in(directory, file_bytes=1)
+    spool.start(lambda: running[0])
+    spool.put(USAGE, records(1, 1), 1, 1)
+    deadline_s = time.monotonic() + 60
+    while not complete(directory) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    running.clear()
+    running.append(False)
+    assert spool.close(60)
+    assert [rows[-1].beside for rows in complete(directory).values()] == [1, 0]
+
+
 def test_a_file_in_which_nothing_was_written_is_deleted(directory):
     kill_a_writer(directory, "empty")
     assert [found.path for found in salvage(directory, sync=False)] == [None]
