@@ -72,20 +72,21 @@ class Sorted:
         match row:
             case Header():
                 self.headers[plain(line.file)] = row
+                self._note(_writer_of(row), Account(flush_ms=row.flush_ms))
             case End():
                 self.ends[plain(line.file)] = row
                 if row.instance:
-                    self._note(Writer(row.stream, row.instance, row.epoch), reported=row.next_sequence - 1)
+                    self._note(_writer_of(row), _told_by(row))
             case Dropped():
-                self._note(Writer(row.stream, row.instance, row.epoch), dropped=(row.first_sequence, row.last_sequence))
+                dropped = (row.first_sequence, row.last_sequence)
+                self._note(_writer_of(row), Account(dropped=(dropped,) if dropped[0] <= dropped[1] else ()))
             case UsageRecord() | TraceEvent():
                 self._reject(line, why_not(row, latest_ms))
 
     def _reject(self, line: Line, reason: str) -> None:
         self.rejects.append(Reject(plain(line.file), line._replace(text=line.text[:MOST_TEXT]), reason))
 
-    def _note(self, writer: Writer, dropped: tuple[int, int] | None = None, reported: int = 0) -> None:
-        account = Account((), (dropped,) if dropped and dropped[0] <= dropped[1] else (), reported)
+    def _note(self, writer: Writer, account: Account) -> None:
         self.accounts[writer] = self.accounts.get(writer, Account()) + account
 
     def close(self, files: Iterable[str]) -> None:
@@ -95,7 +96,15 @@ class Sorted:
             if problem := _problem_of_frame(header, end):
                 self.rejects.append(Reject(file, None, problem))
             if header and end:
-                self._note(Writer(header.stream, header.instance, header.epoch), reported=end.next_sequence - 1)
+                self._note(_writer_of(header), _told_by(end))
+
+
+def _writer_of(row: Header | End | Dropped) -> Writer:
+    return Writer(row.stream, row.instance, row.epoch)
+
+
+def _told_by(end: End) -> Account:
+    return Account(reported=end.next_sequence - 1, final=bool(end.final), alone=not end.beside)
 
 
 def _problem_of_frame(header: Header | None, end: End | None) -> str:

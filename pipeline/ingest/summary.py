@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from pipeline.ingest.ingest import Outcome
-from pipeline.table.accounts import Accounts
+from pipeline.table.accounts import Accounts, LostEnd, lost_ends
 from pipeline.table.intervals import size
 from pipeline.table.schemas import ROWS
 
@@ -54,8 +55,9 @@ class Totals:
 
 
 def gap_lines(accounts: Accounts, most: int = _MOST_GAPS) -> Iterator[str]:
-    """The records that are missing, by writer, and those that the proxies have dropped."""
+    """The records that are missing, by writer, those that the proxies have dropped, and the ends of killed ones."""
     reported = 0
+    lost = {one.writer: one for one in lost_ends(accounts)}
     for writer, account in sorted(accounts.items()):
         who = f"{writer.stream} of {writer.instance}, epoch {writer.epoch}"
         if account.dropped:
@@ -64,7 +66,20 @@ def gap_lines(accounts: Accounts, most: int = _MOST_GAPS) -> Iterator[str]:
             reported += 1
             if reported <= most:
                 yield f"missing: {who}: {last - first + 1:,} records, numbers {first} to {last}"
+        if writer in lost:
+            reported += 1
+            if reported <= most:
+                yield f"missing: {who}: its end, {_extent_of(lost[writer])}"
     if reported > most:
         yield f"missing: {reported - most:,} more stretches; `usage gaps` lists all of them"
     if not reported:
         yield "no record is missing"
+
+
+def _extent_of(lost: LostEnd) -> str:
+    before = datetime.fromtimestamp(lost.before_ms // 1_000, UTC)
+    longest = f"{lost.flush_ms / 1_000:g} s" if lost.flush_ms else "usage.window_s"
+    return (
+        f"as it was killed before {before:%Y-%m-%d %H:%M:%S} (UTC): the use of its last {longest} at most "
+        "(if the machine crashed, also what was in its last file)"
+    )

@@ -3,7 +3,7 @@
 import io
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from common.atomic_file import write_whole
 from common.places import made_of
-from pipeline.jobs.report import EMPTY, Steps, missing_of
+from pipeline.jobs.report import EMPTY, Steps, killed_of, missing_of
 from pipeline.jobs.simulate import response_of
 from pipeline.recommend import demand
 from pipeline.recommend.advice import Advice, Recommendation, Settings, advise, judged
@@ -22,6 +22,8 @@ from pipeline.recommend.outcome import outcomes
 from pipeline.recommend.page import print_advice
 from pipeline.recommend.quota_file import Limits, document, yaml_of
 from pipeline.recommend.rows import csv_table, plain, stage_name
+from pipeline.report.findings import KilledProcess
+from pipeline.report.summary import killed
 from pipeline.report.tables import csv_of
 from pipeline.report.words import count, moment, plural
 from pipeline.simulate.candidate import candidate_of
@@ -60,8 +62,10 @@ def main(
     spark = spark_session(master, memory, "kafka-throttle recommend", settings)
     try:
         usage = read_usage(spark, table, since_ms, until_ms)
-        missing = sum(one.last - one.first + 1 for one in missing_of(state_of(spark, table).accounts))
-        advice, known = recommended(usage, asked, carried, steps, missing=missing, simulate=simulate)
+        accounts = state_of(spark, table).accounts
+        missing = sum(one.records for one in missing_of(accounts))
+        lost = killed_of(accounts)
+        advice, known = recommended(usage, asked, carried, steps, missing=missing, lost=lost, simulate=simulate)
     finally:
         spark.stop()
     steps.next("writing")
@@ -88,7 +92,14 @@ def _folder(out: str) -> Path:
 
 
 def recommended(
-    usage: DataFrame, asked: Settings, capacity: Capacity, steps: Steps, *, missing: int = 0, simulate: bool = True
+    usage: DataFrame,
+    asked: Settings,
+    capacity: Capacity,
+    steps: Steps,
+    *,
+    missing: int = 0,
+    lost: Sequence[KilledProcess] = (),
+    simulate: bool = True,
 ) -> tuple[Advice, dict[str, Any]]:
     """The advice from usage records, and what is printed with it. ValueError if there are no records."""
     steps.next("how much there is")
@@ -103,6 +114,8 @@ def recommended(
     simulated = _simulated(usage, asked, advice) if simulate else [None] * len(advice.recommendations)
     advice = judged(advice, simulated, asked.headroom, sorted(set(range(7)) - set(weekdays)))
     warnings = [*_warnings(rows, extent["records"], missing), *_left(advice.recommendations)]
+    if lost:
+        warnings.append(killed(lost))
     return advice, {**extent, "warnings": warnings}
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from common.places import made_of
 from pipeline.report import figures, neighbours
 from pipeline.report.chargeback import bills, by_tenant, tenant_of
-from pipeline.report.findings import Findings, Missing, Row, silences, whole_days, width_for
+from pipeline.report.findings import Findings, KilledProcess, Missing, Row, silences, whole_days, width_for
 from pipeline.report.forecast import forecast
 from pipeline.report.page import page_of
 from pipeline.report.price_sheet import UNASSIGNED, PriceSheet, price_sheet
@@ -22,7 +22,7 @@ from pipeline.report.tables import Table, arrow_of, csv_of
 from pipeline.report.views import tables_of
 from pipeline.spark.kept import Kept
 from pipeline.spark.session import LOCAL, spark_session
-from pipeline.table.accounts import Accounts
+from pipeline.table.accounts import Accounts, lost_ends
 from pipeline.table.table import read_usage, state_of
 
 EMPTY = 3
@@ -55,9 +55,9 @@ def main(
     spark = spark_session(master, memory, "kafka-throttle report", settings)
     state = state_of(spark, table)
     usage = read_usage(spark, table, since_ms, until_ms)
-    missing = missing_of(state.accounts)
     findings = find(usage, steps, table=table, top_n=top_n, since_ms=since_ms, until_ms=until_ms, sheet=sheet,
-                    missing=missing, quarantined=_quarantined(state.counts))  # fmt: skip
+                    missing=missing_of(state.accounts), killed=killed_of(state.accounts),
+                    quarantined=_quarantined(state.counts))  # fmt: skip
     steps.next("writing")
     write(findings, folder)
     _say(f"{folder / 'report.html'}: {findings.records:,} records, {steps.seconds:.0f} s")
@@ -192,6 +192,15 @@ def missing_of(accounts: Accounts) -> list[Missing]:
         if writer.stream == "usage"
         for dropped, intervals in ((False, account.gaps), (True, account.dropped))
         for first, last in intervals
+    ]
+
+
+def killed_of(accounts: Accounts) -> list[KilledProcess]:
+    """The processes whose last usage records are missing."""
+    return [
+        KilledProcess(lost.writer.instance, lost.writer.epoch, lost.before_ms, lost.flush_ms)
+        for lost in lost_ends(accounts)
+        if lost.writer.stream == "usage"
     ]
 
 

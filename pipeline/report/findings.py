@@ -34,6 +34,18 @@ class Missing:
         return self.last - self.first + 1
 
 
+@dataclass(frozen=True, slots=True)
+class KilledProcess:
+    """A process that was killed: the records of its end are in no table."""
+
+    instance: str
+    epoch: int
+    before_ms: int
+    """When the next process of the instance began."""
+    flush_ms: int
+    """The time of which it lost the records at most, if the machine went on; 0: not known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """Everything that the report shows. Rows are plain dicts of Python's numbers and texts; lists have at most `top_n`
@@ -91,6 +103,7 @@ class Findings:
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)
     """Forecasts by measure: `bytes`, `requests`, `handler_us`."""
     missing: Sequence[Missing] = ()
+    killed: Sequence[KilledProcess] = ()
     quarantined: int = 0
     silences: Sequence[tuple[int, int]] = ()
     """Periods without any record, in ms since 1970."""

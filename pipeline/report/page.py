@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from pipeline.report import charts, words
 from pipeline.report.findings import Findings, Row
 from pipeline.report.price_sheet import UNASSIGNED
-from pipeline.report.summary import no_noise, summary, too_few_slices
+from pipeline.report.summary import killed, no_noise, summary, too_few_slices
 from pipeline.report.tables import Column, Table
 from pipeline.report.views import LIMIT_UNITS, MEASURE_NAMES, TYPE_NAMES, named
 
@@ -43,6 +43,7 @@ def page_of(findings: Findings, tables: Sequence[Table], now_ms: int) -> str:
         found=findings,
         tables=named(tables),
         remarks=summary(findings),
+        killed=killed(findings.killed) if findings.killed else "",
         now=words.moment(now_ms // 60_000 * 60_000),
         talkers=_talkers(findings),
         course=charts.course(findings),

@@ -1,11 +1,11 @@
 """The most important findings, in sentences."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
 from pipeline.report import words
-from pipeline.report.findings import Findings, Missing, Row
+from pipeline.report.findings import Findings, KilledProcess, Missing, Row
 from pipeline.report.neighbours import MIN_SLICES
 from pipeline.report.price_sheet import UNASSIGNED
 from pipeline.report.views import TYPE_NAMES
@@ -56,6 +56,8 @@ def _penalties(findings: Findings) -> Iterator[Remark]:
     dropped = [one for one in findings.missing if one.dropped]
     if lost:
         yield Remark(f"{_ranges(lost)} missing: all sums are too small by their use.", "bad", "missing")
+    if findings.killed:
+        yield Remark(f"{killed(findings.killed)} All sums are too small by this use.", "bad", "missing")
     if dropped:
         yield Remark(f"{_ranges(dropped)} missing because the proxy had no room for them.", "bad", "missing")
     if findings.quarantined:
@@ -80,6 +82,17 @@ def _ranges(missing: list[Missing]) -> str:
     if left:
         parts.append(f"{words.count(left)} more")
     return f"Records {words.listed(parts, MOST_MISSING + 1)} are"
+
+
+def killed(processes: Sequence[KilledProcess]) -> str:
+    """How often processes were killed, and how much of their use at most has no records."""
+    times = words.plural(len(processes), "process of the proxy was", "processes of the proxy were")
+    longest = max(one.flush_ms for one in processes)
+    most = words.duration(longest) if longest and all(one.flush_ms for one in processes) else "usage.window_s"
+    return (
+        f"{times} killed: the use of the last {most} at most before that has no records "
+        "(if the machine crashed, also the use in the last file)."
+    )
 
 
 def _span(first: int, last: int) -> str:

@@ -62,6 +62,7 @@ def tables_of(findings: Findings) -> list[Table]:
         _days(findings),
         _forecast(findings),
         _missing(findings),
+        _killed(findings),
     ]
     if findings.sheet is not None:
         tables[4:4] = [_tenants(findings), _bills(findings), _unassigned(findings)]
@@ -323,3 +324,22 @@ def _missing(findings: Findings) -> Table:
         for one in findings.missing
     ]
     return Table("missing", "Missing records", columns, rows)
+
+
+def _killed(findings: Findings) -> Table:
+    columns = (
+        Column("instance", "Instance", "text"),
+        Column("epoch", "Its process began", "moment"),
+        Column("before_ms", "Killed before", "moment"),
+        Column("flush_ms", "Use without records, at most", "ms"),
+    )
+    rows = [
+        {
+            "instance": one.instance,
+            "epoch": one.epoch,
+            "before_ms": one.before_ms,
+            "flush_ms": one.flush_ms or None,
+        }
+        for one in findings.killed
+    ]
+    return Table("killed", "Killed processes", columns, rows)

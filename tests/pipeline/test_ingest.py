@@ -5,11 +5,13 @@ import json
 import random
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from zlib import crc32
 
 import pytest
 
+from pipeline.jobs import gaps
 from pipeline.jobs.ingest import ingest_spool
 from pipeline.table.accounts import Account, Writer
 from pipeline.table.compaction import compacted
@@ -78,7 +80,7 @@ def test_what_was_written_is_read_and_nothing_comes_twice(place):
     counts = place.ingest()
     assert counts == {"usage records": 20, "usage duplicates": 40 + 10 + 6 + 10}
     assert place.usage() == mine
-    assert place.account() == Account(((1, 120),), (), 101)
+    assert place.account() == Account(((1, 120),), (), 101, alone=True)
     assert "no record is missing" in place.said
 
     tuesday = place.usage(since_ms=MONDAY_MS + DAY_MS)
@@ -174,9 +176,47 @@ def test_what_the_proxy_dropped_is_no_gap_and_what_an_end_tells_of_is(place):
     for name, content in (("a", rows), ("b", framed(other, 1))):
         (place.spool / f"{name}.tsv").write_text("".join(map(line_of, content)))
     place.ingest()
-    assert place.account() == Account(((1, 10), (16, 20)), ((11, 15),), 25)
+    assert place.account() == Account(((1, 10), (16, 20)), ((11, 15),), 25, alone=True)
     assert place.account().gaps == ((21, 25),)
     assert place.account(WRITER._replace(epoch=WRITER.epoch + 1)).gaps == ((1, 2),)
+
+
+def test_the_end_of_a_killed_process_is_missing_once_a_later_one_is_there(place, capsys):
+    mine = records(FLEET, 20)
+    killed = framed(mine[:10], 1)
+    killed[0] = replace(killed[0], flush_ms=10_000)
+    (place.spool / "killed.tsv").write_text("".join(map(line_of, killed)))
+    place.ingest()
+    assert place.said[-1] == "no record is missing", "it may be running"
+    later = [replace(row, epoch=WRITER.epoch + 1) for row in mine[:5]]
+    beside = framed(later, 1)
+    beside[-1] = replace(beside[-1], beside=1)
+    (place.spool / "beside.tsv").write_text("".join(map(line_of, beside)))
+    place.ingest()
+    assert place.said[-1] == "no record is missing", "it may still serve its connections"
+    latest = [replace(row, epoch=WRITER.epoch + 61_000) for row in mine[:5]]
+    (place.spool / "latest.tsv").write_text("".join(map(line_of, framed(latest, 1))))
+    place.ingest()
+    when = f"{datetime.fromtimestamp((WRITER.epoch + 61_000) // 1000, UTC):%Y-%m-%d %H:%M:%S} (UTC)"
+    crash = "at most (if the machine crashed, also what was in its last file)"
+    lines = [
+        f"missing: usage of {WRITER.instance}, epoch {WRITER.epoch}: its end, as it was killed before {when}: "
+        f"the use of its last 10 s {crash}",
+        f"missing: usage of {WRITER.instance}, epoch {WRITER.epoch + 1}: its end, as it was killed before {when}: "
+        f"the use of its last usage.window_s {crash}",
+    ]
+    assert place.said[-2:] == lines
+    assert gaps.main(place.table) == 1
+    assert capsys.readouterr().out.splitlines() == lines
+
+    # Their last files come after all.
+    for name, last in (("a", mine[10:12]), ("b", [replace(row, epoch=WRITER.epoch + 1) for row in mine[5:7]])):
+        rows = framed(last, 2)
+        rows[-1] = replace(rows[-1], final=1)
+        (place.spool / f"{name}.tsv").write_text("".join(map(line_of, rows)))
+    place.ingest()
+    assert gaps.main(place.table) == 0
+    assert capsys.readouterr().out == "no record is missing\n"
 
 
 def event(sequence, **changes):

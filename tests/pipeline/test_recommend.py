@@ -9,6 +9,7 @@ from pipeline.jobs.recommend import recommended, write
 from pipeline.jobs.report import Steps
 from pipeline.recommend.advice import Settings
 from pipeline.recommend.capacity import capacity_of
+from pipeline.report.findings import KilledProcess
 from pipeline.simulate.candidate import load_candidate
 from pipeline.table.schemas import schema_of
 from quotas.entities import Entity, QuotaType, Scope
@@ -89,7 +90,9 @@ SETTINGS = Settings(percentile=0.95, headroom=1.5, least_windows=50)
 @pytest.fixture(scope="module")
 def found(usage):
     declared = {"virtual_clusters": [{"name": "main", "nodes": 2, "produce": {"total": 6.0 * MB}}]}
-    return recommended(usage, SETTINGS, capacity_of(declared), Steps(5), missing=3)
+    return recommended(
+        usage, SETTINGS, capacity_of(declared), Steps(5), missing=3, lost=[KilledProcess("a", 1, 2, 10_000)]
+    )
 
 
 def by_user(advice):
@@ -157,6 +160,7 @@ def test_who_is_not_known_well_enough_is_refused(found):
     assert set(refused) == {"", "new"}
     assert refused["new"] == "used on 1 day, and at least 7 are asked for"
     assert any("3 usage records are missing" in warning for warning in found[1]["warnings"])
+    assert any("1 process of the proxy was killed" in warning for warning in found[1]["warnings"])
 
 
 def test_the_replay_throttles_who_used_more_than_is_recommended(found):

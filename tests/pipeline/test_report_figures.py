@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.jobs import report
 from pipeline.report.figures import utilisation
+from pipeline.report.findings import KilledProcess
 from pipeline.report.price_sheet import price_sheet
 from pipeline.table.accounts import Account, Writer
 from pipeline.table.schemas import schema_of
@@ -152,6 +153,9 @@ def test_gaps_come_from_the_log_of_the_table():
         Writer("trace", "a", 7): Account(present=((5, 6),), reported=9),
     }
     missing = report.missing_of(accounts)
+    assert report.killed_of(accounts) == [], "the latest epoch may be running"
+    accounts[Writer("usage", "a", 9)] = Account(alone=True)
+    assert report.killed_of(accounts) == [KilledProcess("a", 7, 9, 0)]
     assert [(one.first, one.last, one.dropped) for one in missing] == [
         (100, 109, False),
         (113, 120, False),

@@ -9,8 +9,9 @@ from html.parser import HTMLParser
 import pytest
 
 from pipeline.report import words
-from pipeline.report.findings import Findings, Missing, silences, whole_days, width_for
+from pipeline.report.findings import Findings, KilledProcess, Missing, silences, whole_days, width_for
 from pipeline.report.page import page_of
+from pipeline.report.price_sheet import PriceSheet
 from pipeline.report.summary import summary
 from pipeline.report.tables import Column, Table, arrow_of, csv_of
 from pipeline.report.views import tables_of
@@ -176,6 +177,22 @@ def test_episodes_do_not_hide_that_other_nodes_had_too_few_slices():
     assert thin in page(made)
     assert "took over a node at the cost" not in page(made)
     assert [remark.tone for remark in summary(made) if remark.place == "noise"] == ["bad", "plain"]
+
+
+def test_a_killed_process_is_told_first_and_with_the_bills():
+    once = [KilledProcess("a", 1, 2, 10_000)]
+    crash = "(if the machine crashed, also the use in the last file)."
+    lost = f"1 process of the proxy was killed: the use of the last 10 s at most before that has no records {crash}"
+    first = summary(findings(killed=once))[0]
+    assert (first.text, first.tone) == (f"{lost} All sums are too small by this use.", "bad")
+    made = page(findings(killed=once, sheet=PriceSheet("EUR", 2, {})))
+    assert f"{words.unbroken(lost)} This use is in no bill." in made
+    assert "No record is missing" not in made
+    assert words.unbroken(lost) in page(Findings(table="t", top_n=20, killed=once)), "a page without records"
+    older = [*once, KilledProcess("a", 2, 3, 0)]
+    assert summary(findings(killed=older))[0].text.startswith(
+        "2 processes of the proxy were killed: the use of the last usage.window_s at most before that has no records"
+    )
 
 
 def test_the_last_row_of_the_talkers_is_what_is_left():

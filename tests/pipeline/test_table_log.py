@@ -1,8 +1,10 @@
 """The log: a version after the other, one writer each, and no more files than are needed."""
 
+import json
+
 import pytest
 
-from pipeline.table.accounts import Account, Writer
+from pipeline.table.accounts import Account, LostEnd, Writer, accounts_of, form_of, lost_ends
 from pipeline.table.files import LocalFiles, Taken
 from pipeline.table.table_log import BadTable, Commit, Part, read_state, write_commit
 
@@ -47,3 +49,31 @@ def test_a_log_with_a_hole_is_refused(tmp_path):
     files.remove("_log/000000000002.json")
     with pytest.raises(BadTable, match="version 2 is missing"):
         read_state(files)
+
+
+def test_the_log_keeps_which_epochs_are_complete():
+    accounts = {Writer("usage", "a", 1): Account(((1, 5),), (), 5, final=True, alone=True, flush_ms=500)}
+    form = json.loads(json.dumps(form_of(accounts)))
+    assert accounts_of(form) == accounts
+
+
+def test_epochs_of_a_log_that_does_not_say_whether_they_are_complete_are_not_lost():
+    old = [
+        {"stream": "usage", "instance": "a", "epoch": n, "present": [[1, 5]], "dropped": [], "told": 5} for n in (1, 2)
+    ]
+    known = accounts_of(old)
+    assert lost_ends(known) == []
+    later = {Writer("usage", "a", epoch): Account(((1, 5),), (), 5, alone=True) for epoch in (3, 4)}
+    assert [lost.writer.epoch for lost in lost_ends({**known, **later})] == [3]
+
+
+def test_a_later_epoch_counts_in_any_stream_of_the_instance_and_in_no_other_instance():
+    killed, whole = Account(((1, 5),), (), 5, alone=True, flush_ms=500), Account((), (), 0, final=True, alone=True)
+    accounts = {
+        Writer("usage", "a", 1): whole,
+        Writer("trace", "a", 1): killed,
+        Writer("usage", "a", 7): whole,
+        Writer("usage", "b", 1): killed,
+        Writer("usage", "c", 9): whole,
+    }
+    assert lost_ends(accounts) == [LostEnd(Writer("trace", "a", 1), 7, 500)]

@@ -44,7 +44,7 @@ def test_lines_that_come_one_by_one_say_whose_they_are():
     for offset, text in enumerate([line_of(dropped), line_of(end), line_of(of_old), "hello", "", NO_VALUE]):
         found.take(Line(text, f"records-2@{offset}", 2, offset), NEVER_MS)
     found.close(())
-    assert found.accounts == {Writer("usage", "here", 5): Account((), ((7, 9),), 9)}
+    assert found.accounts == {Writer("usage", "here", 5): Account((), ((7, 9),), 9, alone=True)}
     assert [(reject.file, reject.reason) for reject in found.rejects] == [
         ("records-2@3", "the checksum is wrong"),
         ("records-2@4", "the checksum is wrong"),
@@ -83,7 +83,7 @@ def test_messages_in_any_order_and_number_are_taken_once_and_the_rest_is_put_asi
     assert outcome.counts["usage records"] == 60
     assert outcome.counts["usage duplicates"] == 11
     assert rows_of(spark, table) == mine
-    assert state_of(None, table).accounts[WRITER] == Account(((1, 60),), (), 63)
+    assert state_of(None, table).accounts[WRITER] == Account(((1, 60),), (), 63, alone=True)
     put_aside = sorted((row.file, row.line, row.reason) for row in read_quarantine(spark, table).collect())
     assert put_aside == [
         ("records-0@41", None, "the checksum is wrong"),
