@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -13,9 +14,14 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from kafka import KafkaConsumer, KafkaProducer
 
+from pipeline.ingest.rejects import Line, Sorted
+from pipeline.ingest.summary import gap_lines
+from pipeline.table.accounts import Account, Writer, added, lost_ends
+from pipeline.table.intervals import union
 from quotas.records.trace import Replay
 from quotas.records.usage_record import Dropped, End, Header, TraceEvent, UsageRecord, read_line
 from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
+from tests.integration.restarts import RelayedProxy, is_running
 from tests.integration.topics import make_topic
 from tests.integration.wire_observer import WireObserver
 from tests.timeouts import TIMEOUT_S
@@ -100,6 +106,21 @@ def produce_and_consume(bootstrap, topic, client_id="limited"):
     second.close()
 
 
+def accounts_of_spool(directory):
+    """What an ingest of the spool notes of headers, ends and records."""
+    found, numbers = Sorted(), {}
+    paths = sorted(directory.glob("*.tsv"))
+    for path in paths:
+        for number, line in enumerate(path.read_text().splitlines(keepends=True)):
+            row = read_line(line)
+            if isinstance(row, UsageRecord | TraceEvent):
+                numbers.setdefault(Writer(row.KIND, row.instance, row.epoch), []).append((row.sequence, row.sequence))
+            else:
+                found.take(Line(line.removesuffix("\n"), str(path), 0, number), sys.maxsize)
+    found.close(map(str, paths))
+    return added(found.accounts, {writer: Account(union(present)) for writer, present in numbers.items()})
+
+
 def assert_nothing_is_missing(files):
     """The numbers of one epoch's files and records follow each other."""
     following = 1
@@ -160,6 +181,59 @@ def test_sums_are_what_crossed_the_wire_and_a_killed_proxy_loses_only_its_end(ne
         connections = [row for row in records if row.quota_type == "connection"]
         assert {row.ip for row in connections} == {HOST}
         assert list((tmp_path / "spool").glob(".*")) == []
+        assert {rows[0].flush_ms for rows in files} == {1000}
+        accounts = accounts_of_spool(observed.directory)
+        [lost] = lost_ends(accounts)
+        assert lost == (Writer("usage", "here", epoch), later[0][0].epoch, 1000)
+        [told] = gap_lines(accounts)
+        assert told.startswith(f"missing: usage of here, epoch {epoch}: its end, ")
+        assert "the use of its last 1 s at most" in told
+
+
+@pytest.mark.timeout(120)
+def test_a_process_that_another_one_replaces_is_no_loss_even_while_it_still_serves(newest_kafka, tmp_path):
+    make_topic(newest_kafka.bootstrap_servers, topic := f"usage-{uuid4().hex}")
+    spool = tmp_path / "spool"
+    usage = {"directory": str(spool), "window_s": 1, "file_s": 1, "instance": "here"}
+    with RelayedProxy(newest_kafka, QUOTAS, usage=usage, limits={"drain_s": 15}) as proxy:
+
+        def ends():
+            return [read_line(path.read_text().splitlines(keepends=True)[-1]) for path in sorted(spool.glob("usage-*"))]
+
+        def use_until(condition, what):
+            def is_so():
+                producer.send(topic, bytes(10)).get(TIMEOUT_S)
+                return condition()
+
+            proxy.wait_for(is_so, TIMEOUT_S, what)
+
+        producer = KafkaProducer(bootstrap_servers=proxy.bootstrap, client_id="first")
+        use_until(ends, "records of the first process")
+        producer.close()
+        with socket.create_connection((HOST, proxy.port)) as busy:
+            busy.sendall(b"\0\0\0\x40\0")  # a request of which the rest does not come
+            proxy.wait_for(lambda: proxy.metric("client_sockets") == 1, TIMEOUT_S, "the connection")
+            proxy.take_over()
+            replaced, successor = proxy.pids
+            producer = KafkaProducer(bootstrap_servers=proxy.bootstrap, client_id="second")
+            use_until(lambda: len({end.epoch for end in ends()}) == 2, "records of the second process")
+            found, accounts = ends(), accounts_of_spool(spool)
+            assert is_running(replaced)
+        first, second = sorted({end.epoch for end in found})
+        assert {end.final for end in found if end.epoch == first} == {0}, "it still serves"
+        assert {end.beside for end in found if end.epoch == second} == {1}
+        assert lost_ends(accounts) == []
+        proxy.wait_for(lambda: not is_running(replaced), TIMEOUT_S, "the end of the first process")
+        use_until(lambda: ends()[-1].beside == 0, "an end of the second process alone")
+        assert [end.final for end in ends() if end.epoch == first][-1] == 1
+        assert lost_ends(accounts_of_spool(spool)) == []
+        os.kill(successor, signal.SIGKILL)
+        proxy.wait_for(lambda: not is_running(successor), TIMEOUT_S, "the end of the second process")
+        producer.close(timeout=0)
+        assert lost_ends(accounts_of_spool(spool)) == [], "the latest epoch"
+        proxy.start()
+        proxy.stop()
+        assert [lost.writer for lost in lost_ends(accounts_of_spool(spool))] == [Writer("usage", "here", second)]
 
 
 @pytest.mark.timeout(120)

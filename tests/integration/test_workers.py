@@ -14,12 +14,20 @@ import psutil
 import pytest
 from confluent_kafka import Producer
 
+from pipeline.table.accounts import Writer, lost_ends
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_admins import altering, ask_with_kafka_python, describing
 from tests.integration.restarts import ActivatedProxy, Prober, is_running
 from tests.integration.steady_producers import Load, WithConfluentKafka, WithKafkaPython
 from tests.integration.test_restart import Pumped
-from tests.integration.test_usage import Observed, assert_nothing_is_missing, produce_and_consume, records_of, wire_sums
+from tests.integration.test_usage import (
+    Observed,
+    accounts_of_spool,
+    assert_nothing_is_missing,
+    produce_and_consume,
+    records_of,
+    wire_sums,
+)
 from tests.integration.topics import make_topic
 from tests.timeouts import TIMEOUT_S
 
@@ -236,6 +244,30 @@ def test_records_of_all_workers_are_what_crossed_the_wire(newest_kafka, tmp_path
     assert instances == {"here.0", "here.1"}
     for instance in instances:
         assert_nothing_is_missing([rows for rows in files if rows[0].instance == instance])
+
+
+@pytest.mark.timeout(300)
+def test_only_a_worker_that_was_killed_has_lost_the_end_of_its_records(newest_kafka, tmp_path):
+    make_topic(newest_kafka.bootstrap_servers, topic := f"workers-{uuid4().hex}")
+    with Observed(newest_kafka, tmp_path / "spool", workers=WORKERS) as observed:
+        proxy = observed.proxy
+        for run in range(2):
+            if run:
+                proxy.start()
+            produce_and_consume(observed.bootstrap, topic)
+            proxy.stop()
+            assert lost_ends(accounts_of_spool(observed.directory)) == [], "all workers ended in order"
+        proxy.start()
+        known = {rows[0].epoch for rows in observed.files}
+        produce_and_consume(observed.bootstrap, topic)
+        [newest, *_] = proxy.wait_for(
+            lambda: [rows[0] for rows in observed.files if rows[0].epoch not in known], TIMEOUT_S, "records"
+        )
+        os.kill(pids(proxy)[int(newest.instance.removeprefix("here."))], signal.SIGKILL)
+        proxy.wait_for(lambda: proxy.events("worker_replaced"), 10, "another worker")
+        proxy.stop()
+        lost = [one.writer for one in lost_ends(accounts_of_spool(observed.directory))]
+    assert lost == [Writer("usage", newest.instance, newest.epoch)]
 
 
 @pytest.mark.timeout(300)
