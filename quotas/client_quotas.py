@@ -388,13 +388,15 @@ class ClientQuotaManager:
         """
         if not share > 0:
             raise ValueError(f"expected a share above 0 of {key}, got {share}")
-        limit = self._limit(key)
+        limit, rows = self._limit(key), self._rows_of(key)
         if limit is None or limit >= UNLIMITED:
+            if (handle := self._handles.get(key)) is not None:
+                rows.set_pace(handle, pace / share)
             return
         handle = self._adopted(key, now_ms) if any(gain) else self._handles.get(key)
         if handle is None:
             return
-        rows, enforced = self._rows_of(key), limit * share
+        enforced = limit * share
         was_bytes = self._ceiling_bytes(rows.limit(handle))
         rows.reshare(handle, enforced, keep, [seconds * limit for seconds in gain], now_ms)
         rows.set_pace(handle, pace / share)

@@ -90,7 +90,8 @@ class Rows:
 
     def set_pace(self, handle: int, pace: float) -> None:
         """A larger limit is about to come, perhaps: throttle times are cut to WAITS_MS, as long as all clients of the
-        row together do not get more than `pace` times the limit, without a burst. 0: throttle times are not cut."""
+        row together do not get more than `pace` times the limit since the oldest sample of the row: without a burst in
+        a new row, with that of one window at most in another one. 0: throttle times are not cut."""
         if not 0 <= pace < inf:
             raise ValueError(f"expected a pace from 0, got {pace}")
         self._floats[self._row(handle) + PACE] = pace

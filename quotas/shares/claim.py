@@ -1,6 +1,6 @@
 """One member's own claim of one key."""
 
-from collections.abc import Collection
+from collections.abc import Set
 from typing import Final
 
 from quotas.shares.demand import Demand
@@ -68,7 +68,7 @@ class OwnClaim:
         """Since when this member has been short."""
         self.over_since_ms: int | None = None
         """Since when all claims have added up to too much, with no member among them that was not there before."""
-        self.claimants: Collection[str] = ()
+        self.claimants: Set[str] = frozenset()
         """The other members that have claimed the key since then."""
         self.size = size_of(key)
         """Bytes in a document."""

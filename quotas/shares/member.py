@@ -570,9 +570,9 @@ class Member:
         target = rounded_down(min(max(division.target, claim.use.held), claim.budget.total))
         if division.free >= -_ROUNDING:
             claim.over_since_ms = None
-        elif claim.over_since_ms is None or not self._others.claims_of(claim.key).keys() <= set(claim.claimants):
+        elif claim.over_since_ms is None or not self._claimants(claim.key) <= claim.claimants:
             # A newcomer says what it wants; it does not have it while a member that has died has its claim still.
-            claim.over_since_ms, claim.claimants = now_ms, tuple(self._others.claims_of(claim.key))
+            claim.over_since_ms, claim.claimants = now_ms, self._claimants(claim.key)
         elif now_ms - claim.over_since_ms >= _OVER_MS and claim.enforced > 0:
             self.totals.over += 1
             least = max(claim.enforced + division.free, claim.use.held)
@@ -589,6 +589,10 @@ class Member:
             self.totals.conflicts += 1
         if abs(wanted - claim.claim) > LEAST or wanted == claim.enforced:
             claim.claim = wanted
+
+    def _claimants(self, key: Key) -> set[str]:
+        """The others that claim a part of the key, and not only that they use it."""
+        return {member for member, entry in self._others.claims_of(key).items() if entry.claim > LEAST}
 
     def _take_shares(self, now_ms: int) -> None:
         """Enforce the larger claims that were ordered and are acknowledged, as far as all others leave them."""

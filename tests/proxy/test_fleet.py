@@ -219,6 +219,23 @@ async def test_newcomers_that_want_more_than_there_is_are_no_error(pair, exchang
     assert a.fleet.totals().excesses == 0
 
 
+async def test_newcomers_that_claim_nothing_hide_no_excess(pair, exchange):
+    a, _ = pair
+    a.press()
+    await pass_time(pair, 10_000)
+    document = json.loads(exchange["b#2"])
+    document |= {"seq": document["seq"] + 100, "keys": [[list(KEY), 0.9, 1.0, 0.0, []]]}
+    with structlog.testing.capture_logs() as logs:
+        for number in range(6):
+            document["seen"], document["seq"] = {"a#1": json.loads(exchange["a#1"])["seq"]}, document["seq"] + 1
+            exchange["b#2"] = json.dumps(document).encode()
+            new = document | {"member": f"c{number}#9", "seq": 2, "keys": [[list(KEY), 0.0, 0.01, 0.0, []]]}
+            exchange[new["member"]] = json.dumps(new).encode()
+            await pass_time([a], 9_000)
+            del exchange[new["member"]]
+    assert "fleet_claims_exceed_limit" in [line["event"] for line in logs]
+
+
 async def test_members_that_come_and_go_are_logged(pair, exchange, clock):
     a, b = pair
     with structlog.testing.capture_logs() as logs:
@@ -276,3 +293,30 @@ async def test_who_leaves_is_gone_and_publishes_nothing_more(pair, exchange):
     await pass_time([b], 3_000)
     assert b.member.members == 1
     assert b.member.share_of(KEY) == 1
+
+
+async def test_a_document_is_made_only_when_the_member_knows_that_the_last_one_was_ordered(pair):
+    """It is ordered while a move for all rows is under way."""
+    a, _ = pair
+    told, member, rows = [], a.member, iter([True, True, True, False])
+    publish, document, published, ordered = a.transport.publish, member.document, member.published, asyncio.Event()
+
+    async def publish_slowly(content):
+        await ordered.wait()
+        await publish(content)
+
+    def go_on(now_ms):
+        ordered.set()
+        return next(rows, False)
+
+    a.transport.publish = publish_slowly
+    member.document = lambda now_ms: (made := document(now_ms)) and (told.append(("document", made.seq)), made)[1]
+    member.published = lambda seq, now_ms: (told.append(("published", seq)), published(seq, now_ms))
+    for _ in range(2):
+        a.press()
+        a.clock.advance(WRITE_MS)
+        await a.fleet.turn()
+        await asyncio.sleep(0)
+        a.rows.go_on = go_on
+    await a.fleet.turn()
+    assert [what for what, _ in told[:2]] == ["document", "published"]

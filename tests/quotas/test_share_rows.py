@@ -6,6 +6,7 @@ from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
 from quotas.connection_counts import CountKey
 from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas, ListenerKey, Outcome, RateKey
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
+from quotas.limits import UNLIMITED
 from quotas.quota_table import QuotaTable
 from quotas.row_copies import values_of
 from quotas.sensors.rows import WAITS_MS
@@ -176,6 +177,17 @@ def test_a_row_that_is_opened_has_the_share_of_its_key():
     assert (one.limit(ALICE), one.limit(BOB), one.limit(TOPICS)) == (500.0, 1000.0, 0.5)
     admitted = [one.connect(0).outcome is Outcome.ADMITTED for _ in range(40)]
     assert (sum(admitted), one.connections.rates("main").reading("10.0.0.1", 0).limit) == (20, 2.0)
+
+
+def test_nobody_waits_any_more_also_if_the_quota_was_unlimited_when_that_ended():
+    one = Instance({ALICES: 0.05})
+    one.produce("alice", 1.0, 0)
+    one.rows.apply([Move(ALICES, 0.05, 1.0, (), 0.5)], 0)
+    one.manager.replace(QuotaTable({Entity(user=DEFAULT): {PRODUCE: UNLIMITED}}), 1_000)
+    one.shares.clear()
+    one.rows.apply([Move(ALICES, 1.0, 1.0, (), 0.0)], 2_000)
+    one.manager.replace(QuotaTable({Entity(user=DEFAULT): {PRODUCE: 1_000.0}}), 3_000)
+    assert one.produce("alice", 14_000.0, 100_000) == 4_000
 
 
 def test_a_move_for_all_concerns_rows_without_a_share_of_their_own():

@@ -133,7 +133,7 @@ class Fleet:
             self._ordered = None
         self.member.look(self._uses(now_ms), now_ms)
         await self._apply(now_ms)
-        if self._publishing is None and now_ms >= self._next_write_ms:
+        if self._publishing is None and self._ordered is None and now_ms >= self._next_write_ms:
             document, losses = self.member.document(now_ms), self._losses
             await self._apply(now_ms)  # what the document acknowledges lowers shares
             if document is not None:
