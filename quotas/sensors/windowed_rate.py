@@ -417,7 +417,7 @@ class Sensors(Rows):
         holds would have been used at their pace since its oldest sample."""
         pace = self._floats[row + PACE] * self._floats[row + LIMIT]
         paced_ms = total / pace * 1000 - (now_ms - self._ints[row + _OLDEST_START])
-        return min(max(WAITS_MS, ceil(min(paced_ms, MAX_THROTTLE_MS))), self.max_throttle_ms)
+        return min(ceil(min(max(paced_ms, WAITS_MS), MAX_THROTTLE_MS)), self.max_throttle_ms)
 
     # ----------------------------------------------------------------- history
 

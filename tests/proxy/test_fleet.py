@@ -320,3 +320,19 @@ async def test_a_document_is_made_only_when_the_member_knows_that_the_last_one_w
         a.rows.go_on = go_on
     await a.fleet.turn()
     assert [what for what, _ in told[:2]] == ["document", "published"]
+
+
+async def test_no_client_is_served_between_the_steps_of_a_move_for_all_when_the_member_may_soon_be_cut_off(pair):
+    a, _ = pair
+    served = []
+    for is_reachable in (True, False):
+        a.transport.is_reachable = is_reachable
+        a.clock.advance(a.transport.cut_off_ms // 2 if not is_reachable else 0)
+        steps, turns = iter([True] * 5), []
+        a.rows.go_on = lambda now_ms, steps=steps: next(steps, False)
+        turn = asyncio.create_task(a.fleet.turn())
+        while not turn.done():
+            turns.append(1)
+            await asyncio.sleep(0)
+        served.append(len(turns))
+    assert served[0] > 5 > served[1]

@@ -125,6 +125,15 @@ def test_a_row_whose_clients_wait_for_a_larger_limit_has_short_throttles_up_to_i
             sensors.set_pace(handle, pace)
 
 
+def test_a_pace_of_a_tiny_limit_is_calculated():
+    sensors = Sensors(1, 11, 1000, 1_000, 60_000)
+    handle = sensors.open(1e-300, 0)
+    sensors.set_pace(handle, 1.0)
+    assert sensors.charge(handle, 1e10, 0) == 1_000
+    sensors.give_back(handle, 2e10, 1)
+    assert 0 <= sensors.charge(handle, 1e-299, 2) <= 1_000
+
+
 def test_a_throttle_is_not_longer_with_a_pace_than_without():
     (one, a), (other, b) = row(), row()
     one.set_pace(a, 1.0)

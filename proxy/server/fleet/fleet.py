@@ -142,10 +142,13 @@ class Fleet:
         self._report(now_ms)
 
     async def _apply(self, now_ms: int) -> None:
-        """Apply what was decided; clients are served between the steps of a move for all rows."""
+        """Apply what was decided. Clients are served between the steps of a move for all rows, unless this member may
+        soon be cut off: then it has to look again first."""
         self._rows.apply(self.member.take_moves(), now_ms)
-        while self._rows.go_on(self._clock.now_ms()):  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0)
+        while self._rows.go_on(now_ms := self._clock.now_ms()):
+            heard_ms = self._transport.heard_ms
+            if heard_ms is not None and now_ms - heard_ms < self._transport.cut_off_ms // 2:
+                await asyncio.sleep(0)
 
     def _uses(self, now_ms: int) -> list[Use]:
         try:
