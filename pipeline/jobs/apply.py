@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
@@ -37,12 +37,18 @@ AUDIT_NAME: Final = "quota-audit.jsonl"
 
 
 def main(
-    plan: Path, place: Place, dry_run: bool = False, audit: Path | None = None, rollback_out: Path | None = None
+    plan: Path,
+    place: Place,
+    dry_run: bool = False,
+    audit: Path | None = None,
+    rollback_out: Path | None = None,
+    by: str | None = None,
 ) -> int:
     """Carry out the plan, and report the result of each change; 0 if all is as planned, 1 if not.
 
     ValueError for a plan that cannot be used, or if the changes could not be written down. Then nothing is changed. The
-    audit and the rollback plan are beside the plan, if no other place is given.
+    audit and the rollback plan are beside the plan, if no other place is given. `by` is the author, if another than the
+    user of this process.
     """
     found = read_plan(plan)
     audit, rollback = audit or plan.with_name(AUDIT_NAME), rollback_out or _rollback(plan, found)
@@ -52,14 +58,15 @@ def main(
     try:
         with place.opened() as source:
             progress = progress_of(found.changes, source.quotas)
+            about = _about(found, place, by)
             if progress.drifted:
-                return _refused(progress, place, found, None if dry_run else audit)
+                return _refused(progress, place, None if dry_run else audit, about)
             if not progress.to_do:
                 print(f"nothing to do: {counted(len(progress.done), 'change')} in force already at {place.name}")
                 return 0
             if dry_run:
                 return _reported_only(progress.to_do, place, source)
-            run = _Run(place, found, plan, audit, rollback)
+            run = _Run(place, found, plan, audit, rollback, about)
             return run.carry_out(progress, source)
     except SourceUnavailable as error:
         _say(f"nothing is changed: {error}")
@@ -94,11 +101,12 @@ def _taken_back(path: Path) -> str:
         return ""
 
 
-def _about(plan: PlanFile, place: Place) -> dict[str, str]:
-    return {"by": who(), "where": place.name, "plan": plan.checksum, "run": uuid4().hex}
+def _about(plan: PlanFile, place: Place, by: str | None) -> dict[str, str]:
+    process = who()
+    return {"by": by or process, "process": process, "where": place.name, "plan": plan.checksum, "run": uuid4().hex}
 
 
-def _refused(found: PlanProgress, place: Place, plan: PlanFile, audit: Path | None) -> int:
+def _refused(found: PlanProgress, place: Place, audit: Path | None, about: Mapping[str, str]) -> int:
     for line in drift_page(found, place.name):
         _say(line)
     if audit is not None:
@@ -107,7 +115,7 @@ def _refused(found: PlanProgress, place: Place, plan: PlanFile, audit: Path | No
             for change, limit in found.drifted
         ]
         with _opened(audit) as log:
-            Audited(log, _about(plan, place), now).tell(outcomes)
+            Audited(log, about, now).tell(outcomes)
     return 1
 
 
@@ -134,18 +142,21 @@ def _reported_only(changes: Sequence[Change], place: Place, source: Source) -> i
 class _Run:
     """A run that makes changes."""
 
-    def __init__(self, place: Place, plan: PlanFile, path: Path, audit: Path, rollback: Path) -> None:
+    def __init__(
+        self, place: Place, plan: PlanFile, path: Path, audit: Path, rollback: Path, about: Mapping[str, str]
+    ) -> None:
         self._place = place
         self._plan = plan
         self._path = path
         self._audit = audit
         self._rollback = rollback
+        self._about = about
 
     def carry_out(self, found: PlanProgress, source: Source) -> int:
         with ExitStack() as stack:
             log = stack.enter_context(_opened(self._audit))
             self._write_rollback()
-            audited = Audited(log, _about(self._plan, self._place), now)
+            audited = Audited(log, self._about, now)
             said: Said = {}
             try:
                 carry_out(found.to_do, source, audited, said, _progress(len(found.to_do)))
@@ -169,7 +180,7 @@ class _Run:
 
     def _write_rollback(self) -> None:
         """Write the rollback plan before anything is changed, so that it exists whatever happens then."""
-        plan = self._plan.reversed(now(), who())
+        plan = self._plan.reversed(now(), self._about["by"])
         try:
             if self._rollback.exists() and _taken_back(self._rollback) != self._plan.checksum:
                 raise ValueError(f"{self._rollback}: is there already, and is no plan that takes this one back")

@@ -23,10 +23,12 @@ def main(
     most_change: float = 2.0,
     most_entities: int | None = None,
     prune: bool = False,
+    by: str | None = None,
 ) -> int:
     """Print the plan, and write it to `out`; 1 if the place cannot be read. ValueError for input that cannot be used.
 
-    `virtual_cluster` chooses among those of a file that has several.
+    `virtual_cluster` chooses among those of a file that has several. `by` is the author, if another than the user of
+    this process.
     """
     if out is not None:
         _refuse_what_is_no_plan(out)
@@ -60,7 +62,7 @@ def main(
             "most_entities": most_entities,
             "prune": prune,
         }
-        made = Made(now(), who(), place.name, str(quotas), {**options, "quotas": checksum})
+        made = Made(now(), by or who(), place.name, str(quotas), {**options, "quotas": checksum})
         _write(out, PlanFile(made, found.changes, found.waiting))
     return 0
 

@@ -22,6 +22,9 @@ A source or a running proxy refuses a request, or cannot be reached.
 The configuration or the command line cannot be used.
 .SH ENVIRONMENT
 .TP
+KAFKA_THROTTLE_ACTOR
+The author whom usage plan and usage apply write down, unless --by names one.
+.TP
 KAFKA_THROTTLE_PURE
 1: pure Python runs, also where compiled modules are installed.
 .TP

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -38,6 +38,28 @@ _PLACE_OPTIONS = (
 )
 
 
+ACTOR: Final = "KAFKA_THROTTLE_ACTOR"
+_MOST_NAME_CHARS: Final = 256
+
+
+def _author(context: click.Context, option: click.Parameter, name: str | None) -> str | None:
+    """The value of --by or of the environment variable, if a person can read it in one line."""
+    if name is not None and not (name.strip() and name.isprintable() and len(name) <= _MOST_NAME_CHARS):
+        expected = f"a name of 1 to {_MOST_NAME_CHARS} printable characters"
+        refuse(f"--by (or {ACTOR}): expected {expected}, got {name[:_MOST_NAME_CHARS]!r}")
+    return name
+
+
+by_option = click.option(
+    "--by",
+    envvar=ACTOR,
+    show_envvar=True,
+    metavar="NAME",
+    callback=_author,
+    help="The author who is written down; by default the user of this process, with its machine.",
+)
+
+
 def place_options(command: Command) -> Command:
     """Add the options that say where quotas are in force to a command, which takes them as `**where`."""
     for option in reversed(_PLACE_OPTIONS):
@@ -64,6 +86,7 @@ def place_options(command: Command) -> Command:
 )
 @click.option("--most-entities", type=click.IntRange(1), metavar="N", help="How many entities one run may change.")
 @click.option("--prune", is_flag=True, help="Remove quotas that are in force and not in the file.")
+@by_option
 def plan(virtual_cluster: str | None, **arguments: Any) -> None:
     """Show the changes from the quotas in force to those of a file, in steps of bounded size. Changes nothing.
 
@@ -88,12 +111,16 @@ def plan(virtual_cluster: str | None, **arguments: Any) -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="The file for the plan that reverts this one; by default PLAN.rollback.json beside the plan.",
 )
-def apply(plan: Path, dry_run: bool, audit: Path | None, rollback_out: Path | None, **where: Any) -> None:
+@by_option
+def apply(
+    plan: Path, dry_run: bool, audit: Path | None, rollback_out: Path | None, by: str | None, **where: Any
+) -> None:
     """Carry out a plan, unless the quotas in force have changed since it was made. A second run does nothing.
 
     Exit status 0: the whole plan is in force; 1: a part of it is not; 2: an argument or a file is invalid.
     """
-    run_job("apply", plan=plan, place=place_of(**where), dry_run=dry_run, audit=audit, rollback_out=rollback_out)
+    place = place_of(**where)
+    run_job("apply", plan=plan, place=place, dry_run=dry_run, audit=audit, rollback_out=rollback_out, by=by)
 
 
 def place_of(

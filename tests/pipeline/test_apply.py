@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.jobs import apply as job
+from pipeline.rollout.author import who
 from pipeline.rollout.place import Place, in_words_of_commands
 from pipeline.rollout.plan import Bounds, planned
 from pipeline.rollout.plan_file import Made, PlanFile, read_plan, write_plan
@@ -326,6 +327,52 @@ def test_a_file_of_quotas_becomes_a_plan_and_is_in_force(folder):
     described = CliRunner().invoke(main, ["quotas", "describe", "-c", str(folder / "proxy.yaml")]).stdout
     assert "producer_byte_rate         500  state.json" in described
     assert "shadow_consumer_byte_rate    9  proxy.yaml" in described
+
+
+@pytest.mark.parametrize(
+    ("option", "variable", "expected"),
+    [
+        (["--by", "alice"], "airflow", "alice"),
+        (["--by", "alice"], None, "alice"),
+        ([], "Zoë, on call", "Zoë, on call"),
+        ([], None, "process"),
+        ([], "", "process"),
+    ],
+)
+def test_the_author_is_that_of_the_option_then_of_the_variable_then_the_process(
+    folder, monkeypatch, option, variable, expected
+):
+    monkeypatch.delenv("KAFKA_THROTTLE_ACTOR", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("KAFKA_THROTTLE_ACTOR", variable)
+    expected = who() if expected == "process" else expected
+    (folder / "q.yaml").write_text("entries: [{user: alice, producer_byte_rate: 600}]")
+    assert usage(folder, "plan", "--quotas", "@q.yaml", "-c", "@proxy.yaml", "--out", "@plan.json", *option)[0] == 0
+    assert usage(folder, "apply", "@plan.json", "-c", "@proxy.yaml", *option)[0] == 0
+    lines = [json.loads(line) for line in (folder / AUDIT).read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["intended", "applied"]
+    assert {(line["by"], line["process"]) for line in lines} == {(expected, who())}
+    plans = [read_plan(folder / name) for name in ("plan.json", "plan.rollback.json")]
+    assert [plan.made.by for plan in plans] == [expected, expected]
+
+
+def test_a_refused_plan_is_written_down_with_its_author(plan):
+    cluster = FakeCluster({ALICE: {"producer_byte_rate": 81.0}})
+    assert job.main(plan, place_of(cluster), by="alice") == 1
+    [line] = [json.loads(line) for line in (plan.parent / AUDIT).read_text().splitlines()]
+    assert (line["event"], line["by"], line["process"]) == ("not tried", "alice", who())
+
+
+@pytest.mark.parametrize("name", [" ", "a\nb", "\u202eecila", "a" * 257])
+def test_an_author_that_cannot_be_read_in_one_line_is_refused(folder, monkeypatch, name):
+    (folder / "q.yaml").write_text("entries: [{user: alice, producer_byte_rate: 600}]")
+    command = ("plan", "--quotas", "@q.yaml", "-c", "@proxy.yaml", "--out", "@plan.json")
+    status, _, err = usage(folder, *command, "--by", name)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "--by (or KAFKA_THROTTLE_ACTOR): expected a name of 1 to 256 printable characters, got" in err
+    monkeypatch.setenv("KAFKA_THROTTLE_ACTOR", name)
+    assert usage(folder, *command)[0] == 2
+    assert not (folder / "plan.json").exists()
 
 
 def test_no_jvm_and_no_spark_is_needed(folder):
