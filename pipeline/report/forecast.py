@@ -8,6 +8,10 @@ The next month is the line times the factors.
 The interval of 80 % comes from 1,000 simulated histories. Each is line and factors plus the residuals, drawn again in
 blocks of a week so that weeks stay together; each gets a line of its own, and residuals are added to its future, too.
 
+The backtest makes the same forecast from each earlier day that has 28 whole days before it, and compares it with what
+came in the next weeks. Beside it stands the seasonal-naive forecast, the plainest that knows of weekdays: each day to
+come is as the last known day of its weekday.
+
 There is no forecast where the data is not enough: fewer than 14 whole days for a trend; for the month fewer than 28, or
 a month whose end is further away than twice the length of the data.
 """
@@ -20,11 +24,15 @@ from datetime import date, timedelta
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.report import words
+
 TREND_DAYS = 14
 MONTH_DAYS = 28
 MOST_DAYS = 182
 """Older days are not used: quotas, teams and workloads change."""
 INTERVAL = (0.1, 0.9)
+HORIZONS = (28, 14, 7)
+"""Days that the backtest looks ahead: the most for which there are twice as many days, after the first MONTH_DAYS."""
 _HISTORIES = 1_000
 _BLOCK = 7
 
@@ -56,12 +64,49 @@ class Month:
 
 
 @dataclass(frozen=True, slots=True)
+class Backtest:
+    """The errors of forecasts from `origins` earlier days, each of the next `horizon_days` days.
+
+    An error is the mean absolute error as a fraction of the mean use: `of_sums` of the sum of these days, `of_days` of
+    each day. `naive` is seasonal-naive.
+    """
+
+    origins: int
+    horizon_days: int
+    of_sums: float
+    of_days: float
+    naive_of_sums: float
+    naive_of_days: float
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the forecast of the sum is nearer than the seasonal-naive one."""
+        return self.of_sums < self.naive_of_sums
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
-    """The forecast, or the reason why there is none or only a trend."""
+    """The forecast, or the reason why there is none or only a trend. `backtest` is of a forecast that there is; None if
+    there are not enough days to look back.
+    """
 
     trend: Trend | None
     month: Month | None
     refusal: str = ""
+    backtest: Backtest | None = None
+
+    def checked(self) -> str:
+        """What the backtest says, in words; "" without a forecast."""
+        if self.month is None:
+            return ""
+        if (test := self.backtest) is None:
+            return f"not compared with the past, for that needs {MONTH_DAYS + 2 * HORIZONS[-1]} whole days with use"
+        text = (
+            f"made on {test.origins} earlier days, the forecast of the next {test.horizon_days} days was off by "
+            f"{words.share(test.of_sums)} on average; a repetition of the last week was off by "
+            f"{words.share(test.naive_of_sums)}"
+        )
+        return text if test.is_better else f"{text}, so the forecast is no better than that"
 
 
 def forecast(days: Sequence[tuple[date, float]], seed: int = 7) -> Forecast:
@@ -78,7 +123,40 @@ def forecast(days: Sequence[tuple[date, float]], seed: int = 7) -> Forecast:
     trend = Trend(len(days), 7 * model.slope / middle if middle > 0 else 0.0, tuple(line.tolist()))
     if refusal := _too_thin(days):
         return Forecast(trend, None, refusal)
-    return Forecast(trend, _month(days, at, values, weekdays, model, seed))
+    return Forecast(trend, _month(days, at, values, weekdays, model, seed), "", _backtest(at, values, weekdays))
+
+
+def _backtest(at: _Days, values: _Days, weekdays: npt.NDArray[np.int_]) -> Backtest | None:
+    known = int(at[-1]) + 1
+    horizon = next((horizon for horizon in HORIZONS if known >= MONTH_DAYS + 2 * horizon), None)
+    if horizon is None:
+        return None
+    rows = []
+    for origin in range(MONTH_DAYS, len(at)):
+        if at[origin - 1] + horizon > at[-1]:
+            break
+        ahead = (at >= at[origin]) & (at <= at[origin - 1] + horizon)
+        if ahead.any():
+            expected = _fit(at[:origin], values[:origin], weekdays[:origin]).values(at[ahead], weekdays[ahead])
+            naive = _seasonal_naive(values[:origin], weekdays[:origin], weekdays[ahead])
+            actual = values[ahead]
+            rows.append((float(actual.sum()), *_errors(expected, actual), *_errors(naive, actual)))
+    used, sums, each, naive_sums, naive_each = np.sum(rows, axis=0).tolist() if rows else [0.0] * 5
+    if not used:
+        return None
+    return Backtest(len(rows), horizon, sums / used, each / used, naive_sums / used, naive_each / used)
+
+
+def _errors(expected: _Days, actual: _Days) -> tuple[float, float]:
+    """The absolute error of the sum, and the sum of those of the days."""
+    return abs(float(expected.sum() - actual.sum())), float(np.abs(expected - actual).sum())
+
+
+def _seasonal_naive(values: _Days, weekdays: npt.NDArray[np.int_], ahead_weekdays: npt.NDArray[np.int_]) -> _Days:
+    """Each day ahead as the last known day of its weekday; a weekday that is not known as the last day."""
+    last = np.full(7, values[-1])
+    last[weekdays] = values  # of equal indices the last one counts
+    return last[ahead_weekdays]
 
 
 def _too_thin(days: Sequence[tuple[date, float]]) -> str:

@@ -108,8 +108,8 @@ def _talkers(findings: Findings) -> list[Talkers]:
     return found
 
 
-def _outlook(findings: Findings) -> list[tuple[str, str, str]]:
-    """For each measure: its name, the forecast of the next month, and its growth."""
+def _outlook(findings: Findings) -> list[tuple[str, str, str, str]]:
+    """For each measure: its name, the forecast of the next month, its growth, and how good such forecasts were."""
     texts: Mapping[str, Callable[[float], str]] = {
         "bytes": words.size,
         "requests": words.about,
@@ -123,7 +123,7 @@ def _outlook(findings: Findings) -> list[tuple[str, str, str]]:
             month = f"{text(found.month.expected)} ({text(found.month.low)} to {text(found.month.high)})"
         else:
             month = f"no forecast: {found.refusal}"
-        reported.append((MEASURE_NAMES[measure], month, growth))
+        reported.append((MEASURE_NAMES[measure], month, growth, found.checked()))
     return reported
 
 

@@ -1,3 +1,4 @@
+import re
 from datetime import date, timedelta
 
 import numpy as np
@@ -43,6 +44,76 @@ def test_a_few_odd_days_do_not_bend_the_line():
     assert forecast(days(odd)).trend.growth_per_week == pytest.approx(
         forecast(days(values)).trend.growth_per_week, rel=0.3
     )
+
+
+WEEKLY = np.array([1, 1.1, 1.05, 1, 0.9, 0.5, 0.4])
+
+
+def looked_back_at(values):
+    found = forecast(days(values))
+    return found.backtest, found.checked()
+
+
+def test_of_steady_growth_the_forecast_is_better_than_a_repetition_of_the_last_week():
+    test, text = looked_back_at(WEEKLY[np.arange(112) % 7] * (1000 + 10 * np.arange(112)))
+    assert (test.origins, test.horizon_days) == (112 - 28 - 28 + 1, 28)
+    assert test.of_sums < 0.02
+    # A repeated week is 7 days of growth behind in its first week, 28 in the fourth: 17.5 on average.
+    assert test.naive_of_sums == pytest.approx(10 * 17.5 / 1660, rel=0.03)
+    assert test.of_days < test.naive_of_days
+    assert test.is_better
+    assert re.fullmatch(
+        r"made on 57 earlier days, the forecast of the next 28 days was off by [\d.]+ % on average; "
+        r"a repetition of the last week was off by 1\d %",
+        text,
+    )
+
+
+def test_of_a_random_walk_the_report_says_that_the_forecast_is_no_better():
+    walk = 1000 * np.exp(np.random.default_rng(3).normal(0, 0.1, 168).cumsum())
+    test, text = looked_back_at(walk)
+    assert test.of_sums > test.naive_of_sums
+    assert not test.is_better
+    assert text.endswith(", so the forecast is no better than that")
+
+
+def test_of_what_never_changes_neither_forecast_is_ever_off():
+    test, text = looked_back_at([100.0] * 42)
+    assert (test.horizon_days, test.of_sums, test.of_days, test.naive_of_sums, test.naive_of_days) == (7, 0, 0, 0, 0)
+    assert text.endswith("was off by 0 % on average; a repetition of the last week was off by 0 %, so the forecast is "
+                         "no better than that")  # fmt: skip
+
+
+def test_no_forecast_of_the_backtest_knows_the_days_that_it_is_compared_with():
+    """Use grows by 1 a day, and by 10 from the 57th of 84 days on; no forecast is made later than on the 56th."""
+    line = 100.0 + np.arange(84)
+    beyond = 9.0 * np.maximum(np.arange(84) - 55, 0)
+    test, _ = looked_back_at(line + beyond)
+    ahead = [slice(origin, origin + 28) for origin in range(28, 57)]
+    missed, used = sum(beyond[days].sum() for days in ahead), sum((line + beyond)[days].sum() for days in ahead)
+    assert test.origins == len(ahead)
+    assert test.of_sums == pytest.approx(missed / used)
+    assert test.of_days == pytest.approx(missed / used)
+
+
+@pytest.mark.parametrize(("count", "horizon"), [(41, None), (42, 7), (55, 7), (56, 14), (83, 14), (84, 28), (182, 28)])
+def test_the_backtest_looks_ahead_as_far_as_days_are_known(count, horizon):
+    test, text = looked_back_at(100 + WEEKLY[np.arange(count) % 7])
+    assert (test and test.horizon_days) == horizon
+    assert (text == "not compared with the past, for that needs 42 whole days with use") == (horizon is None)
+
+
+def test_days_that_are_missing_are_compared_with_nothing():
+    """Without Sundays, and without two weeks."""
+    everything = days(WEEKLY[np.arange(100) % 7] * 1000)
+    some = [(day, value) for i, (day, value) in enumerate(everything) if day.weekday() != 6 and not 50 <= i < 64]
+    test = forecast(some).backtest
+    assert (test.of_sums, test.of_days) == (pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6))
+    assert (test.naive_of_sums, test.naive_of_days) == (0, 0)
+
+
+def test_without_a_forecast_nothing_is_said_of_its_errors():
+    assert forecast(days([0.0] * 60)).checked() == forecast(days([5.0] * 20)).checked() == ""
 
 
 @pytest.mark.nightly

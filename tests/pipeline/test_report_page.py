@@ -2,7 +2,7 @@
 
 import csv
 import io
-from datetime import date
+from datetime import date, timedelta
 from decimal import Decimal
 from html.parser import HTMLParser
 
@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.report import words
 from pipeline.report.findings import Findings, KilledProcess, Missing, silences, whole_days, width_for
+from pipeline.report.forecast import forecast
 from pipeline.report.page import page_of
 from pipeline.report.price_sheet import PriceSheet
 from pipeline.report.summary import summary
@@ -68,6 +69,18 @@ def findings(**values):
         "quotas_in_use": 8,
     }  # fmt: skip
     return Findings(**{**known, **values})
+
+
+def test_the_page_says_beside_the_forecast_how_far_such_forecasts_were_off():
+    """In its head, in the section, and as numbers in the table."""
+    steps = [date(2026, 9, 1) + timedelta(i) for i in range(56)]
+    found = forecast([(day, 1e9 if i < 42 else 5e9) for i, day in enumerate(steps)])
+    made = findings(forecasts={"bytes": found})
+    said = "a repetition of the last week was off by 67 %, so the forecast is no better than that"
+    assert any(remark.text.endswith(f"{said}.") for remark in summary(made))
+    assert f"{said}</small>" in page_of(made, tables_of(made), MONDAY_MS)
+    [row] = next(table for table in tables_of(made) if table.name == "forecast").rows
+    assert (row["horizon_days"], row["naive_error_of_sums"]) == (14, pytest.approx(2 / 3))
 
 
 class Read(HTMLParser):
