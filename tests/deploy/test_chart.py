@@ -56,7 +56,7 @@ def test_helm_has_nothing_to_say(mode):
         (
             "ports",
             ["PodDisruptionBudget", "ConfigMap", "ConfigMap", "Service", "Service", "Deployment"]
-            + ["ServiceMonitor", "PrometheusRule"],
+            + ["ServiceMonitor", "PrometheusRule", "CronJob"],
         ),
         ("sni", ["PodDisruptionBudget", "ConfigMap", "Service", "Service", "Deployment"]),
     ],
@@ -134,6 +134,44 @@ def test_a_pod_is_not_root_and_writes_only_to_its_volumes(mode):
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
+def night(made):
+    """The job of the pipeline, and its pod."""
+    job = made["CronJob", f"{NAME}-nightly"]["spec"]["jobTemplate"]["spec"]
+    return job, job["template"]
+
+
+def test_the_pipeline_of_the_night_has_the_settings_that_its_script_reads():
+    _, pod = night(manifests("ports"))
+    [container] = pod["spec"]["containers"]
+    settings = {each["name"]: each["value"] for each in container["env"]}
+    script = (DEPLOY / "nightly.sh").read_text()
+    of_image = {"NIGHTLY_TABLE", "NIGHTLY_OUT"}
+    assert settings.keys() | of_image == set(re.findall(r"NIGHTLY_\w+", script))
+    assert settings["NIGHTLY_INGEST"].startswith("--from-topic kafka-throttle-usage --bootstrap-server ")
+    assert settings["NIGHTLY_PLAN"] == ""
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    image = (DEPLOY.parent / "Dockerfile").read_text()
+    for name in of_image:
+        [path] = re.findall(rf"{name}=(\S+)", image)
+        assert path.startswith(f"{mounts['data']}/")
+    assert mounts["secret-prices"] == "/secrets/prices"
+    assert {volume["name"] for volume in pod["spec"]["volumes"]} == mounts.keys()
+    assert {"name": "data", "persistentVolumeClaim": {"claimName": "usage"}} in pod["spec"]["volumes"]
+
+
+def test_the_pipeline_of_the_night_is_tried_again_unless_records_are_missing_and_has_no_clients():
+    made = manifests("ports")
+    job, pod = night(made)
+    [rule] = job["podFailurePolicy"]["rules"]
+    assert (rule["action"], rule["onExitCodes"]) == ("FailJob", {"operator": "In", "values": [1, 3]})
+    assert pod["spec"]["restartPolicy"] == "Never"  # which a policy for failures needs
+    for kind, name in (("Service", NAME), ("Service", f"{NAME}-metrics")):
+        assert not made[kind, name]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    proxy = deployment(made)
+    assert pod["spec"]["securityContext"] == proxy["securityContext"]
+    assert pod["spec"]["containers"][0]["securityContext"] == proxy["containers"][0]["securityContext"]
+
+
 def test_changed_quotas_leave_the_pods_and_other_changes_replace_them():
     def checksum(*arguments):
         made = manifests("ports", *arguments)
@@ -174,8 +212,15 @@ def test_alerts_and_dashboards_are_those_of_the_other_folders():
         (["--set", "upstream.bootstrapServers=null"], "bootstrapServers"),
         (["--set", "listener.mode=sni"], "listener.advertisedNodeHost"),
         (["--set", "listener.mod=sni"], "mod"),
+        (["--set", "nightly.ingest="], "nightly.ingest: where the records come from"),
+        (["--set", "nightly.ingst=x"], "ingst"),
     ],
 )
 def test_values_that_make_no_proxy_are_refused(arguments, problem):
     with pytest.raises(AssertionError, match=problem):
         rendered("ports", *arguments)
+
+
+def test_a_table_that_would_end_with_its_pod_is_refused():
+    with pytest.raises(AssertionError, match="dataVolume: where the table stays"):
+        rendered("sni", "--set", "nightly.enabled=true", "--set", "nightly.ingest=x")

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -58,6 +59,18 @@ def test_the_health_check_is_in_the_image_and_asks_whether_the_proxy_lives():
     assert "COPY deploy/healthcheck.py /opt/kafka-throttle/" in DOCKERFILE
     assert 'CMD ["python", "-I", "/opt/kafka-throttle/healthcheck.py"]' in DOCKERFILE
     assert "HEALTH_URL=http://127.0.0.1:9404/livez" in DOCKERFILE
+
+
+def test_the_image_without_a_target_is_the_proxy_and_that_of_the_pipeline_has_java_and_the_script():
+    stages = re.split(r"^FROM ", DOCKERFILE, flags=re.M)[1:]
+    assert 'ENTRYPOINT ["kafka-throttle"]' in stages[-1]
+    assert "openjdk" not in stages[-1]
+    [pipeline] = [stage for stage in stages if stage.partition("\n")[0].endswith(" AS pipeline")]
+    assert "openjdk-17-jre-headless" in pipeline
+    assert "USER 10001:10001" in pipeline
+    [(source, name)] = re.findall(r"^COPY (deploy/\S+) /opt/kafka-throttle/bin/(\S+)$", pipeline, re.M)
+    assert os.access(ROOT / source, os.X_OK)
+    assert f'CMD ["{name}"]' in pipeline
 
 
 def test_the_proxy_of_the_compose_file_has_a_valid_configuration_at_the_ports_that_are_published():

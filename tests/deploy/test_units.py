@@ -21,8 +21,9 @@ from tests.timeouts import TIMEOUT_S
 
 SYSTEMD = DEPLOY / "systemd"
 SERVICE, SOCKET = SYSTEMD / "kafka-throttle.service", SYSTEMD / "kafka-throttle.socket"
+NIGHTLY, TIMER = SYSTEMD / "kafka-throttle-nightly.service", SYSTEMD / "kafka-throttle-nightly.timer"
 _LISTEN = re.compile(r"^ListenStream=([\d.]+):(\d+)$", re.M)
-_PROGRAM = "/opt/kafka-throttle/bin/kafka-throttle"
+_PROGRAM = re.compile(r"/opt/kafka-throttle/bin/[\w-]+")
 _MOST_EXPOSED = 2.0
 """On systemd's scale from 0 to 10; a service without any of these settings has 9.6."""
 NEEDED = {
@@ -34,6 +35,7 @@ NEEDED = {
     "NotifyAccess",  # a successor says that it has taken over
 }
 """What the service keeps, and for what."""
+NEEDED_BY_THE_PIPELINE = {*NEEDED - {"NotifyAccess"}, "MemoryDenyWriteExecute"}  # Java writes the code that it runs
 
 
 def setting(name):
@@ -60,9 +62,9 @@ def test_there_are_descriptors_for_as_many_connections_as_may_be():
 @pytest.fixture
 def units(tmp_path):
     """Copies of the units with a program that is there."""
-    for unit in (SERVICE, SOCKET):
-        (tmp_path / unit.name).write_text(unit.read_text().replace(_PROGRAM, "/bin/true"))
-    return [tmp_path / SERVICE.name, tmp_path / SOCKET.name]
+    for unit in (SERVICE, SOCKET, NIGHTLY, TIMER):
+        (tmp_path / unit.name).write_text(_PROGRAM.sub("/bin/true", unit.read_text()))
+    return [tmp_path / unit.name for unit in (SERVICE, SOCKET, NIGHTLY, TIMER)]
 
 
 @pytest.mark.nightly
@@ -105,8 +107,16 @@ def test_systemd_has_nothing_to_say_of_the_units(units):
 
 
 @pytest.mark.nightly
-def test_the_service_is_little_exposed(units):
+@pytest.mark.parametrize(("number", "needed"), [(0, NEEDED), (2, NEEDED_BY_THE_PIPELINE)])
+def test_the_services_are_little_exposed(units, number, needed):
     analyze = need_program("systemd-analyze", "systemd")
-    passes(analyze, "security", "--offline=true", f"--threshold={int(10 * _MOST_EXPOSED)}", units[0])
-    tests = json.loads(passes(analyze, "security", "--offline=true", "--json=short", units[0]))
-    assert {test["json_field"] for test in tests if test["set"] is False and test["exposure"]} == NEEDED
+    passes(analyze, "security", "--offline=true", f"--threshold={int(10 * _MOST_EXPOSED)}", units[number])
+    tests = json.loads(passes(analyze, "security", "--offline=true", "--json=short", units[number]))
+    assert {test["json_field"] for test in tests if test["set"] is False and test["exposure"]} == needed
+
+
+@pytest.mark.nightly
+def test_the_timer_is_due_each_night():
+    [calendar] = re.findall(r"^OnCalendar=(.*)$", TIMER.read_text(), re.M)
+    said = passes(need_program("systemd-analyze", "systemd"), "calendar", "--iterations=3", calendar)
+    assert len(re.findall(r" 02:17:00 UTC$", said, re.M)) >= 3
