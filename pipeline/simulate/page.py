@@ -33,7 +33,9 @@ CSV_COLUMNS = [
     "greedy_used",
 ]
 
-_STYLES = {"hurt": "red", "worse": "red", "freed": "green", "eased": "green"}
+SAME = "same"
+"""The tag of a quota or client for which nothing changes."""
+_STYLES = {SAME: "dim", "hurt": "red", "worse": "red", "freed": "green", "eased": "green"}
 _WIDTH = 160
 
 
@@ -48,6 +50,8 @@ def print_response(response: Mapping[str, Any], to: IO[str]) -> None:
     reported = ", ".join(f"{number:,} {change}" for change, number in counts.items())
     console.print(f"Clients at nodes, that were throttled or would be: {len(clients):,} ({reported})\n")
     if response["sensors"]:
+        same = sum(map(changes_nothing, response["sensors"]))
+        console.print(f"Quotas at nodes, that throttled or would: {len(response['sensors']):,} ({same:,} {SAME})\n")
         console.print(_sensors(response["sensors"]))
     if clients:
         console.print(_clients(clients))
@@ -57,11 +61,12 @@ def print_response(response: Mapping[str, Any], to: IO[str]) -> None:
 
 def _sensors(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = _table(f"What is measured together{_of(rows)}")
-    for name in ("node", "quota", "rule", "limit/s", "clients", "recorded", "would be", "of the time", "longest"):
-        table.add_column(name, justify="left" if name in ("quota", "rule") else "right", overflow="fold")
+    for name in ("", "node", "quota", "rule", "limit/s", "clients", "recorded", "would be", "of the time", "longest"):
+        table.add_column(name, justify="left" if name in ("", "quota", "rule") else "right", overflow="fold")
     table.add_column("let through", justify="right")
     for row in rows[:SHOWN]:
         table.add_row(
+            Text(SAME if changes_nothing(row) else "", style="dim"),
             str(row["node_id"]),
             row["quota_type"],
             Text(row["new_rule"]),
@@ -74,6 +79,12 @@ def _sensors(rows: Sequence[Mapping[str, Any]]) -> Table:
             _interval(row["paced_used"], row["greedy_used"]),
         )
     return table
+
+
+def changes_nothing(row: Mapping[str, Any]) -> bool:
+    """Whether a quota of the candidate throttles as was recorded: the recorded time is in its interval."""
+    low, high = sorted((row["throttled_ms"], row["greedy_throttled_ms"]))
+    return bool(low <= row["live_throttled_ms"] <= high)
 
 
 def _clients(rows: Sequence[Mapping[str, Any]]) -> Table:

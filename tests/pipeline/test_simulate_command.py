@@ -87,6 +87,15 @@ def test_the_table_says_who_is_hurt_and_takes_no_name_for_markup():
     assert re.search(r"hurt +1 +produce +\[bold\] +app", text)
 
 
+@pytest.mark.parametrize(("recorded_ms", "is_same"), [(2_999, False), (3_000, True), (4_500, True), (4_501, False)])
+def test_a_quota_that_does_what_was_recorded_is_tagged(recorded_ms, is_same):
+    sensor = {**RESPONSE["sensors"][0], "live_throttled_ms": recorded_ms}
+    to = io.StringIO()
+    write({**RESPONSE, "sensors": [sensor], "clients": []}, "table", to)
+    assert f"Quotas at nodes, that throttled or would: 1 ({int(is_same)} same)" in to.getvalue()
+    assert bool(re.search(r"^same +1 +produce +user=\[bold\]", to.getvalue(), re.MULTILINE)) == is_same
+
+
 def test_csv_has_a_line_for_each_client():
     to = io.StringIO()
     write(RESPONSE, "csv", to)
