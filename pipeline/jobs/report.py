@@ -3,18 +3,30 @@
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from common.places import made_of
 from pipeline.report import figures, neighbours
 from pipeline.report.chargeback import bills, by_tenant, tenant_of
-from pipeline.report.findings import Findings, KilledProcess, Missing, Row, silences, whole_days, width_for
+from pipeline.report.findings import (
+    SMALL_STEPS,
+    Findings,
+    KilledProcess,
+    Missing,
+    Row,
+    silences,
+    talkers,
+    whole_days,
+    width_for,
+)
 from pipeline.report.forecast import forecast
 from pipeline.report.page import page_of
 from pipeline.report.price_sheet import UNASSIGNED, PriceSheet, price_sheet
@@ -75,30 +87,58 @@ def find(usage: DataFrame, steps: "Steps", **known: Any) -> Findings:
         [span] = _rows(figures.span(course))
         if not span["records"]:
             return Findings(**known)
-        steps.next("adding up by client and day")
-        use = _use(days, known["top_n"])
-        return Findings(
-            **known,
-            **span,
-            **use,
-            **_costs(days, known.get("sheet"), known["top_n"]),
-            **_course(course, use["days"], span, steps),
-            **_quotas(usage, known["top_n"], steps),
-            **_noise(usage, known["top_n"], max(span["window_ms"], 1_000), steps),
+        width_ms = course_width(span)
+        parts: tuple[Callable[[], dict[str, Any]], ...] = (
+            lambda: _sums(usage, days, course, span, steps, **known),
+            lambda: _quotas(usage, known["top_n"], width_ms, steps),
+            lambda: _noise(usage, known["top_n"], max(span["window_ms"], 1_000), steps),
         )
+        # Of a short time Spark needs longer to plan these on one core than to compute them.
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            found = [part.result() for part in [threads.submit(part) for part in parts]]
+        return Findings(**known, **span, **{name: value for part in found for name, value in part.items()})
+
+
+AT_ONCE = 2
+"""The number of parts of the report that are computed at the same time."""
+
+
+def _sums(
+    usage: DataFrame, days: DataFrame, course: DataFrame, span: Row, steps: "Steps", **known: Any
+) -> dict[str, Any]:
+    steps.next("adding up by client and day")
+    use = _use(days, known["top_n"])
+    return {
+        **use,
+        **_costs(days, known.get("sheet"), known["top_n"]),
+        **_course(course, use["days"], span, steps),
+        **_courses_of_clients(usage, use, course_width(span)),
+    }
 
 
 def _use(days: DataFrame, top_n: int) -> dict[str, Any]:
+    with Kept() as kept:
+        levels = kept.frame(figures.by_levels(days))
+        counts = {row["level"]: row for row in _rows(figures.counted(levels))}
+        rows = _rows(figures.ranked(levels, top_n))
+    # A row comes once for each measure by which it is one of the first.
+    distinct = {(row["level"], *(row[name] for name in (*figures.CLIENT, "quota_type", "day"))): row for row in rows}
     found: dict[str, list[dict[str, Any]]] = {level: [] for level in figures.LEVELS}
-    for row in _rows(figures.ranked(days, top_n)):
+    for row in distinct.values():
         found[row.pop("level")].append(row)
-    counts = found["clients"][0] if found["clients"] else {"level_rows": 0, "level_throttled": 0}
+    nothing = {"rows": 0, "throttled_rows": 0}
+    clients, users, client_ids, throttled = (
+        counts.get(level, nothing) for level in ("clients", "users", "client_ids", "throttled")
+    )
     return {
         "totals": found["all"][0],
         "by_type": sorted(found["by_type"], key=lambda row: row["quota_type"]),
         "days": sorted(found["days"], key=lambda row: row["day"]),
-        "client_count": counts["level_rows"],
-        "throttled_clients": counts["level_throttled"],
+        "client_count": clients["rows"],
+        "user_count": users["rows"],
+        "client_id_count": client_ids["rows"],
+        "throttled_count": throttled["throttled_rows"],
+        "throttled_clients": clients["throttled_rows"],
         **{level: found[level] for level in ("clients", "users", "client_ids", "throttled")},
     }
 
@@ -107,11 +147,15 @@ def _costs(days: DataFrame, sheet: PriceSheet | None, top_n: int) -> dict[str, A
     if sheet is None:
         return {}
     months = _rows(by_tenant(days, sheet))
-    nobodys = figures.totals(days.where(tenant_of(sheet) == UNASSIGNED), *figures.CLIENT)
+    nobodys = figures.totals(figures.known_clients(days.where(tenant_of(sheet) == UNASSIGNED)), *figures.CLIENT)
+    most = (F.col("bytes").desc(), *figures.CLIENT)
+    with Kept() as kept:
+        unassigned, [count] = _first(kept.frame(nobodys), most, top_n, F.count(F.lit(1)))
     return {
         "bills": bills(sheet, months),
         "tenants": _without_months(months),
-        "unassigned": _rows(nobodys.orderBy(F.col("bytes").desc(), *figures.CLIENT).limit(top_n)),
+        "unassigned": unassigned,
+        "unassigned_count": count,
     }
 
 
@@ -140,21 +184,44 @@ def _course(course: DataFrame, days: list[Row], span: Row, steps: "Steps") -> di
     }
 
 
-def _quotas(usage: DataFrame, top_n: int, steps: "Steps") -> dict[str, Any]:
+def course_width(span: Row) -> int:
+    """The length of a step of the small charts."""
+    return width_for(span["begin_ms"], span["end_ms"], SMALL_STEPS)
+
+
+def _courses_of_clients(usage: DataFrame, use: Mapping[str, Any], width_ms: int) -> dict[str, Any]:
+    """The courses of the clients that are shown with one."""
+    shown = {tuple(row[name] for name in figures.CLIENT) for row in [*use["throttled"], *talkers(use["clients"])]}
+    rows = figures.courses_of_clients(usage, _these(usage.sparkSession, shown), width_ms)
+    return {"course_width_ms": width_ms, "courses_of_clients": _rows(rows)}
+
+
+def _these(spark: SparkSession, clients: Iterable[tuple[str, ...]]) -> DataFrame:
+    return spark.createDataFrame(sorted(clients), ", ".join(f"{name} string" for name in figures.CLIENT))
+
+
+def _quotas(usage: DataFrame, top_n: int, width_ms: int, steps: "Steps") -> dict[str, Any]:
     steps.next("use of quotas, window by window")
     p99 = (F.col("p99").desc(), F.col("most").desc(), "rule", "user", "client_id")
-    used, [in_use, exceeded] = _first(figures.utilisation(usage), p99, top_n, F.lit(True), F.col("windows_over") > 0)
-    hurt = F.col("shadow_throttles") > 0
-    one_of_client = F.row_number().over(Window.partitionBy(*figures.CLIENT).orderBy(F.col("shadow_throttles").desc()))
-    seen = figures.hurt_by_shadows(usage).withColumn("of_client", one_of_client)
     most = (F.col("shadow_throttled_ms").desc(), *figures.CLIENT)
-    shadows, [covered, clients] = _first(seen, most, top_n, F.lit(True), hurt & (F.col("of_client") == 1))
+    over, hurt = F.col("windows_over") > 0, F.col("shadow_throttles") > 0
+    hurt_clients = F.count_distinct(F.when(hurt, F.struct(*figures.CLIENT)))
+    with Kept() as kept:
+        quotas, shadows = kept.frame(figures.utilisation(usage)), kept.frame(figures.hurt_by_shadows(usage))
+        used, [in_use, exceeded] = _first(quotas, p99, top_n, F.count(F.lit(1)), F.count_if(over))
+        first, [covered, hurt_rows, clients] = _first(
+            shadows, most, top_n, F.count(F.lit(1)), F.count_if(hurt), hurt_clients
+        )
+        chosen = quotas.orderBy(*p99).limit(top_n)
+        courses = _rows(figures.courses_of_quotas(usage, chosen, width_ms)) if used else []
     return {
         "utilisation": used,
         "quotas_in_use": in_use,
         "quotas_exceeded": exceeded,
-        "shadows": [row for row in shadows if row["shadow_throttles"]],
+        "courses_of_quotas": courses,
+        "shadows": [row for row in first if row["shadow_throttles"]],
         "shadow_seen": covered,
+        "shadow_rows": hurt_rows,
         "shadow_hurt": clients,
     }
 
@@ -165,19 +232,16 @@ def _noise(usage: DataFrame, top_n: int, slice_ms: int, steps: "Steps") -> dict[
     with Kept() as kept:
         use = kept.frame(neighbours.use_by_slices(usage, slice_ms))
         slices = kept.counted(neighbours.slices_of(use))
-        found, [count] = _first(neighbours.episodes(use, slices, slice_ms), worst, top_n, F.lit(True))
+        episodes = kept.frame(neighbours.episodes(use, slices, slice_ms))
+        found, [count] = _first(episodes, worst, top_n, F.count(F.lit(1)))
         [nodes] = _rows(neighbours.judged(slices))
     return {"episodes": found, "episode_count": count, **nodes}
 
 
-def _first(frame: DataFrame, order: Any, rows: int, *counts: Column) -> tuple[list[dict[str, Any]], list[int]]:
-    """The first rows in an order, and, for each condition, for how many rows it is true: in one query."""
-    everything = Window.partitionBy(F.lit(0))
-    counted = frame
-    for i, condition in enumerate(counts):
-        counted = counted.withColumn(f"count_{i}", F.sum(condition.cast("long")).over(everything))
-    found = _rows(counted.orderBy(*order).limit(rows))
-    return found, [found[0][f"count_{i}"] if found else 0 for i in range(len(counts))]
+def _first(frame: DataFrame, order: Any, rows: int, *sums: Column) -> tuple[list[dict[str, Any]], list[int]]:
+    """The first rows of a cached frame in an order, and aggregates of all its rows."""
+    [counts] = frame.agg(*(one.alias(f"sum_{i}") for i, one in enumerate(sums))).collect()
+    return _rows(frame.orderBy(*order).limit(rows)) if counts[0] else [], list(counts)
 
 
 def _rows(frame: DataFrame) -> list[dict[str, Any]]:
@@ -237,6 +301,7 @@ class Steps:
         self._count = count
         self._number = 0
         self._began = time.monotonic()
+        self._lock = Lock()
 
     @property
     def seconds(self) -> float:
@@ -245,8 +310,9 @@ class Steps:
 
     def next(self, name: str) -> None:
         """Begin the next step."""
-        self._number += 1
-        _say(f"[{self._number}/{self._count}] {self.seconds:5.1f} s  {name}")
+        with self._lock:
+            self._number += 1
+            _say(f"[{self._number}/{self._count}] {self.seconds:5.1f} s  {name}")
 
 
 def _say(text: str) -> None:

@@ -37,7 +37,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The timeline: bytes sent over time, with bytes received above them, and below the time throttled."""
+    """The timeline: bytes sent over time, with bytes received above them; below, how many clients were throttled."""
 
     sent: str
     got: str
@@ -97,7 +97,7 @@ def course(findings: Findings) -> Course | None:
     width = WIDTH / len(steps)
     tops = [row.get("in_bytes", 0) + row.get("out_bytes", 0) for _, row in steps]
     sent = [row.get("in_bytes", 0) for _, row in steps]
-    throttled = [row.get("throttled_ms", 0) for _, row in steps]
+    throttled = [row.get("muted_ms", 0) / findings.width_ms for _, row in steps]
     seconds = findings.width_ms / 1_000
     top = nice_top(max(tops) / seconds) * seconds
     most = max(throttled) or 1
@@ -112,7 +112,7 @@ def course(findings: Findings) -> Course | None:
         tuple(Bar(i * width, 0, width, HEIGHT, _reported(at, row, seconds)) for i, (at, row) in enumerate(steps)),
         _rows(top / seconds, lambda value: f"{words.size(value)}/s"),
         _times(steps[0][0], steps[-1][0] + findings.width_ms),
-        words.duration(max(throttled)),
+        words.ratio(max(throttled)),
     )
 
 
@@ -128,7 +128,8 @@ def _reported(at_ms: int, row: Row, seconds: float) -> str:
         return f"{words.moment(at_ms)}: no records"
     return (
         f"{words.moment(at_ms)}: sent {words.size(row['in_bytes'] / seconds)}/s, "
-        f"got {words.size(row['out_bytes'] / seconds)}/s, throttled {words.duration(row['throttled_ms'])}"
+        f"got {words.size(row['out_bytes'] / seconds)}/s, "
+        f"{words.ratio(row['muted_ms'] / 1_000 / seconds)} clients throttled at a time"
     )
 
 
@@ -237,6 +238,26 @@ def _offset(days: int, line: int, findings: Findings) -> int:
     whole = whole_days(findings.days, findings.begin_ms, findings.end_ms)
     first = whole[-line]["day"] if line <= len(whole) else findings.days[0]["day"]
     return next((i for i in range(days) if findings.days[i]["day"] == first), 0)
+
+
+def small(values: Mapping[int, float], findings: Findings, top: float = 0.0) -> str:
+    """The area of a small chart over the whole time of the report, from values by the begin of their steps.
+
+    Its height is `top`, or the largest value. A step without a value is 0. Empty if there are fewer than two steps.
+    """
+    width_ms = findings.course_width_ms
+    if not width_ms or not values:
+        return ""
+    steps = range(findings.begin_ms - findings.begin_ms % width_ms, findings.end_ms, width_ms)
+    most = top or max(values.values())
+    if len(steps) < 2 or most <= 0:
+        return ""
+    width = WIDTH / len(steps)
+    edge = [(0.0, float(HEIGHT))]
+    for i, at in enumerate(steps):
+        height = HEIGHT * (1 - min(values.get(at, 0.0) / most, 1.0))
+        edge += [(i * width, height), ((i + 1) * width, height)]
+    return _points([*edge, (WIDTH, HEIGHT)])
 
 
 MOST_STRIP = 2.0

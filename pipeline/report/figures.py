@@ -5,6 +5,8 @@ a quota counts in fractions (ms of handler time, partitions) are summed in thous
 """
 
 from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
@@ -23,6 +25,7 @@ SUMS = (
     "throttles",
     "throttled_ms",
     "backlogged_ms",
+    "muted_ms",
     "shadow_throttles",
     "shadow_throttled_ms",
     "unsent_bytes",
@@ -73,16 +76,26 @@ def totals(days: DataFrame, *by: str) -> DataFrame:
     return days.groupBy(*by).agg(*sums).withColumn("bytes", F.col("in_bytes") + F.col("out_bytes"))
 
 
+def known_clients(rows: DataFrame) -> DataFrame:
+    """Rows with CLIENT -> the same, where all client-ids without a user are one client: requests before a login."""
+    return rows.withColumn("client_id", _known_client_id())
+
+
+def _known_client_id() -> Column:
+    return F.when(F.col("user") == "", "").otherwise(F.col("client_id"))
+
+
+_KNOWN = ("virtual_cluster", "user", "known_client_id")
 LEVELS: Mapping[str, tuple[str, ...]] = {
     "all": (),
     "by_type": ("quota_type",),
     "days": ("day",),
-    "clients": CLIENT,
+    "clients": _KNOWN,
     "users": ("virtual_cluster", "user"),
     "client_ids": ("virtual_cluster", "client_id"),
-    "throttled": (*CLIENT, "quota_type"),
+    "throttled": (*_KNOWN, "quota_type"),
 }
-"""The columns by which use is summed up."""
+"""The columns by which use is summed up. `known_client_id` is that of `known_clients`."""
 MEASURES = ("bytes", "requests", "handler_us", "throttled_ms")
 """The sums by which clients are ranked."""
 _RANKED = {
@@ -93,12 +106,9 @@ _RANKED = {
 }
 
 
-def ranked(days: DataFrame, rows: int) -> DataFrame:
-    """DAILY -> level (a key of LEVELS), its columns, SUMS, bytes, and for the level of clients all_requests (of all
-    quota types), level_rows, level_throttled (how many rows the level has, and how many of them have throttled time).
-
-    In levels that grow with the number of clients only the rows that are among the first `rows` by one of the measures.
-    """
+def by_levels(days: DataFrame) -> DataFrame:
+    """DAILY -> level (a key of LEVELS), its columns, SUMS, bytes: all sums of the report in one pass."""
+    known = days.withColumn("known_client_id", _known_client_id())
     names = sorted({name for level in LEVELS.values() for name in level})
     sets = [[F.col(name) for name in level] for level in LEVELS.values()]
     sums = (F.coalesce(F.sum(name), F.lit(0).cast("long")).alias(name) for name in SUMS)
@@ -111,34 +121,47 @@ def ranked(days: DataFrame, rows: int) -> DataFrame:
     level: Column = F.lit(None).cast("string")
     for name, number in ids.items():
         level = F.when(F.grouping_id() == number, name).otherwise(level)
-    everything = (
-        days.groupingSets(sets, *(F.col(name) for name in names))
+    return (
+        known.groupingSets(sets, *(F.col(name) for name in names))
         .agg(level.alias("level"), *sums)
+        .withColumn("client_id", F.coalesce("client_id", "known_client_id"))
         .withColumn("bytes", F.col("in_bytes") + F.col("out_bytes"))
+        .drop("known_client_id")
     )
-    client = Window.partitionBy(*CLIENT)
-    of_client = F.sum(F.when(F.col("level") == "clients", F.col("requests"))).over(client)
-    whole = Window.partitionBy("level")
-    counted = (
-        everything.withColumn("all_requests", of_client)
-        .withColumn("level_rows", F.count(F.lit(1)).over(whole))
-        .withColumn("level_throttled", F.sum((F.col("throttled_ms") > 0).cast("long")).over(whole))
+
+
+def ranked(levels: DataFrame, rows: int) -> DataFrame:
+    """`by_levels` -> the same columns. In levels that grow with the number of clients only the rows that are among the
+    first `rows` by one of the measures, each as often as it is.
+
+    Spark limits the rows in every task before it brings the first ones of a level together (WindowGroupLimit), so no
+    task has a whole level.
+    """
+    level, grows = F.col("level"), F.col("level").isin(*_RANKED)
+    values = F.array(*(F.struct(F.lit(name).alias("measure"), F.col(name).alias("value")) for name in MEASURES))
+    wanted = reduce(or_, ((level == name) & F.col("measure").isin(*of) for name, of in _RANKED.items()))
+    order = (F.col("value").desc(), *CLIENT, "quota_type")
+    first = F.row_number().over(Window.partitionBy("level", "measure").orderBy(*order))
+    chosen = (
+        levels.where(grows)
+        .select("*", F.inline(values))
+        .where(wanted & (F.col("value") > 0))
+        .withColumn("first", first)
+        .where(F.col("first") <= rows)
+        .drop("measure", "value", "first")
     )
-    for measure in MEASURES:
-        order = whole.orderBy(F.col(measure).desc(), *CLIENT, "quota_type")
-        counted = counted.withColumn(f"rank_by_{measure}", F.row_number().over(order))
-    chosen = F.lit(False)
-    for name in LEVELS:
-        is_first = F.lit(name not in _RANKED)
-        for measure in _RANKED.get(name, ()):
-            is_first = is_first | ((F.col(f"rank_by_{measure}") <= rows) & (F.col(measure) > 0))
-        chosen = chosen | ((F.col("level") == name) & is_first)
-    return counted.where(chosen).drop(*(f"rank_by_{measure}" for measure in MEASURES))
+    return levels.where(~grows).union(chosen)
+
+
+def counted(levels: DataFrame) -> DataFrame:
+    """`by_levels` -> level, rows, throttled_rows (how many rows a level has, and how many have throttled time)."""
+    throttled = F.count_if(F.col("throttled_ms") > 0)
+    return levels.groupBy("level").agg(F.count(F.lit(1)).alias("rows"), throttled.alias("throttled_rows"))
 
 
 STEP_MS = 10_000
 """All step widths of a timeline are multiples of this."""
-_COURSE = ("in_bytes", "out_bytes", "throttled_ms", "backlogged_ms")
+_COURSE = ("in_bytes", "out_bytes", "throttled_ms", "backlogged_ms", "muted_ms")
 
 
 def course(usage: DataFrame) -> DataFrame:
@@ -181,21 +204,80 @@ def span(course: DataFrame) -> DataFrame:
 
 
 def timeline(course: DataFrame, width_ms: int) -> DataFrame:
-    """`course` -> at_ms (a multiple of `width_ms`), in_bytes, out_bytes, throttled_ms, backlogged_ms, by at_ms."""
+    """`course` -> at_ms (a multiple of `width_ms`), in_bytes, out_bytes, throttled_ms, backlogged_ms, muted_ms, in the
+    order of at_ms.
+    """
     at = _step("at_ms", width_ms).alias("at_ms")
     return course.groupBy(at).agg(*(F.sum(name).alias(name) for name in _COURSE)).orderBy("at_ms")
 
 
+SENSOR = ("virtual_cluster", "quota_type", "rule", "user", "client_id", "ip")
+"""The columns that identify what a quota measures together."""
+
+
+def courses_of_clients(usage: DataFrame, chosen: DataFrame, width_ms: int) -> DataFrame:
+    """USAGE and rows with CLIENT -> CLIENT, quota_type, at_ms (a multiple of `width_ms`), bytes, requests, handler_us,
+    throttled_ms, muted_ms, window_ms, and rule, limit (of the last window that the quota throttled).
+    """
+    throttling = F.when(F.col("throttles") > 0, F.col("begin_ms"))
+    at = _step("begin_ms", width_ms).alias("at_ms")
+    sums = {
+        "bytes": F.col("in_bytes") + F.col("out_bytes"),
+        "handler_us": _of_type("request", F.round(F.col("used") * 1_000).cast("long")),
+        "window_ms": F.col("end_ms") - F.col("begin_ms"),
+    }
+    names = ("bytes", "requests", "handler_us", "throttled_ms", "muted_ms", "window_ms")
+    return (
+        known_clients(usage)
+        .join(F.broadcast(chosen.select(*CLIENT)), list(CLIENT), "left_semi")
+        .groupBy(*CLIENT, "quota_type", at)
+        .agg(
+            *(F.sum(sums.get(name, F.col(name))).alias(name) for name in names),
+            F.max_by("rule", throttling).alias("rule"),
+            F.max_by("limit", throttling).alias("limit"),
+        )
+    )
+
+
 def utilisation(usage: DataFrame) -> DataFrame:
-    """USAGE -> virtual_cluster, quota_type, rule, user, client_id, ip (the clients that share the quota; an empty
-    column does not matter), limit (the last), windows, p50, p95, p99, most, most_node_id, peak, windows_over:
-    utilisation as a fraction.
+    """USAGE -> SENSOR (an empty column does not matter), limit (the last), windows, p50, p95, p99, most, most_node_id,
+    peak, windows_over: utilisation as a fraction.
 
     The utilisation of a window at a node is the use of all clients that share the quota, through all instances of the
     proxy, divided by what the quota allows in that time. A quota over all nodes has one utilisation for all of them,
     and `most_node_id` is WHOLE_CLUSTER then. `peak` is of the one second in which one client used most. Windows without
     any use are left out.
     """
+    p50, p95, p99 = (F.col("percentiles")[i].alias(name) for i, name in enumerate(("p50", "p95", "p99")))
+    return (
+        _used_windows(usage)
+        .groupBy(*SENSOR)
+        .agg(
+            F.max_by("limit", "begin_ms").alias("limit"),
+            F.count(F.lit(1)).alias("windows"),
+            F.percentile_approx("utilisation", list(PERCENTILES), RANK_ACCURACY).alias("percentiles"),
+            F.max("utilisation").alias("most"),
+            F.max_by("node_id", "utilisation").alias("most_node_id"),
+            F.max("peak").alias("peak"),
+            F.sum((F.col("utilisation") > 1).cast("long")).alias("windows_over"),
+        )
+        .select(*SENSOR, "limit", "windows", p50, p95, p99, "most", "most_node_id", "peak", "windows_over")
+    )
+
+
+def courses_of_quotas(usage: DataFrame, chosen: DataFrame, width_ms: int) -> DataFrame:
+    """USAGE and rows of `utilisation` -> SENSOR, at_ms (a multiple of `width_ms`), most (the highest utilisation)."""
+    at = _step("begin_ms", width_ms).alias("at_ms")
+    return (
+        _used_windows(usage)
+        .join(F.broadcast(chosen.select(*SENSOR)), list(SENSOR), "left_semi")
+        .groupBy(*SENSOR, at)
+        .agg(F.max("utilisation").alias("most"))
+    )
+
+
+def _used_windows(usage: DataFrame) -> DataFrame:
+    """USAGE -> SENSOR, node_id, begin_ms, utilisation, peak, limit."""
     rule = F.col("rule")
     by_user = rule.startswith("user=")
     # A regular expression costs more than everything else, so it is applied only to the few rules that may have both
@@ -216,26 +298,11 @@ def utilisation(usage: DataFrame) -> DataFrame:
         _allowed_unit(F.col("peak")).alias("peak"),
         "limit",
     )
-    sensor = ("virtual_cluster", "quota_type", "rule", "user", "client_id", "ip")
     seconds = (F.max("end_ms") - F.col("begin_ms")) / 1_000
-    windows = limited.groupBy(*sensor, "node_id", "begin_ms").agg(
+    return limited.groupBy(*SENSOR, "node_id", "begin_ms").agg(
         (F.sum("used") / F.greatest(seconds, F.lit(0.001)) / F.max("limit")).alias("utilisation"),
         F.max(F.col("peak") / F.col("limit")).alias("peak"),
         F.max("limit").alias("limit"),
-    )
-    p50, p95, p99 = (F.col("percentiles")[i].alias(name) for i, name in enumerate(("p50", "p95", "p99")))
-    return (
-        windows.groupBy(*sensor)
-        .agg(
-            F.max_by("limit", "begin_ms").alias("limit"),
-            F.count(F.lit(1)).alias("windows"),
-            F.percentile_approx("utilisation", list(PERCENTILES), RANK_ACCURACY).alias("percentiles"),
-            F.max("utilisation").alias("most"),
-            F.max_by("node_id", "utilisation").alias("most_node_id"),
-            F.max("peak").alias("peak"),
-            F.sum((F.col("utilisation") > 1).cast("long")).alias("windows_over"),
-        )
-        .select(*sensor, "limit", "windows", p50, p95, p99, "most", "most_node_id", "peak", "windows_over")
     )
 
 

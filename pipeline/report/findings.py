@@ -1,6 +1,6 @@
 """What Spark found, as much of it as is shown. Tables, sentences and the page are all made from it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipeline.report.chargeback import Bill
+from pipeline.report.figures import MEASURES
 from pipeline.report.forecast import Forecast
 from pipeline.report.price_sheet import PriceSheet
 from pipeline.spark.day import DAY_MS
@@ -69,18 +70,30 @@ class Findings:
     client_count: int = 0
     clients: Sequence[Row] = ()
     """`figures.totals` by CLIENT; the first by bytes, requests, handler time or throttled time."""
+    user_count: int = 0
     users: Sequence[Row] = ()
     """The same by virtual cluster and user."""
+    client_id_count: int = 0
     client_ids: Sequence[Row] = ()
     """The same by virtual cluster and client-id."""
     throttled: Sequence[Row] = ()
-    """`figures.totals` by CLIENT and quota_type, with `all_requests` of the client; the first by throttled time."""
+    """`figures.totals` by CLIENT and quota_type; the first by throttled time."""
+    throttled_count: int = 0
+    """The number of all rows of that kind."""
     throttled_clients: int = 0
+    course_width_ms: int = 0
+    """The length of a step of the courses of clients and quotas."""
+    courses_of_clients: Sequence[Row] = ()
+    """`figures.courses_of_clients` of `throttled` and `talkers`."""
     utilisation: Sequence[Row] = ()
     quotas_in_use: int = 0
     quotas_exceeded: int = 0
     """Quotas with windows in which more was used than the quota allows."""
+    courses_of_quotas: Sequence[Row] = ()
+    """`figures.courses_of_quotas` of `utilisation`."""
     shadows: Sequence[Row] = ()
+    shadow_rows: int = 0
+    """The number of all clients, quota types and shadow quotas that would be throttled."""
     shadow_hurt: int = 0
     shadow_seen: int = 0
     """The number of clients that a shadow quota covers, counted for each quota type."""
@@ -100,6 +113,7 @@ class Findings:
     """`figures.totals` by tenant."""
     unassigned: Sequence[Row] = ()
     """The clients that belong to no tenant, the first by bytes."""
+    unassigned_count: int = 0
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)
     """Forecasts by measure: `bytes`, `requests`, `handler_us`."""
     missing: Sequence[Missing] = ()
@@ -112,6 +126,20 @@ class Findings:
     def owed(self) -> Decimal:
         """The amount that all tenants together owe."""
         return sum((bill.total for bill in self.bills), Decimal(0))
+
+
+MOST_BARS = 8
+"""The number of clients in a chart."""
+
+
+def largest(clients: Iterable[Row], measure: str) -> list[Row]:
+    """The first MOST_BARS clients by a measure, without clients that have none of it."""
+    return sorted((row for row in clients if row[measure]), key=lambda row: -row[measure])[:MOST_BARS]
+
+
+def talkers(clients: Sequence[Row]) -> list[Row]:
+    """The clients that are in one of the charts; each as often as it is in one."""
+    return [row for measure in MEASURES for row in largest(clients, measure)]
 
 
 def whole_days(days: Sequence[Row], begin_ms: int, end_ms: int) -> list[Row]:
@@ -147,11 +175,13 @@ WIDTHS_MS = (
     28 * DAY_MS,
 )
 MOST_STEPS = 200
+SMALL_STEPS = 60
+"""The same of a course of one client or quota."""
 
 
-def width_for(begin_ms: int, end_ms: int) -> int:
-    """The length of a step of the timeline that gives about MOST_STEPS steps at most."""
+def width_for(begin_ms: int, end_ms: int, most_steps: int = MOST_STEPS) -> int:
+    """The length of a step of a timeline that gives about `most_steps` steps at most."""
     return next(
-        (width for width in WIDTHS_MS if (end_ms - begin_ms) / width <= MOST_STEPS),
-        -(-(end_ms - begin_ms) // (MOST_STEPS * DAY_MS)) * DAY_MS,
+        (width for width in WIDTHS_MS if (end_ms - begin_ms) / width <= most_steps),
+        -(-(end_ms - begin_ms) // (most_steps * DAY_MS)) * DAY_MS,
     )

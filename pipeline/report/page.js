@@ -21,3 +21,16 @@ for (const button of document.querySelectorAll("th button")) {
     body.append(...rows, ...last);
   });
 }
+// Commands are copied by a click; where the browser does not allow that, they are selected.
+for (const button of document.querySelectorAll(".copy")) {
+  button.addEventListener("click", async () => {
+    const code = button.parentElement.querySelector("code");
+    getSelection().selectAllChildren(code);
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Selected";
+    }
+  });
+}

@@ -1,7 +1,7 @@
 """The page: one file that loads nothing else, and is safe whatever names clients give themselves."""
 
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from hashlib import sha256
@@ -12,36 +12,53 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from pipeline.report import charts, words
-from pipeline.report.findings import Findings, Row
+from pipeline.report.figures import CLIENT, SENSOR
+from pipeline.report.findings import MOST_BARS, Findings, Row, largest
+from pipeline.report.next_commands import anchor_of, kind_of, next_commands
 from pipeline.report.price_sheet import UNASSIGNED
 from pipeline.report.summary import killed, no_noise, summary, too_few_slices
 from pipeline.report.tables import Column, Table
-from pipeline.report.views import LIMIT_UNITS, MEASURE_NAMES, TYPE_NAMES, named
+from pipeline.report.views import LIMIT_UNITS, MEASURE_NAMES, TYPE_NAMES, muted_share, named, utilisation_in_words
 
-MOST_BARS = 8
+MOST_STRIPS = 12
+MOST_SILENCES = 20
 MOST_UNBROKEN = 24
 """Longer names may be broken into several lines where there is little room."""
 _HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
+class Bar:
+    """A client by one measure: its bar in percent of the full width, and its course as points of a small chart."""
+
+    who: Markup
+    percent: float
+    value: str
+    course: str
+
+
+@dataclass(frozen=True, slots=True)
 class Talkers:
-    """The largest clients by one measure: name, bar in percent of the first one's, value."""
+    """The largest clients by one measure."""
 
     heading: str
-    bars: tuple[tuple[Markup, float, str], ...]
+    bars: tuple[Bar, ...]
 
 
 def page_of(findings: Findings, tables: Sequence[Table], now_ms: int) -> str:
     """The report as HTML. `now_ms` is the time at which it was made, since 1970."""
+    by_name = named(tables)
     script = (_HERE / "page.js").read_text()
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals.update(cell=cell, words=words, strip=charts.strip, quota=_quota_name)
+    environment.globals.update(
+        cell=cell, words=words, strip=charts.strip, quota=_quota_name, in_words=utilisation_in_words
+    )
+
     return environment.get_template("page.html.j2").render(
         found=findings,
-        tables=named(tables),
+        tables=by_name,
         remarks=summary(findings),
         killed=killed(findings.killed) if findings.killed else "",
         now=words.moment(now_ms // 60_000 * 60_000),
@@ -52,6 +69,12 @@ def page_of(findings: Findings, tables: Sequence[Table], now_ms: int) -> str:
         strip_end=charts.strip_end(findings.utilisation),
         bills=_shares_of_the_bill(findings),
         figures=_figures(findings),
+        quota_courses=[_quota_course(findings, row) for row in findings.utilisation[:MOST_STRIPS]],
+        beside_throttled=_beside_throttled(findings, by_name["throttled"].rows),
+        next_commands=next_commands(findings, by_name["throttled"].rows),
+        most_strips=MOST_STRIPS,
+        most_silences=MOST_SILENCES,
+        most_bars=MOST_BARS,
         thin_nodes=too_few_slices(findings),
         no_noise=no_noise(findings),
         style=Markup((_HERE / "page.css").read_text()),
@@ -69,7 +92,7 @@ def _figures(findings: Findings) -> list[tuple[str, str]]:
         (words.size(totals["out_bytes"]), "got by clients"),
         (words.about(totals["requests"]), "requests"),
         (words.duration(totals["handler_us"] / 1_000), "handler time"),
-        (words.duration(totals["throttled_ms"]), "throttled"),
+        (f"{words.count(findings.throttled_clients)} of {words.count(findings.client_count)}", "clients throttled"),
     ]
     if findings.sheet is not None:
         figures.append((words.money(findings.owed, findings.sheet.currency), "charged"))
@@ -88,24 +111,82 @@ def name_of(text: str) -> Markup:
 
 
 def _client(row: Row) -> Markup:
-    if row["user"] and row["client_id"]:
+    if not row["user"]:
+        return _LOGINS
+    if row["client_id"]:
         return Markup("{} <span class=by>{}</span>").format(name_of(row["user"]), name_of(row["client_id"]))
-    return name_of(row["user"] or row["client_id"])
+    return name_of(row["user"])
+
+
+_LOGINS = Markup('<span class="none">logins</span>')
 
 
 def _talkers(findings: Findings) -> list[Talkers]:
-    measures: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-        ("bytes", "By bytes", words.size),
-        ("requests", "By requests", words.about),
-        ("handler_us", "By handler time", lambda us: words.duration(us / 1_000)),
-        ("throttled_ms", "By throttled time", words.duration),
-    )
+    texts: Mapping[str, tuple[str, Callable[[float], str]]] = {
+        "bytes": ("By bytes", words.size),
+        "requests": ("By requests", words.about),
+        "handler_us": ("By handler time", lambda us: words.duration(us / 1_000)),
+    }
     found = []
-    for measure, heading, text in measures:
-        rows = sorted((row for row in findings.clients if row[measure]), key=lambda row: -row[measure])[:MOST_BARS]
-        bars = tuple((_client(row), 100 * row[measure] / rows[0][measure], text(row[measure])) for row in rows)
-        found.append(Talkers(heading, bars))
-    return found
+    for measure, (heading, text) in texts.items():
+        rows = largest(findings.clients, measure)
+        bars = (
+            Bar(
+                _client(row), 100 * row[measure] / rows[0][measure], text(row[measure]), _course(findings, row, measure)
+            )
+            for row in rows
+        )
+        found.append(Talkers(heading, tuple(bars)))
+    return [*found, Talkers(_BY_THROTTLED, tuple(_throttled_bars(findings)))]
+
+
+_BY_THROTTLED = "Throttled, as a share of its time"
+
+
+def _throttled_bars(findings: Findings) -> Iterator[Bar]:
+    """The clients with most throttled time, each by the quota type of which it has most."""
+    largest_of: dict[tuple[str, ...], Row] = {}
+    for row in sorted(findings.throttled, key=lambda row: -row["throttled_ms"]):
+        largest_of.setdefault(tuple(row[name] for name in CLIENT), row)
+    for row in list(largest_of.values())[:MOST_BARS]:
+        share = muted_share(row)
+        value = words.duration(row["throttled_ms"]) if share is None else words.share(share)
+        who = Markup("{} <span class=by>{}</span>").format(_client(row), _quota_name(row["quota_type"]))
+        yield Bar(who, 100 * (share or 0), value, _muted_course(findings, row))
+
+
+def _course(findings: Findings, client: Row, measure: str) -> str:
+    sums: dict[int, float] = {}
+    for row in findings.courses_of_clients:
+        if all(row[name] == client[name] for name in CLIENT):
+            sums[row["at_ms"]] = sums.get(row["at_ms"], 0) + row[measure]
+    return charts.small(sums, findings)
+
+
+def _muted_course(findings: Findings, throttled: Row) -> str:
+    """The share of each step in which a client was throttled by one quota type."""
+    keys = (*CLIENT, "quota_type")
+    shares = {
+        row["at_ms"]: muted_share(row) or 0.0
+        for row in findings.courses_of_clients
+        if all(row[name] == throttled[name] for name in keys)
+    }
+    return charts.small(shares, findings, 1.0)
+
+
+def _quota_course(findings: Findings, quota: Row) -> str:
+    """The highest utilisation of a quota in each step, up to twice the quota."""
+    most = {
+        row["at_ms"]: row["most"]
+        for row in findings.courses_of_quotas
+        if all(row[name] == quota[name] for name in SENSOR)
+    }
+    return charts.small(most, findings, charts.strip_end(findings.utilisation))
+
+
+def _beside_throttled(findings: Findings, rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What stands beside each row of the table of throttled clients: its course, and the place of its commands."""
+    return [(_muted_course(findings, row), anchor_of(kind_of(row.get("rule", "")))) for row in rows]
 
 
 def _outlook(findings: Findings) -> list[tuple[str, str, str, str]]:
@@ -164,8 +245,10 @@ def _text(column: Column, value: Any, row: Row) -> Markup:
         return escape(_quota_name(value))
     if value == "" and column.name not in ("user", "client_id"):
         return Markup("")
-    if value == "" and "rule" in row:
+    if value == "" and "windows_over" in row:
         return Markup('<span class="none">any</span>')
+    if row.get("user") == "" and column.name in ("user", "client_id"):
+        return _LOGINS if column.name == "user" else Markup("")
     return name_of(value)
 
 
@@ -186,6 +269,7 @@ _NUMBERS: Mapping[str, Callable[[Any], str]] = {
     "us": lambda us: words.duration(us / 1_000),
     "number": lambda value: f"{value:,.10g}",
     "share": words.share,
+    "ratio": words.ratio,
     "day": words.day,
     "moment": words.moment,
     "exact": _exact,

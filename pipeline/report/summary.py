@@ -8,7 +8,7 @@ from pipeline.report import words
 from pipeline.report.findings import Findings, KilledProcess, Missing, Row
 from pipeline.report.neighbours import MIN_SLICES
 from pipeline.report.price_sheet import UNASSIGNED
-from pipeline.report.views import TYPE_NAMES
+from pipeline.report.views import TYPE_NAMES, muted_share, utilisation_in_words
 
 MOST_MISSING = 5
 
@@ -48,7 +48,7 @@ def who(row: Row) -> str:
     user, client_id = row.get("user"), row.get("client_id")
     if user and client_id:
         return f"“{words.name(user, 40)}” ({words.name(client_id, 40)})"
-    return f"“{words.name(user or client_id or '', 40)}”" if user or client_id else "clients without a name"
+    return f"“{words.name(user, 40)}”" if user else "logins"
 
 
 def _penalties(findings: Findings) -> Iterator[Remark]:
@@ -137,8 +137,10 @@ def _throttling(findings: Findings) -> Iterator[Remark]:
     worst = max(findings.throttled, key=lambda row: row["throttled_ms"])
     waiting = worst["backlogged_ms"] / worst["throttled_ms"]
     others = words.plural(findings.throttled_clients, "client was", "clients were")
+    share = muted_share(worst)
+    length = words.duration(worst["throttled_ms"]) if share is None else f"{words.share(share)} of its time"
     text = (
-        f"{others} throttled. Most: {who(worst)}, for {words.duration(worst['throttled_ms'])} "
+        f"{others} throttled. Most: {who(worst)}, for {length} "
         f"by its {TYPE_NAMES.get(worst['quota_type'], worst['quota_type'])} quota"
     )
     felt = f", {words.share(waiting)} of it with a request already waiting." if waiting else ", and hardly felt it."
@@ -156,8 +158,8 @@ def _utilisation(findings: Findings) -> Iterator[Remark]:
         f"{_are(exceeded)} exceeded in some window"
     )
     yield Remark(
-        f"{text}; at most {words.share(near['p99'])} in 99 of 100 windows ({words.name(near['rule'])}, "
-        f"{TYPE_NAMES.get(near['quota_type'], near['quota_type'])}).",
+        f"{text}. Most used: {words.name(near['rule'])}, {TYPE_NAMES.get(near['quota_type'], near['quota_type'])}: "
+        f"{utilisation_in_words(near, findings.window_ms)}",
         "warning" if exceeded else "good",
         "utilisation",
     )

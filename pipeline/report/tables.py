@@ -20,12 +20,15 @@ KINDS: Mapping[str, pa.DataType] = {
     "us": pa.int64(),
     "number": pa.float64(),
     "share": pa.float64(),
+    "ratio": pa.float64(),
     "day": pa.date32(),
     "moment": pa.timestamp("ms", tz="UTC"),
     "exact": pa.decimal128(38, 12),
     "money": pa.decimal128(38, MOST_PLACES),
 }
-"""The type of a column's values. A share is a fraction, shown as percent on the page; a moment is in ms since 1970."""
+"""The type of a column's values. A share is a fraction, shown as percent on the page; a ratio is a number of
+things for each other thing; a moment is in ms since 1970.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,8 @@ class Column:
     heading: str
     kind: str = "count"
     unit: str = ""
-    wide: bool = False
-    """Not shown in a narrow window, as on a telephone."""
+    in_files: bool = False
+    """Only in CSV and Parquet, not on the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,23 @@ class Table:
     columns: tuple[Column, ...]
     rows: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     note: str = ""
+    of: int | None = None
+    """The number of rows that there are, if the table may have only the first of them."""
+
+    @property
+    def on_page(self) -> list[Column]:
+        """The columns that the page shows: the virtual cluster only if there are several."""
+        clusters = {row.get("virtual_cluster") for row in self.rows if not row.get("rest")}
+        return [
+            column
+            for column in self.columns
+            if not column.in_files and (column.name != "virtual_cluster" or len(clusters) > 1)
+        ]
+
+    @property
+    def shown(self) -> int:
+        """The number of rows without the sums."""
+        return sum(not row.get("rest") for row in self.rows)
 
     def values(self, column: Column) -> list[Any]:
         """The values of a column, from the first row to the last."""
@@ -134,4 +154,5 @@ _CELLS: Mapping[str, Callable[[Any], str]] = {
     "day": _day_cell,
     "number": repr,
     "share": repr,
+    "ratio": repr,
 }

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Context, Decimal
 from typing import Any
 
+from pipeline.report import words
+from pipeline.report.figures import CLIENT
 from pipeline.report.findings import Findings, Row, whole_days
 from pipeline.report.price_sheet import UNITS
 from pipeline.report.tables import Column, Table
@@ -31,19 +33,19 @@ PRICED: Mapping[str, tuple[str, str]] = {
 }
 MEASURE_NAMES: Mapping[str, str] = {"bytes": "bytes", "requests": "requests", "handler_us": "handler time"}
 
-CLUSTER = Column("virtual_cluster", "Virtual cluster", "text", wide=True)
+CLUSTER = Column("virtual_cluster", "Virtual cluster", "text")
 USER = Column("user", "User", "text")
 CLIENT_ID = Column("client_id", "Client-id", "text")
 _USE = (
     Column("bytes", "Bytes", "bytes"),
     Column("share", "Of all bytes", "share"),
-    Column("in_bytes", "Sent", "bytes", wide=True),
-    Column("out_bytes", "Got", "bytes", wide=True),
+    Column("in_bytes", "Sent", "bytes"),
+    Column("out_bytes", "Got", "bytes"),
     Column("requests", "Requests"),
     Column("handler_us", "Handler time", "us"),
-    Column("mutations", "Mutations", "number", "partitions", wide=True),
-    Column("throttles", "Throttles", wide=True),
-    Column("throttled_ms", "Throttled", "ms"),
+    Column("mutations", "Mutations", "number", "partitions"),
+    Column("throttles", "Throttles"),
+    Column("throttled_ms", "Throttled, all connections", "ms"),
 )
 
 
@@ -51,9 +53,11 @@ def tables_of(findings: Findings) -> list[Table]:
     """Every table, in the order of the page; tables that need a price sheet only if there is one."""
     tables = [
         _totals(findings),
-        _talkers("clients", "Clients", findings.clients, (CLUSTER, USER, CLIENT_ID), findings),
-        _talkers("users", "Users", findings.users, (CLUSTER, USER), findings),
-        _talkers("client_ids", "Client-ids", findings.client_ids, (CLUSTER, CLIENT_ID), findings),
+        _talkers("clients", "Clients", findings.clients, (CLUSTER, USER, CLIENT_ID), findings, findings.client_count),
+        _talkers("users", "Users", findings.users, (CLUSTER, USER), findings, findings.user_count),
+        _talkers(
+            "client_ids", "Client-ids", findings.client_ids, (CLUSTER, CLIENT_ID), findings, findings.client_id_count
+        ),
         _utilisation(findings),
         _throttled(findings),
         _shadows(findings),
@@ -83,7 +87,9 @@ def _use_of(row: Row, findings: Findings) -> dict[str, Any]:
     }
 
 
-def _talkers(name: str, title: str, rows: Sequence[Row], keys: tuple[Column, ...], findings: Findings) -> Table:
+def _talkers(
+    name: str, title: str, rows: Sequence[Row], keys: tuple[Column, ...], findings: Findings, count: int
+) -> Table:
     """The largest clients by a measure; one last row has all others, so that the sums are of everything."""
     note = "First by bytes, requests, handler time or throttled time; what is left is in the last row."
     ordered = sorted(rows, key=lambda row: (-row["bytes"], *(row[key.name] for key in keys)))
@@ -92,21 +98,21 @@ def _talkers(name: str, title: str, rows: Sequence[Row], keys: tuple[Column, ...
     rest = {name: findings.totals.get(name, 0) - sum(row[name] for row in rows) for name in sums}
     if any(rest.values()):
         shown.append(_use_of({**dict.fromkeys(key.name for key in keys), **rest, "rest": True}, findings))
-    return Table(name, title, (*keys, *_USE), shown, note)
+    return Table(name, title, (*keys, *_USE), shown, note, count)
 
 
 def _totals(findings: Findings) -> Table:
     columns = (
         Column("quota_type", "Quota type", "text"),
-        Column("records", "Records", wide=True),
+        Column("records", "Records"),
         Column("in_bytes", "Sent", "bytes"),
         Column("out_bytes", "Got", "bytes"),
-        Column("unsent_bytes", "Of it lost", "bytes", wide=True),
+        Column("unsent_bytes", "Of it lost", "bytes"),
         Column("requests", "Requests"),
         Column("handler_us", "Handler time", "us"),
-        Column("mutations", "Mutations", "number", "partitions", wide=True),
+        Column("mutations", "Mutations", "number", "partitions"),
         Column("throttles", "Throttles"),
-        Column("throttled_ms", "Throttled", "ms"),
+        Column("throttled_ms", "Throttled, all connections", "ms"),
         Column("backlogged_ms", "Of it waiting", "ms"),
     )
     rows = [_use_of(row, findings) for row in findings.by_type]
@@ -131,8 +137,8 @@ def _bills(findings: Findings) -> Table:
         columns.append(Column(f"amount_{unit}", f"{heading[:1].upper()}{heading[1:]}", "money", sheet.currency))
     columns.append(Column("total", "Total", "money", sheet.currency))
     for unit, (heading, of) in PRICED.items():
-        columns.append(Column(f"used_{unit}", f"Used: {heading}", "exact", of, wide=True))
-        columns.append(Column(f"charged_{unit}", f"Charged: {heading}", "exact", of, wide=True))
+        columns.append(Column(f"used_{unit}", f"Used: {heading}", "exact", of))
+        columns.append(Column(f"charged_{unit}", f"Charged: {heading}", "exact", of))
     rows: list[dict[str, Any]] = []
     for bill in findings.bills:
         row: dict[str, Any] = {"month": bill.month, "tenant": bill.tenant, "total": bill.total}
@@ -162,7 +168,8 @@ def _sum_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def _unassigned(findings: Findings) -> Table:
     rows = [_use_of(row, findings) for row in findings.unassigned]
     rows.sort(key=lambda row: -row["bytes"])
-    return Table("unassigned", "Clients without a tenant", (CLUSTER, USER, CLIENT_ID, *_USE), rows)
+    columns = (CLUSTER, USER, CLIENT_ID, *_USE)
+    return Table("unassigned", "Clients without a tenant", columns, rows, of=findings.unassigned_count)
 
 
 def _utilisation(findings: Findings) -> Table:
@@ -170,22 +177,51 @@ def _utilisation(findings: Findings) -> Table:
         CLUSTER,
         Column("quota_type", "Quota type", "text"),
         Column("rule", "Quota of", "text"),
-        Column("user", "User", "text", wide=True),
-        Column("client_id", "Client-id", "text", wide=True),
-        Column("ip", "Address", "text", wide=True),
+        Column("user", "User", "text"),
+        Column("client_id", "Client-id", "text"),
+        Column("ip", "Address", "text"),
         Column("limit", "Limit", "number", "by type, per s"),
-        Column("windows", "Windows", wide=True),
+        Column("windows", "Windows"),
         Column("p50", "p50", "share"),
         Column("p95", "p95", "share"),
         Column("p99", "p99", "share"),
         Column("most", "Most", "share"),
-        Column("most_node_id", "At node", "number", wide=True),
+        Column("most_node_id", "At node", "number"),
         Column("peak", "Peak second", "share"),
         Column("over", "Windows over it", "share"),
+        Column("words", "In words", "text", in_files=True),
     )
-    rows = [{**row, "over": row["windows_over"] / row["windows"]} for row in findings.utilisation]
-    note = f"The {len(rows)} with the highest p99 of {findings.quotas_in_use}."
-    return Table("utilisation", "Utilisation of quotas", columns, rows, note)
+    rows = [
+        {**row, "over": row["windows_over"] / row["windows"], "words": utilisation_in_words(row, findings.window_ms)}
+        for row in findings.utilisation
+    ]
+    note = "Those with the highest p99."
+    return Table("utilisation", "Utilisation of quotas", columns, rows, note, findings.quotas_in_use)
+
+
+SPARE_S = 10
+"""The time whose quota can be used at once after a pause: Kafka measures over 11 samples of 1 s by default, the last of
+them still open.
+"""
+
+
+def utilisation_in_words(row: Row, window_ms: int) -> str:
+    """What the percentiles of a quota's utilisation mean, in windows of this length."""
+    p99, most = row["p99"], row["most"]
+    allowed = 1 + SPARE_S * 1_000 / max(window_ms, 1)
+    length = words.duration(window_ms)
+    if p99 > allowed:
+        return (
+            f"p99 {words.share(p99)}: more than bursts allow. One request may exceed the quota by any size and its "
+            f"client waits after that, or the quota was changed."
+        )
+    if p99 > 1:
+        return f"p99 {words.share(p99)}: bursts of ten seconds allow it, up to {words.share(allowed)} in {length}."
+    if most > 1:
+        return (
+            f"Above the quota in {words.share(row['windows_over'] / row['windows'])} of its windows of {length} only."
+        )
+    return f"Never above the quota: at most {words.share(most)} of it."
 
 
 def _throttled(findings: Findings) -> Table:
@@ -194,22 +230,63 @@ def _throttled(findings: Findings) -> Table:
         USER,
         CLIENT_ID,
         Column("quota_type", "Quota type", "text"),
-        Column("throttled_ms", "Throttled", "ms"),
+        Column("rule", "Quota of", "text"),
+        Column("limit", "Limit", "number", "by type, per s"),
+        Column("muted_share", "Throttled, of its time", "share"),
         Column("backlogged_share", "Of it waiting", "share"),
-        Column("throttles", "Throttles", wide=True),
-        Column("time_share", "Of its windows", "share"),
-        Column("request_share", "Of its requests", "share"),
+        Column("throttles_per_request", "Throttles per request", "ratio"),
+        Column("time_share", "Of its windows", "share", in_files=True),
+        Column("throttles", "Throttles", in_files=True),
+        Column("throttled_ms", "Throttled, all connections", "ms", in_files=True),
     )
+    quotas, requests = quotas_of(findings), _requests_of(findings)
     rows = [
         {
             **row,
+            **quotas.get(_client_and_type(row), {}),
+            "muted_share": muted_share(row),
             "backlogged_share": _part(row["backlogged_ms"], row["throttled_ms"]),
             "time_share": _part(row["throttled_window_ms"], row["window_ms"]),
-            "request_share": _part(row["throttles"], row["all_requests"]),
+            "throttles_per_request": _part(row["throttles"], requests.get(_client(row), 0)),
         }
         for row in sorted(findings.throttled, key=lambda row: -row["throttled_ms"])
     ]
-    return Table("throttled", "Throttled clients", columns, rows)
+    return Table("throttled", "Throttled clients", columns, rows, of=findings.throttled_count)
+
+
+def muted_share(row: Row) -> float | None:
+    """The part of its time in which a client was throttled; None if its records are too old to have it.
+
+    Its time are the windows in which it used anything of this type, at each node. The last mute may end after them.
+    """
+    if not row["muted_ms"] and row["throttled_ms"]:
+        return None
+    return min(row["muted_ms"] / row["window_ms"], 1.0) if row["window_ms"] else None
+
+
+def quotas_of(findings: Findings) -> dict[tuple[str, ...], dict[str, Any]]:
+    """The rule and the limit that throttled last, by client and quota type."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in sorted(findings.courses_of_clients, key=lambda row: row["at_ms"]):
+        if row["rule"]:
+            found[_client_and_type(row)] = {"rule": row["rule"], "limit": row["limit"]}
+    return found
+
+
+def _requests_of(findings: Findings) -> dict[tuple[str, ...], int]:
+    """The requests of each client that has a course, of all types."""
+    found: dict[tuple[str, ...], int] = {}
+    for row in findings.courses_of_clients:
+        found[_client(row)] = found.get(_client(row), 0) + row["requests"]
+    return found
+
+
+def _client(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in CLIENT)
+
+
+def _client_and_type(row: Row) -> tuple[str, ...]:
+    return (*_client(row), row["quota_type"])
 
 
 def _part(some: float, everything: float) -> float | None:
@@ -225,11 +302,11 @@ def _shadows(findings: Findings) -> Table:
         Column("shadow_rule", "Shadow quota of", "text"),
         Column("shadow_limit", "Its limit", "number", "by type, per s"),
         Column("shadow_throttled_ms", "Throttle time", "ms"),
-        Column("shadow_throttles", "Throttles", wide=True),
+        Column("shadow_throttles", "Throttles"),
         Column("window_share", "Of its windows", "share"),
     )
     rows = [{**row, "window_share": _part(row["shadow_windows"], row["windows"])} for row in findings.shadows]
-    return Table("shadows", "Clients that shadow quotas would throttle", columns, rows)
+    return Table("shadows", "Clients that shadow quotas would throttle", columns, rows, of=findings.shadow_rows)
 
 
 def _episodes(findings: Findings) -> Table:
@@ -242,13 +319,13 @@ def _episodes(findings: Findings) -> Table:
         CLIENT_ID,
         Column("share", "Share of the node", "share"),
         Column("usual_share", "Usually", "share"),
-        Column("bytes", "Bytes", "bytes", wide=True),
+        Column("bytes", "Bytes", "bytes"),
         Column("others_throttled", "Others throttled", "count", "clients"),
         Column("others_throttled_ms", "By", "ms"),
         Column("others_bytes_of_usual", "Others' bytes of before", "share"),
     )
     rows = [{**row, "length_ms": row["end_ms"] - row["begin_ms"]} for row in findings.episodes]
-    return Table("noisy_neighbours", "Noisy neighbours", columns, rows)
+    return Table("noisy_neighbours", "Noisy neighbours", columns, rows, of=findings.episode_count)
 
 
 def _timeline(findings: Findings) -> Table:
@@ -256,10 +333,12 @@ def _timeline(findings: Findings) -> Table:
         Column("at_ms", "From", "moment"),
         Column("in_bytes", "Sent", "bytes"),
         Column("out_bytes", "Got", "bytes"),
-        Column("throttled_ms", "Throttled", "ms"),
+        Column("throttled_ms", "Throttled, all connections", "ms"),
         Column("backlogged_ms", "Of it waiting", "ms"),
+        Column("muted_at_once", "Clients throttled at a time", "ratio"),
     )
-    return Table("timeline", "The course of time", columns, findings.timeline)
+    rows = [{**row, "muted_at_once": row["muted_ms"] / findings.width_ms} for row in findings.timeline]
+    return Table("timeline", "The course of time", columns, rows)
 
 
 def _days(findings: Findings) -> Table:
@@ -270,7 +349,7 @@ def _days(findings: Findings) -> Table:
         Column("bytes", "Bytes", "bytes"),
         Column("requests", "Requests"),
         Column("handler_us", "Handler time", "us"),
-        Column("throttled_ms", "Throttled", "ms"),
+        Column("throttled_ms", "Throttled, all connections", "ms"),
         Column("whole", "Whole day", "text"),
     )
     whole = {row["day"] for row in whole_days(findings.days, findings.begin_ms, findings.end_ms)}

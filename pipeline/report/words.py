@@ -53,6 +53,11 @@ def share(fraction: float) -> str:
     return f"{percent:,.0f} %" if abs(percent) >= 9.95 else f"{percent:.1f} %"
 
 
+def ratio(value: float) -> str:
+    """A number of things for each other thing, as `1.27`; a small one that is not 0 is not shown as 0."""
+    return "0" if value == 0 else "<0.001" if value < 0.001 else f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
+
+
 def money(amount: Decimal, currency: str = "") -> str:
     """The amount with all its decimal places."""
     return f"{amount:,f} {currency}".rstrip()

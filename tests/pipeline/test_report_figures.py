@@ -1,14 +1,17 @@
 """What Spark adds up, of records that are made up and few enough to add up by hand."""
 
+import re
 from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 
 from pipeline.jobs import report
+from pipeline.report import figures
 from pipeline.report.figures import utilisation
 from pipeline.report.findings import KilledProcess
 from pipeline.report.price_sheet import price_sheet
+from pipeline.report.views import named, tables_of
 from pipeline.table.accounts import Account, Writer
 from pipeline.table.schemas import schema_of
 from quotas.records.usage_record import UsageRecord
@@ -44,6 +47,12 @@ def by_hand():
     yield record(1, "dark", virtual_cluster="dark", shadow_rule="user=dark", shadow_limit=6.0)
     yield record(0, "calm", virtual_cluster="dark", shadow_rule="user=calm", shadow_limit=6.0)
     yield record(0, "<b>é\u202e", virtual_cluster="dark", in_bytes=2**60, quota_type="request", used=0.0004)
+    for client_id in ("one", "two"):
+        yield record(0, "", virtual_cluster="logins", client_id=client_id, quota_type="request", in_bytes=70)
+    held = {"virtual_cluster": "held", "limit": 100.0, "rule": "user=held"}
+    yield record(0, "held", throttles=5, throttled_ms=40_000, muted_ms=8_000, node_id=1, **held)
+    yield record(1, "held", throttles=1, throttled_ms=4_000, muted_ms=4_000, requests=3, **{**held, "limit": 200.0})
+    yield record(2, "held", **held)
     for at in range(60):
         noisy = at in (30, 31, 32)
         yield record(at, "noisy", in_bytes=9_000_000 if noisy else 1_000)
@@ -81,7 +90,8 @@ def test_sums_are_those_of_the_records(found, everything):
     exact = sum((Fraction(str(one.used)) * 1000 for one in everything if one.quota_type == "request"), Fraction(0))
     assert abs(found.totals["handler_us"] - exact) < 1
     assert found.records == len(everything)
-    assert found.client_count == len({(one.virtual_cluster, one.user, one.client_id) for one in everything})
+    clients = {(one.virtual_cluster, one.user, one.client_id if one.user else "") for one in everything}
+    assert found.client_count == len(clients)
 
 
 def test_the_first_by_each_measure_are_there(found, everything):
@@ -92,6 +102,66 @@ def test_the_first_by_each_measure_are_there(found, everything):
             sums[key] = sums.get(key, 0) + of(one)
         best = sorted(sums.values(), reverse=True)[:5]
         assert sorted((row[measure] for row in found.users), reverse=True)[:5] == best
+
+
+def test_clients_without_a_user_are_logins_in_one_row(spark, found, everything):
+    assert found.client_id_count == len({(one.virtual_cluster, one.client_id) for one in everything})
+    names = schema_of(UsageRecord).names
+    rows = [tuple(getattr(one, name) for name in names) for one in everything if one.virtual_cluster == "logins"]
+    alone = report.find(
+        spark.createDataFrame(rows, schema_of(UsageRecord)), report.Steps(7), table="t", top_n=5,
+        sheet=price_sheet(SHEET),
+    )  # fmt: skip
+    assert [(row["user"], row["client_id"], row["in_bytes"]) for row in alone.clients] == [("", "", 140)]
+    assert [row["in_bytes"] for row in alone.unassigned] == [140]
+    assert [row["client_id"] for row in alone.client_ids] == ["one", "two"], "these are of client-ids"
+    assert {(row["user"], row["client_id"]) for row in alone.courses_of_clients} == {("", "")}
+
+
+def test_every_cut_list_has_the_number_of_all(found, everything):
+    clients = {(one.virtual_cluster, one.user, one.client_id) for one in everything if one.throttled_ms}
+    types = {(one.virtual_cluster, one.user, one.client_id, one.quota_type) for one in everything if one.throttled_ms}
+    assert (found.throttled_clients, found.throttled_count) == (len(clients), len(types))
+    assert len(found.throttled) == 5
+    assert found.user_count == len({(one.virtual_cluster, one.user) for one in everything})
+    assert (found.shadow_rows, len(found.unassigned)) == (1, 5)
+    assert found.unassigned_count > 5
+
+
+def test_the_course_of_a_client_has_its_sums_and_its_quota(spark, everything):
+    names = schema_of(UsageRecord).names
+    rows = [tuple(getattr(one, name) for name in names) for one in everything if one.virtual_cluster == "held"]
+    held = report.find(spark.createDataFrame(rows, schema_of(UsageRecord)), report.Steps(7), table="t", top_n=5)
+    course = sorted(held.courses_of_clients, key=lambda row: row["at_ms"])
+    assert [row["at_ms"] - MONDAY_MS for row in course] == [0, 10_000, 20_000]
+    assert [(row["muted_ms"], row["throttled_ms"], row["bytes"]) for row in course] == [
+        (8_000, 40_000, 1_000), (4_000, 4_000, 1_000), (0, 0, 1_000),
+    ]  # fmt: skip
+    [row] = named(tables_of(held))["throttled"].rows
+    assert (row["rule"], row["limit"]) == ("user=held", 200.0), "the last that throttled"
+    assert row["muted_share"] == pytest.approx(12 / 30)
+    assert row["throttles_per_request"] == pytest.approx(6 / 5)
+
+
+def test_the_course_of_a_quota_is_that_of_its_highest_windows(found):
+    at = {row["at_ms"]: row["most"] for row in found.courses_of_quotas if row["rule"] == "user=it"}
+    assert max(at.values()) == pytest.approx(130)
+    assert {row["rule"] for row in found.courses_of_quotas} == {row["rule"] for row in found.utilisation}
+
+
+def test_no_step_of_the_sums_has_all_rows_in_one_task(spark, everything):
+    names = schema_of(UsageRecord).names
+    rows = [tuple(getattr(one, name) for name in names) for one in everything[-200:]]
+    usage = spark.createDataFrame(rows, schema_of(UsageRecord))
+    levels = figures.by_levels(figures.daily(usage))
+    plans = [
+        frame._jdf.queryExecution().executedPlan().toString()
+        for frame in (figures.ranked(levels, 5), figures.counted(levels), figures.utilisation(usage),
+                      figures.hurt_by_shadows(usage))
+    ]  # fmt: skip
+    assert plans[0].count("WindowGroupLimit") == 2
+    assert re.search(r"row_number\(\), 5, Partial", plans[0]), "each task limits its rows before they are shuffled"
+    assert not [plan for plan in plans[1:] if "Window" in plan or "SinglePartition" in plan]
 
 
 def test_a_shared_quota_is_used_by_all_who_share_it(found):

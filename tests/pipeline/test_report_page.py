@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shlex
 from datetime import date, timedelta
 from decimal import Decimal
 from html.parser import HTMLParser
@@ -9,14 +10,17 @@ from html.parser import HTMLParser
 import pytest
 
 from pipeline.report import words
+from pipeline.report.charts import small
 from pipeline.report.findings import Findings, KilledProcess, Missing, silences, whole_days, width_for
 from pipeline.report.forecast import forecast
+from pipeline.report.next_commands import kind_of, next_commands
 from pipeline.report.page import page_of
 from pipeline.report.price_sheet import PriceSheet
 from pipeline.report.summary import summary
 from pipeline.report.tables import Column, Table, arrow_of, csv_of
-from pipeline.report.views import tables_of
+from pipeline.report.views import muted_share, tables_of, utilisation_in_words
 from pipeline.spark.day import DAY_MS
+from proxy.cli.main import usage
 from quotas.records.usage_record import UsageRecord
 from tests.pipeline import story
 from tests.pipeline.spools import MONDAY_MS
@@ -35,7 +39,7 @@ HOSTILE = [
 
 def use(number=1, **values):
     names = ("in_bytes", "out_bytes", "requests", "handler_us", "milli_mutations", "throttles", "throttled_ms",
-             "backlogged_ms", "shadow_throttles", "shadow_throttled_ms", "unsent_bytes", "window_ms",
+             "backlogged_ms", "muted_ms", "shadow_throttles", "shadow_throttled_ms", "unsent_bytes", "window_ms",
              "throttled_window_ms", "records")  # fmt: skip
     sums = dict.fromkeys(names, number)
     return {**sums, "bytes": 2 * number, "virtual_cluster": "main", **values}
@@ -55,7 +59,7 @@ def findings(**values):
         "clients": clients,
         "users": clients,
         "client_ids": clients,
-        "throttled": [{**row, "quota_type": "produce", "all_requests": 20} for row in clients],
+        "throttled": [{**row, "quota_type": "produce", } for row in clients],
         "throttled_clients": 8,
         "width_ms": 60_000,
         "timeline": [use(5, at_ms=MONDAY_MS + i * 60_000) for i in range(60)],
@@ -249,6 +253,10 @@ def test_every_table_has_its_types_in_parquet():
         ),
         (words.share(0.0001), "<0.1 %"),
         (words.share(0), "0 %"),
+        (words.ratio(0), "0"),
+        (words.ratio(0.0001), "<0.001"),
+        (words.ratio(1.2712), "1.27"),
+        (words.ratio(1234.5), "1,234"),
         (words.share(12.5), "1,250 %"),
         (words.about(1_250_000), "1.25 million"),
         (words.money(Decimal("1234.50"), "EUR"), "1,234.50 EUR"),
@@ -259,6 +267,89 @@ def test_every_table_has_its_types_in_parquet():
 )
 def test_words(reported, expected):
     assert reported == expected
+
+
+@pytest.mark.parametrize(
+    ("p99", "most", "window_ms", "expected"),
+    [
+        (1.65, 1.9, 10_000, "p99 165 %: bursts of ten seconds allow it, up to 200 % in 10 s."),
+        (1.65, 1.9, 60_000, "p99 165 %: more than bursts allow. One request may exceed the quota by any size"),
+        (0.9, 1.2, 10_000, "Above the quota in 2.0 % of its windows of 10 s only."),
+        (0.9, 0.95, 10_000, "Never above the quota: at most 95 % of it."),
+    ],
+)
+def test_utilisation_in_words(p99, most, window_ms, expected):
+    row = {"p99": p99, "most": most, "windows": 100, "windows_over": 2}
+    assert utilisation_in_words(row, window_ms).startswith(expected)
+
+
+def test_throttled_time_is_a_share_and_throttles_are_a_ratio():
+    held = use(1, user="etl", client_id="job", quota_type="fetch", throttles=127, throttled_ms=50_000,
+               muted_ms=8_000, window_ms=20_000, backlogged_ms=0)  # fmt: skip
+    course = {**held, "at_ms": MONDAY_MS, "requests": 100, "rule": "user=etl", "limit": 5.0}
+    made = findings(throttled=[held], throttled_clients=1, courses_of_clients=[course])
+    texts = read(page(made)).texts
+    assert "1.27" in texts
+    assert "127\xa0%" not in "".join(texts)
+    assert (
+        "1 client was throttled. Most: “etl” (job), for 40 % of its time by its fetch quota, and hardly felt it."
+        in [remark.text for remark in summary(made)]
+    )
+    old = {**held, "muted_ms": 0}
+    assert muted_share(old) is None
+    assert muted_share({**held, "muted_ms": 30_000}) == 1, "the last mute may end after the last window"
+    assert "for 50 s by its" in "".join(one.text for one in summary(findings(throttled=[old], throttled_clients=1)))
+
+
+def test_tables_that_are_cut_say_of_how_many_rows_they_are():
+    text = " ".join(" ".join(read(page(findings(client_count=1_234, throttled_count=9))).texts).split())
+    assert "Clients 8 of 1,234" in text
+    assert "Throttled clients 8 of 9" in text
+    whole = " ".join(" ".join(read(page(findings(client_count=8, throttled_count=8))).texts).split())
+    assert "Throttled clients 8 of 8" not in whole
+
+
+@pytest.mark.parametrize(
+    ("rule", "by"),
+    [
+        ("user=etl", "user"),
+        ("user=<default>", "user"),
+        ("client-id=etl", "client-id"),
+        ("user=etl, client-id=<default>", "user+client-id"),
+        ("user='etl, client-id='", "user"),
+    ],
+)
+def test_the_next_commands_are_for_the_kind_of_entity_that_the_quota_is_set_on(rule, by):
+    assert kind_of(rule) == by
+
+
+def test_commands_can_be_typed_as_they_are():
+    made = findings(
+        table="/srv/my table; rm -rf $HOME", since_ms=MONDAY_MS, until_ms=MONDAY_MS + 7_200_500, window_ms=10_000
+    )
+    rows = [{"rule": "user=a", "quota_type": "fetch"}, {"rule": "user=b", "quota_type": "produce"}]
+    [found] = next_commands(made, rows)
+    for command in (found.recommend, found.simulate):
+        program, group, job, *arguments = shlex.split(command)
+        assert (program, group) == ("kafka-throttle", "usage")
+        with usage.commands[job].make_context(job, arguments) as context:
+            assert context.params["table"] == made.table
+            assert (context.params["since_ms"], context.params["until_ms"]) == (MONDAY_MS, MONDAY_MS + 7_200_500)
+    assert shlex.split(found.recommend)[-6:] == [
+        "--types", "produce,fetch", "--least-days", "1", "--least-windows", "3",
+    ]  # fmt: skip
+    assert "--candidate advice-by-user/quotas.yaml" in found.simulate
+    assert f'id="{found.anchor}"' in page(findings())
+
+
+def test_a_small_chart_has_a_step_for_each_width_and_none_for_missing_values():
+    made = Findings(table="t", top_n=5, begin_ms=MONDAY_MS, end_ms=MONDAY_MS + 40_000, course_width_ms=10_000)
+    points = small({MONDAY_MS: 1.0, MONDAY_MS + 20_000: 4.0}, made)
+    edge = [tuple(map(float, point.split(","))) for point in points.split()]
+    assert edge == [(0, 100), (0, 75), (250, 75), (250, 100), (500, 100), (500, 0), (750, 0), (750, 100), (1000, 100),
+                    (1000, 100)]  # fmt: skip
+    assert small({}, made) == ""
+    assert small({MONDAY_MS: 0.0}, made) == ""
 
 
 def test_days_that_are_there_in_part_are_no_whole_days():
