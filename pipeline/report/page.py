@@ -12,7 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from pipeline.report import charts, words
-from pipeline.report.figures import CLIENT, SENSOR
+from pipeline.report.courses import Courses
+from pipeline.report.figures import CLIENT
 from pipeline.report.findings import MOST_BARS, Findings, Row, largest
 from pipeline.report.next_commands import anchor_of, kind_of, next_commands
 from pipeline.report.price_sheet import UNASSIGNED
@@ -47,7 +48,7 @@ class Talkers:
 
 def page_of(findings: Findings, tables: Sequence[Table], now_ms: int) -> str:
     """The report as HTML. `now_ms` is the time at which it was made, since 1970."""
-    by_name = named(tables)
+    by_name, courses = named(tables), Courses(findings)
     script = (_HERE / "page.js").read_text()
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -62,15 +63,17 @@ def page_of(findings: Findings, tables: Sequence[Table], now_ms: int) -> str:
         remarks=summary(findings),
         killed=killed(findings.killed) if findings.killed else "",
         now=words.moment(now_ms // 60_000 * 60_000),
-        talkers=_talkers(findings),
+        talkers=_talkers(findings, courses),
         course=charts.course(findings),
         fan=charts.fan(findings, "bytes", words.size),
         outlook=_outlook(findings),
         strip_end=charts.strip_end(findings.utilisation),
         bills=_shares_of_the_bill(findings),
         figures=_figures(findings),
-        quota_courses=[_quota_course(findings, row) for row in findings.utilisation[:MOST_STRIPS]],
-        beside_throttled=_beside_throttled(findings, by_name["throttled"].rows),
+        quota_courses=[courses.of_quota(row) for row in findings.utilisation[:MOST_STRIPS]],
+        beside_throttled=[
+            (courses.of_throttled(row), anchor_of(kind_of(row.get("rule", "")))) for row in by_name["throttled"].rows
+        ],
         next_commands=next_commands(findings, by_name["throttled"].rows),
         most_strips=MOST_STRIPS,
         most_silences=MOST_SILENCES,
@@ -121,7 +124,7 @@ def _client(row: Row) -> Markup:
 _LOGINS = Markup('<span class="none">logins</span>')
 
 
-def _talkers(findings: Findings) -> list[Talkers]:
+def _talkers(findings: Findings, courses: Courses) -> list[Talkers]:
     texts: Mapping[str, tuple[str, Callable[[float], str]]] = {
         "bytes": ("By bytes", words.size),
         "requests": ("By requests", words.about),
@@ -132,61 +135,27 @@ def _talkers(findings: Findings) -> list[Talkers]:
         rows = largest(findings.clients, measure)
         bars = (
             Bar(
-                _client(row), 100 * row[measure] / rows[0][measure], text(row[measure]), _course(findings, row, measure)
+                _client(row), 100 * row[measure] / rows[0][measure], text(row[measure]), courses.of_client(row, measure)
             )
             for row in rows
         )
         found.append(Talkers(heading, tuple(bars)))
-    return [*found, Talkers(_BY_THROTTLED, tuple(_throttled_bars(findings)))]
+    return [*found, Talkers(_BY_THROTTLED, tuple(_throttled_bars(findings, courses)))]
 
 
 _BY_THROTTLED = "Throttled, as a share of its time"
 
 
-def _throttled_bars(findings: Findings) -> Iterator[Bar]:
+def _throttled_bars(findings: Findings, courses: Courses) -> Iterator[Bar]:
     """The clients with most throttled time, each by the quota type of which it has most."""
     largest_of: dict[tuple[str, ...], Row] = {}
     for row in sorted(findings.throttled, key=lambda row: -row["throttled_ms"]):
         largest_of.setdefault(tuple(row[name] for name in CLIENT), row)
-    for row in list(largest_of.values())[:MOST_BARS]:
+    for row in sorted(list(largest_of.values())[:MOST_BARS], key=lambda row: -(muted_share(row) or 0)):
         share = muted_share(row)
         value = words.duration(row["throttled_ms"]) if share is None else words.share(share)
         who = Markup("{} <span class=by>{}</span>").format(_client(row), _quota_name(row["quota_type"]))
-        yield Bar(who, 100 * (share or 0), value, _muted_course(findings, row))
-
-
-def _course(findings: Findings, client: Row, measure: str) -> str:
-    sums: dict[int, float] = {}
-    for row in findings.courses_of_clients:
-        if all(row[name] == client[name] for name in CLIENT):
-            sums[row["at_ms"]] = sums.get(row["at_ms"], 0) + row[measure]
-    return charts.small(sums, findings)
-
-
-def _muted_course(findings: Findings, throttled: Row) -> str:
-    """The share of each step in which a client was throttled by one quota type."""
-    keys = (*CLIENT, "quota_type")
-    shares = {
-        row["at_ms"]: muted_share(row) or 0.0
-        for row in findings.courses_of_clients
-        if all(row[name] == throttled[name] for name in keys)
-    }
-    return charts.small(shares, findings, 1.0)
-
-
-def _quota_course(findings: Findings, quota: Row) -> str:
-    """The highest utilisation of a quota in each step, up to twice the quota."""
-    most = {
-        row["at_ms"]: row["most"]
-        for row in findings.courses_of_quotas
-        if all(row[name] == quota[name] for name in SENSOR)
-    }
-    return charts.small(most, findings, charts.strip_end(findings.utilisation))
-
-
-def _beside_throttled(findings: Findings, rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """What stands beside each row of the table of throttled clients: its course, and the place of its commands."""
-    return [(_muted_course(findings, row), anchor_of(kind_of(row.get("rule", "")))) for row in rows]
+        yield Bar(who, 100 * (share or 0), value, courses.of_throttled(row))
 
 
 def _outlook(findings: Findings) -> list[tuple[str, str, str, str]]:
