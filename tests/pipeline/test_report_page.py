@@ -20,7 +20,7 @@ from pipeline.report.summary import summary
 from pipeline.report.tables import Column, Table, arrow_of, csv_of
 from pipeline.report.views import muted_share, tables_of, utilisation_in_words
 from pipeline.spark.day import DAY_MS
-from proxy.cli.main import usage
+from proxy.cli.main import main, usage
 from quotas.records.usage_record import UsageRecord
 from tests.pipeline import story
 from tests.pipeline.spools import MONDAY_MS
@@ -332,7 +332,7 @@ def test_commands_can_be_typed_as_they_are():
     for command in (found.recommend, found.simulate):
         program, group, job, *arguments = shlex.split(command)
         assert (program, group) == ("kafka-throttle", "usage")
-        with usage.commands[job].make_context(job, arguments) as context:
+        with usage.commands[job].make_context(job, arguments, **main.context_settings) as context:
             assert context.params["table"] == made.table
             assert (context.params["since_ms"], context.params["until_ms"]) == (MONDAY_MS, MONDAY_MS + 7_200_500)
     assert shlex.split(found.recommend)[-6:] == [
