@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
@@ -191,13 +192,16 @@ def course_width(span: Row) -> int:
 
 def _courses_of_clients(usage: DataFrame, use: Mapping[str, Any], width_ms: int) -> dict[str, Any]:
     """The courses of the clients that are shown with one."""
-    shown = {tuple(row[name] for name in figures.CLIENT) for row in [*use["throttled"], *talkers(use["clients"])]}
-    rows = figures.courses_of_clients(usage, _these(usage.sparkSession, shown), width_ms)
+    shown = _frame_of(usage.sparkSession, [*use["throttled"], *talkers(use["clients"])], figures.CLIENT)
+    rows = figures.courses_of_clients(usage, shown, width_ms)
     return {"course_width_ms": width_ms, "courses_of_clients": _rows(rows)}
 
 
-def _these(spark: SparkSession, clients: Iterable[tuple[str, ...]]) -> DataFrame:
-    return spark.createDataFrame(sorted(clients), ", ".join(f"{name} string" for name in figures.CLIENT))
+def _frame_of(spark: SparkSession, rows: Iterable[Row], names: tuple[str, ...]) -> DataFrame:
+    """These text columns of some rows, each combination once. From Arrow's table Spark makes it without a job."""
+    distinct = sorted({tuple(row[name] for name in names) for row in rows})
+    columns = {name: pa.array([row[i] for row in distinct], pa.string()) for i, name in enumerate(names)}
+    return spark.createDataFrame(pa.table(columns))
 
 
 def _quotas(usage: DataFrame, top_n: int, width_ms: int, steps: "Steps") -> dict[str, Any]:
@@ -212,8 +216,8 @@ def _quotas(usage: DataFrame, top_n: int, width_ms: int, steps: "Steps") -> dict
         first, [covered, hurt_rows, clients] = _first(
             shadows, most, top_n, F.count(F.lit(1)), F.count_if(hurt), hurt_clients
         )
-        chosen = quotas.orderBy(*p99).limit(top_n)
-        courses = _rows(figures.courses_of_quotas(usage, chosen, width_ms)) if used else []
+    chosen = _frame_of(usage.sparkSession, used, figures.SENSOR)
+    courses = _rows(figures.courses_of_quotas(usage, chosen, width_ms)) if used else []
     return {
         "utilisation": used,
         "quotas_in_use": in_use,

@@ -3,7 +3,8 @@
     python -m tests.bench.report_cost --minutes 4 --runs 3
 
 Makes a table of so many minutes of invented records, then runs the command, each time in a new process as people do.
-Spark's own log of events says when its jobs ran. What a step takes beyond its jobs is the planning of queries, Python,
+Spark's own log of events says when its jobs ran; the machine may be shared, so processor seconds of Java and Python are
+counted, too. What a step takes beyond its jobs is the planning of queries, Python,
 and, in the first step, the start of the JVM.
 """
 
@@ -14,12 +15,14 @@ import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.bench.processes import family_of
 from tests.pipeline.spools import write_many
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +42,7 @@ class Step:
     stages: int = 0
     tasks: int = 0
     jobs_s: float = 0.0
+    cpu_s: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -76,6 +80,7 @@ def run(table: Path, folder: Path) -> list[Step]:
                "--conf", "spark.eventLog.compress=false", "--conf", "spark.eventLog.rolling.enabled=false"]  # fmt: skip
     steps = [Step(IMPORTING, time.time())]
     with subprocess.Popen(list(map(str, command)), cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        threading.Thread(target=watch, args=(process, steps), daemon=True).start()
         assert process.stderr is not None
         for line in process.stderr:
             if found := _STEP.match(line):
@@ -89,6 +94,16 @@ def run(table: Path, folder: Path) -> list[Step]:
     [log] = events.iterdir()
     counted(steps, map(json.loads, log.read_text().splitlines()))
     return steps
+
+
+def watch(process: subprocess.Popen[str], steps: list[Step]) -> None:
+    """Add the processor time that the process and those below it use to the step that has begun, while they run."""
+    before: dict[int, float] = {}
+    while process.poll() is None:
+        now = {number: one.seconds for number, one in family_of(process.pid).items()}
+        steps[-1].cpu_s += sum(used - before.get(number, 0.0) for number, used in now.items())
+        before |= now
+        time.sleep(0.1)
 
 
 def counted(steps: list[Step], events: Iterable[Mapping[str, Any]]) -> None:
@@ -119,12 +134,15 @@ def counted(steps: list[Step], events: Iterable[Mapping[str, Any]]) -> None:
 
 def printed(runs: list[list[Step]]) -> str:
     """The medians as Markdown."""
-    lines = ["| | seconds | of it in jobs | jobs | stages | tasks |", "|---|---|---|---|---|---|"]
-    total = [0.0] * 5
+    lines = [
+        "| | seconds | of it in jobs | processor seconds | jobs | stages | tasks |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    total = [0.0] * 6
     for step in zip(*runs, strict=True):
         values = [
             statistics.median(getattr(one, name) for one in step)
-            for name in ("seconds", "jobs_s", "jobs", "stages", "tasks")
+            for name in ("seconds", "jobs_s", "cpu_s", "jobs", "stages", "tasks")
         ]
         total = [a + b for a, b in zip(total, values, strict=True)]
         lines.append(_line(step[0].name, values))
@@ -132,8 +150,8 @@ def printed(runs: list[list[Step]]) -> str:
 
 
 def _line(name: str, values: list[float]) -> str:
-    seconds, jobs_s, *counts = values
-    return f"| {name} | {seconds:.1f} | {jobs_s:.1f} | {' | '.join(f'{count:.0f}' for count in counts)} |"
+    seconds, jobs_s, cpu_s, *counts = values
+    return f"| {name} | {seconds:.1f} | {jobs_s:.1f} | {cpu_s:.1f} | {' | '.join(f'{count:.0f}' for count in counts)} |"
 
 
 if __name__ == "__main__":
