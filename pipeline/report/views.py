@@ -211,10 +211,8 @@ def utilisation_in_words(row: Row, window_ms: int) -> str:
     allowed = 1 + SPARE_S * 1_000 / max(window_ms, 1)
     length = words.duration(window_ms)
     if p99 > allowed:
-        return (
-            f"p99 {words.share(p99)}: more than bursts allow. One request may exceed the quota by any size and its "
-            f"client waits after that, or the quota was changed."
-        )
+        most_allowed = f"{words.share(allowed)} in {length}"
+        return f"p99 {words.share(p99)}: more than bursts of ten seconds allow, which is {most_allowed}."
     if p99 > 1:
         return f"p99 {words.share(p99)}: bursts of ten seconds allow it, up to {words.share(allowed)} in {length}."
     if most > 1:

@@ -273,7 +273,7 @@ def test_words(reported, expected):
     ("p99", "most", "window_ms", "expected"),
     [
         (1.65, 1.9, 10_000, "p99 165 %: bursts of ten seconds allow it, up to 200 % in 10 s."),
-        (1.65, 1.9, 60_000, "p99 165 %: more than bursts allow. One request may exceed the quota by any size"),
+        (1.65, 1.9, 60_000, "p99 165 %: more than bursts of ten seconds allow, which is 117 % in 1 min."),
         (0.9, 1.2, 10_000, "Above the quota in 2.0 % of its windows of 10 s only."),
         (0.9, 0.95, 10_000, "Never above the quota: at most 95 % of it."),
     ],
@@ -350,6 +350,12 @@ def test_a_small_chart_has_a_step_for_each_width_and_none_for_missing_values():
                     (1000, 100)]  # fmt: skip
     assert small({}, made) == ""
     assert small({MONDAY_MS: 0.0}, made) == ""
+
+
+def test_records_that_are_too_old_to_tell_clients_from_connections_are_of_connections():
+    old = findings(timeline=[use(5, at_ms=MONDAY_MS + i * 60_000, muted_ms=0, throttled_ms=90_000) for i in range(60)])
+    assert "connections throttled at a time, at most 1.5" in page(old)
+    assert "clients throttled at a time, at most" in page(findings())
 
 
 def test_days_that_are_there_in_part_are_no_whole_days():
