@@ -1,7 +1,6 @@
 """Who is measured by which sensor under a candidate, and that sensor: the proxy's own, alone in a table."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from math import ceil
 from typing import NamedTuple
 
@@ -9,7 +8,6 @@ from pipeline.simulate.candidate import Rules
 from quotas.entities import QuotaType, Scope
 from quotas.limits import UNLIMITED
 from quotas.records.trace import Operation
-from quotas.sensors.rows import Rows
 from quotas.sensors.token_buckets import TokenBuckets
 from quotas.sensors.windowed_rate import Sensors
 
@@ -88,44 +86,23 @@ class Meter:
         if kind is QuotaType.CONTROLLER_MUTATION:
             self._buckets = TokenBuckets(1, rules.bucket_samples, rules.bucket_window_ms, rules.max_throttle_ms)
             self._handle = self._buckets.open(limit, now_ms)
-            self._rows: Rows = self._buckets
             self.use: Callable[[str, float, int], int] = self._spend
         else:
             debt_ms = 0 if kind in _BY_WINDOW else rules.max_debt_ms
             longest_ms = longest_throttle_ms(rules, quota_type)
             self._sensors = Sensors(1, rules.samples, rules.window_ms, longest_ms, debt_ms)
             self._handle = self._sensors.open(limit, now_ms)
-            self._rows = self._sensors
             self.use = self._charge
 
     def pieces(self, value: float) -> int:
         """In how many fetches `value` comes: as none asks for more than the quota ever lets through (max_bytes)."""
         return ceil(value / self._most) if value > self._most else 1
 
-    def saved(self) -> bytes:
-        """As things stand."""
-        return self._rows.copied(self._handle)
-
-    def restore(self, saved: bytes) -> None:
-        """As things stood."""
-        self._rows.overwrite(self._handle, saved)
-
-    def using(self, operation: str) -> Callable[[Iterator[tuple[int, float]]], int]:
-        """`use` for this operation of one after the other, ms and value, up to the first that is throttled: its
-        throttle time, or 0. What is only charged takes a shorter way.
-        """
-        if operation == _CHARGE and self.use == self._charge:
-            return partial(self._sensors.charge_each, self._handle)
-        return partial(self._use_each, operation)
-
     def use_many(self, value: float, count: int, now_ms: int) -> bool:
         """Record `count` requests, `value` in all, if it is plain that none is throttled; else do nothing: False."""
         if self.use != self._charge:
             return False
         return self._sensors.charge_unthrottled(self._handle, value, count, now_ms)
-
-    def _use_each(self, operation: str, uses: Iterator[tuple[int, float]]) -> int:
-        return next((reported_ms for now_ms, value in uses if (reported_ms := self.use(operation, value, now_ms))), 0)
 
     def _charge(self, operation: str, value: float, now_ms: int) -> int:
         sensors, handle = self._sensors, self._handle

@@ -8,7 +8,7 @@ a sensor take turns by time, and at the same ms by the order of their demands.
 from collections import deque
 from collections.abc import Hashable, Iterable
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush, heapreplace
 
 from pipeline.simulate.meter import Meter
@@ -28,10 +28,10 @@ class Demand:
     """One use, or `count` equal ones, of `value` in all.
 
     It comes at `due_ms`, or `lag_ms` after the end of the mute that holds its lane then. A client that would use all
-    it may sends more of the same until `greedy_until_ms`, each `gap_ms` after the end of the one before. What is
-    refused comes again when the mute is over if it `insists`. One that `is_retried` was refused live, and what comes
-    next of its lane is the same again: if it is let through, that is not wanted any more. `client` is whose it is where
-    that is not its lane's.
+    it may sends more of the same until `greedy_until_ms`, each `gap_ms` after the end of the one before, while nothing
+    else of its lane is due. What is refused comes again when the mute is over if it `insists`. One that `is_retried`
+    was refused live, and what comes next of its lane is the same again: if it is let through, that is not wanted any
+    more. After it, or after the mute that it brings, its connection rests for `rest_ms`.
     """
 
     due_ms: int
@@ -43,8 +43,8 @@ class Demand:
     greedy_until_ms: int = 0
     gap_ms: int = GAP_MS
     insists: bool = False
-    client: Hashable = None
     is_retried: bool = False
+    rest_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -153,19 +153,19 @@ class SensorReplay:
 
     def _charge(self, lane: Lane, demand: Demand, now_ms: int) -> None:
         """What `_use` comes to for a plain charge, which nearly all of them are."""
-        client, everybody, value = self._client(lane, demand), self.all, demand.value
+        client, everybody, value = self._client(lane), self.all, demand.value
         client.used += value
         client.requests += 1
         everybody.used += value
         everybody.requests += 1
-        if throttle_ms := self.meter.use(_CHARGE, value, now_ms):
-            self._mute(lane, client, throttle_ms, now_ms)
+        throttle_ms = self.meter.use(_CHARGE, value, now_ms)
+        if throttle_ms or demand.rest_ms:
+            self._mute(lane, client, throttle_ms, now_ms, demand.rest_ms)
 
-    def _client(self, lane: Lane, demand: Demand) -> Throttling:
-        name = lane.client if demand.client is None else demand.client
-        client = self.clients.get(name)
+    def _client(self, lane: Lane) -> Throttling:
+        client = self.clients.get(lane.client)
         if client is None:
-            client = self.clients[name] = Throttling()
+            client = self.clients[lane.client] = Throttling()
         return client
 
     @property
@@ -176,8 +176,9 @@ class SensorReplay:
     def _use(self, lane: Lane, demand: Demand, now_ms: int) -> None:
         if demand.insists and demand.operation == Operation.CHARGE_IF_WITHIN and demand.count == 1:
             demand.count = self.meter.pieces(demand.value)
-        client, value, count = self._client(lane, demand), demand.value, demand.count
-        if count > 1:
+        client, value, count = self._client(lane), demand.value, demand.count
+        is_left = count > 1
+        if is_left:
             if self.meter.use_many(value, count, now_ms):
                 lane.demands.popleft()
                 self._sent(client, value, count)
@@ -194,21 +195,16 @@ class SensorReplay:
         refused = demand.operation in _REFUSES and (throttle_ms > 0 or self.meter.refused)
         if demand.operation not in _NO_REQUEST and not refused:
             self._sent(client, value, 1)
-        if throttle_ms:
-            self._mute(lane, client, throttle_ms, now_ms)
-        if refused and demand.insists:
-            again = Demand(
-                now_ms + (not throttle_ms),
-                value,
-                demand.order,
-                operation=demand.operation,
-                insists=True,
-                client=demand.client,
-            )
-            lane.demands.appendleft(again)
+        if throttle_ms or demand.rest_ms:
+            self._mute(lane, client, throttle_ms, now_ms, demand.rest_ms)
         if demand.is_retried and not refused:
             _skip_retries(lane)
-        if demand.greedy_until_ms and demand.count <= 1:
+        if refused and demand.insists:
+            greedy_until_ms = 0 if is_left else demand.greedy_until_ms
+            due_ms = now_ms + (not throttle_ms)
+            again = replace(demand, due_ms=due_ms, value=value, count=1, lag_ms=0, greedy_until_ms=greedy_until_ms)
+            lane.demands.appendleft(again)
+        elif demand.greedy_until_ms and not is_left:
             self._want_more(lane, demand, value, now_ms)
 
     def _sent(self, client: Throttling, value: float, requests: int) -> None:
@@ -216,14 +212,15 @@ class SensorReplay:
             sums.used += value
             sums.requests += requests
 
-    def _mute(self, lane: Lane, client: Throttling, throttle_ms: int, now_ms: int) -> None:
-        client.add(throttle_ms, now_ms)
-        self.all.add(throttle_ms, now_ms)
-        heapreplace(lane.free, max(lane.free_ms, now_ms + throttle_ms))
+    def _mute(self, lane: Lane, client: Throttling, throttle_ms: int, now_ms: int, rest_ms: int) -> None:
+        if throttle_ms:
+            client.add(throttle_ms, now_ms)
+            self.all.add(throttle_ms, now_ms)
+        heapreplace(lane.free, max(lane.free_ms, now_ms + throttle_ms + rest_ms))
 
     def _want_more(self, lane: Lane, demand: Demand, value: float, now_ms: int) -> None:
         due_ms = max(lane.free_ms, now_ms) + demand.gap_ms
-        if due_ms < demand.greedy_until_ms:
+        if due_ms < demand.greedy_until_ms and not (lane.demands and lane.demands[0].due_ms <= due_ms):
             more = copy(demand)
             more.due_ms, more.value, more.count, more.lag_ms = due_ms, value, 1, 0
             lane.demands.appendleft(more)

@@ -12,9 +12,10 @@ MOST_ROWS = 100_000
 
 _SENSOR_COLUMNS = ["virtual_cluster", "node_id", "quota_type", *PLACE, "new_limit", "new_rule"]
 _WHO = ["sensor_id", "user", "client_id", "ip"]
-_SUMMED = ["recorded_used", "paced_used", "greedy_used", "fit_recorded_ms", "fit_model_ms"]
+_SUMMED = ["recorded_used", "paced_used", "greedy_used"]
 _SUMMED += ["throttles", "throttled_ms", "greedy_throttled_ms", "muted_ms", "windows"]
-_REPLAYED = frozenset({*_SUMMED, "longest_ms"})
+_MOST = ["longest_ms", "sharers"]
+_REPLAYED = frozenset({*_SUMMED, *_MOST})
 """What is null of clients and sensors that no run has."""
 
 
@@ -23,11 +24,12 @@ def of_clients(summary: DataFrame, replayed: DataFrame) -> DataFrame:
 
     What begins with `live_` is recorded. `paced_used` and `greedy_used` are what would have been let through: of
     a client that wants what was seen, and of one that always wants more while it is throttled, null where nothing would
-    bound it.
+    bound it. `shared_by` is how many share the sensor where it was replayed: of more than one, the share of each is
+    held as recorded.
     """
     live = _recorded(_numbered(summary), [*_WHO, *_SENSOR_COLUMNS])
     news = _summed(replayed.where(~F.col("of_sensor")), _WHO)
-    rows = _with_use(live.join(news, _WHO, "left"))
+    rows = _with_use(live.join(news, _WHO, "left")).withColumnRenamed("sharers", "shared_by")
     return _changed(rows.drop("sensor_id"))
 
 
@@ -36,7 +38,7 @@ def of_sensors(summary: DataFrame, replayed: DataFrame) -> DataFrame:
     measured = _numbered(summary.where(F.col("new_limit").isNotNull()))
     live = _recorded(measured, ["sensor_id", *_SENSOR_COLUMNS], shared=True)
     news = _summed(replayed.where("of_sensor"), ["sensor_id"])
-    return _with_use(live.join(news, "sensor_id", "left")).drop("sensor_id")
+    return _with_use(live.join(news, "sensor_id", "left")).drop("sensor_id", "sharers")
 
 
 def _numbered(summary: DataFrame) -> DataFrame:
@@ -58,7 +60,7 @@ def _recorded(rows: DataFrame, keys: list[str], shared: bool = False) -> DataFra
 
 def _summed(replayed: DataFrame, keys: list[str]) -> DataFrame:
     return replayed.groupBy(*keys).agg(
-        *(F.sum(name).alias(name) for name in _SUMMED), F.max("longest_ms").alias("longest_ms")
+        *(F.sum(name).alias(name) for name in _SUMMED), *(F.max(name).alias(name) for name in _MOST)
     )
 
 
@@ -68,30 +70,30 @@ def _with_use(rows: DataFrame) -> DataFrame:
         *(F.coalesce(name, F.lit(0)).alias(name) if name in _REPLAYED else name for name in rows.columns)
     )
     quiet = F.col("live_used") - F.col("recorded_used")
-    fit = F.col("fit_recorded_ms")
     bounded = F.col("new_limit").isNotNull() | (F.col("live_throttles") == 0)
     return (
         rows.withColumn("paced_used", quiet + F.col("paced_used"))
         .withColumn("greedy_used", F.when(bounded, quiet + F.col("greedy_used")))
-        .withColumn("model_share", F.when(fit > 0, F.col("fit_model_ms") / fit))
-        .drop("recorded_used", "fit_recorded_ms", "fit_model_ms")
+        .drop("recorded_used")
     )
 
 
 def _changed(rows: DataFrame) -> DataFrame:
-    before, after = F.col("live_throttled_ms"), F.col("throttled_ms")
+    """With `change`: where what was recorded lies, before, in or after the interval; `freed` if the paced client is."""
+    before, paced, greedy = (F.col(name) for name in ("live_throttled_ms", "throttled_ms", "greedy_throttled_ms"))
     change = (
-        F.when((before == 0) & (after > 0), "hurt")
-        .when((before > 0) & (after == 0), "freed")
-        .when(after > before, "worse")
-        .when(after < before, "eased")
-        .otherwise("same")
+        F.when((before > 0) & (paced == 0), "freed")
+        .when(before > F.greatest(paced, greedy), "eased")
+        .when(before >= F.least(paced, greedy), "same")
+        .when(before == 0, "hurt")
+        .otherwise("worse")
     )
     return rows.withColumn("change", change)
 
 
 def reported(rows: DataFrame) -> list[dict[str, Any]]:
-    """Rows that were throttled, or would be; most throttle time first, MOST_ROWS at most."""
-    concerned = rows.where((F.col("throttled_ms") > 0) | (F.col("live_throttled_ms") > 0))
-    ordered = concerned.orderBy(F.greatest("throttled_ms", "live_throttled_ms").desc()).limit(MOST_ROWS)
+    """Rows that were throttled, or would be, or would be if greedy; most throttle time first, MOST_ROWS at most."""
+    times = [F.col(name) for name in ("throttled_ms", "greedy_throttled_ms", "live_throttled_ms")]
+    concerned = rows.where(F.greatest(*times) > 0)
+    ordered = concerned.orderBy(F.greatest(*times).desc()).limit(MOST_ROWS)
     return [row.asDict() for row in ordered.collect()]

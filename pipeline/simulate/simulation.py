@@ -9,7 +9,7 @@
 5. `replayed`: the runs, which are read once more, each by itself and by the proxy's own arithmetic, on as many cores as
    there are.
 
-A sensor is never cut but between runs, which do not depend on each other: see `record_replay`. Only a run of more than
+A sensor is never cut but between runs, which do not depend on each other: see `backlog`. Only a run of more than
 MOST_REQUESTS is, so that there is a bound for memory.
 """
 
@@ -26,12 +26,11 @@ from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812, as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from pipeline.simulate.backlog import COARSE_GRAIN_S, GRAIN_S, MAX_REQUESTS, Window
 from pipeline.simulate.candidate import Candidate
 from pipeline.simulate.loud_runs import COLUMNS, SHARER, runs_in
 from pipeline.simulate.meter import PERCENT_SECONDS_PER_MS, MeasuredQuota, measured_quota
 from pipeline.simulate.quiet import Most, allowed, memory_of, runs
-from pipeline.simulate.recorded import COARSE_GRAIN_S, GRAIN_S, MAX_REQUESTS, MOST_FOLD, Window
-from pipeline.spark.measured_node import measured_node
 from quotas.client_quotas import WHOLE_CLUSTER
 from quotas.entities import Scope
 
@@ -47,8 +46,8 @@ SENSOR = ["virtual_cluster", "place_node_id", "quota_type", *PLACE]
 `place_node_id` is WHOLE_CLUSTER for a quota over all nodes."""
 
 MOST_REQUESTS = 1_000_000
-"""A run is cut behind so many requests, as `recorded` retells them, which are about 400 MB. What is held there is not
-sent any more."""
+"""A run is cut after so many requests, as `backlog` has them, which are about 400 MB. What waits there is not sent any
+more."""
 _PARTS = 1 << 20
 _PARTITIONS_PER_CORE = 8
 _TOGETHER = 1_000
@@ -98,12 +97,12 @@ REPLAYED = T.StructType(
         T.StructField("greedy_throttled_ms", T.LongType()),
         T.StructField("longest_ms", T.LongType()),
         T.StructField("muted_ms", T.LongType()),
-        T.StructField("fit_recorded_ms", T.DoubleType()),
-        T.StructField("fit_model_ms", T.DoubleType()),
         T.StructField("windows", T.LongType()),
+        T.StructField("sharers", T.LongType()),
     ]
 )
-"""Of one run: for each client, and once for all who share the sensor (`of_sensor`). Use is as records count it."""
+"""Of one run: for each client, and once for all who share the sensor (`of_sensor`). Use is as records count it;
+`sharers` is how many clients at nodes the run has."""
 
 
 def summarised(usage: DataFrame) -> DataFrame:
@@ -315,8 +314,7 @@ def rows_of(usage: DataFrame, summary: DataFrame, sensors: DataFrame) -> DataFra
         # One number is found sooner than seven columns; it is made in the same way as that of a sensor.
         .select("sensor_id", "new_limit", _number_of_client())
     )
-    live = ("limit", "rule", measured_node().alias("live_node_id"))
-    rows = usage.select(*PROCESS_CLIENT, *Window._fields, *live, _number_of_client())
+    rows = usage.select(*PROCESS_CLIENT, *Window._fields, _number_of_client())
     return rows.join(F.broadcast(clients), "of_client", "inner").drop("of_client").withColumn("bucket", _bucket())
 
 
@@ -364,7 +362,7 @@ def runs_of(rows: DataFrame, summary: DataFrame, candidate: Candidate) -> DataFr
         F.sum(F.when(F.col("throttled_ms") > 0, never).otherwise(base)).alias("base"),
         F.sum(slope).alias("slope"),
         F.sum(used).alias("used"),
-        F.sum(_requests_retold(used)).alias("requests"),
+        F.sum(_requests_at_most(used)).alias("requests"),
     )
     kinds = summary.select(sensor_id().alias("sensor_id"), "virtual_cluster", "quota_type").distinct()
     windows = sums.join(F.broadcast(kinds), "sensor_id", "inner")
@@ -398,12 +396,12 @@ def _line_of(used: Column, peak: Column) -> tuple[Column, Column]:
     return base, slope
 
 
-def _requests_retold(used: Column) -> Column:
-    """As how many requests the use of a record is retold, at the most: see `recorded`."""
-    grain_s = F.when(F.col("throttles") > 0, GRAIN_S).otherwise(COARSE_GRAIN_S)
-    grains = used / F.greatest(F.least("new_limit", "limit") * grain_s, F.lit(1e-9))
-    most = F.when(F.col("throttles") > 0, MAX_REQUESTS * (MOST_FOLD + 1)).otherwise(MAX_REQUESTS)
-    return F.least(F.col("requests"), F.ceil(F.least(grains, most.cast("double"))), most) + 1
+def _requests_at_most(used: Column) -> Column:
+    """As how many requests `backlog` has a record, at most."""
+    seconds = _seconds(F.col("end_ms") - F.col("begin_ms"))
+    grain_s = F.when((F.col("throttles") > 0) | (F.col("throttled_ms") > 0), GRAIN_S).otherwise(COARSE_GRAIN_S)
+    grains = used / F.greatest(F.col("new_limit") * grain_s, F.lit(1e-9))
+    return F.ceil(F.least(grains, MAX_REQUESTS * seconds.cast("double"))) + seconds
 
 
 def _as_runs(windows: Group, numbers: NDArray[np.int64]) -> list[tuple[Any, ...]]:

@@ -2,7 +2,7 @@
 
     python -m tests.bench.replay_cost [--only TEXT] [--rounds 5]
 
-Of each kind a run is made as `usage simulate` would find it, retold and replayed as often as given; the least counts,
+Of each kind a run is made as `usage simulate` would find it, replayed as often as given; the least counts,
 which is what others on the machine disturb least. Prints a Markdown table.
 """
 
@@ -13,9 +13,8 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
+from pipeline.simulate.backlog import Window, replay_run
 from pipeline.simulate.candidate import Rules
-from pipeline.simulate.record_replay import explained, replay_run
-from pipeline.simulate.recorded import Window
 from tests.bench.usage_table import BIG_LIMITS, LIMITS, PER_LIMIT, WINDOW_MS, throttled_records
 
 _MINUTES = 10
@@ -27,13 +26,10 @@ RULES = Rules()
 
 
 class Kind(NamedTuple):
-    """The windows of all who share a sensor; the limit that was in force, None where nothing was throttled; and the
-    candidate's.
-    """
+    """The windows of all clients that share a sensor, and the candidate's limit."""
 
     quota_type: str
     clients: dict[Hashable, list[Window]]
-    live: float | None
     limit: float
 
     windows: int
@@ -42,8 +38,7 @@ class Kind(NamedTuple):
     def replay(self) -> None:
         """Once."""
         end_ms = max(windows[-1].end_ms for windows in self.clients.values())
-        reported = explained(self.clients, RULES, self.quota_type, self.live, self.limit)
-        replay_run([reported], RULES, self.quota_type, self.limit, end_ms)
+        replay_run(self.clients, RULES, self.quota_type, self.limit, end_ms)
 
 
 def throttled(quota_type: str, factor: float) -> Kind:
@@ -57,7 +52,7 @@ def throttled(quota_type: str, factor: float) -> Kind:
     beside = [_unthrottled(random, quota_type, 0.0) for _ in range(_LEAD_IN)]
     later = [_unthrottled(random, quota_type, 0.6 * random.random() * limit) for _ in range(_BEHIND - _LEAD_IN)]
     windows = _in_order([*beside, *live, *beside, *later])
-    return Kind(quota_type, {"a": windows}, limit, factor * limit, len(live))
+    return Kind(quota_type, {"a": windows}, factor * limit, len(live))
 
 
 def unthrottled(quota_type: str, clients: int, load: float, limit: float) -> Kind:
@@ -70,7 +65,7 @@ def unthrottled(quota_type: str, clients: int, load: float, limit: float) -> Kin
     def windows() -> list[Window]:
         return _in_order([_unthrottled(random, quota_type, each * (0.5 + random.random())) for _ in range(number)])
 
-    return Kind(quota_type, {name: windows() for name in range(clients)}, None, limit, clients * number)
+    return Kind(quota_type, {name: windows() for name in range(clients)}, limit, clients * number)
 
 
 def _unthrottled(random: Random, quota_type: str, per_s: float) -> Window:

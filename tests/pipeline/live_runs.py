@@ -30,7 +30,7 @@ BEGIN_MS = 5_000_000
 WINDOW_MS = 10_000
 NODE_ID = 1
 CLUSTER = "main"
-PRODUCE, FETCH, REQUEST, CONNECTION = "produce", "fetch", "request", "connection"
+PRODUCE, FETCH, REQUEST, CONNECTION, MUTATION = "produce", "fetch", "request", "connection", "controller_mutation"
 REPORTED = (PRODUCE, FETCH)
 """Types of which profiles tell what was throttled, one by one."""
 
@@ -151,8 +151,8 @@ def live_run(
     delivers: bool = False,
 ) -> LiveRun:
     """What `connections` do in so long under the quotas of `table`: all produce, or all fetch, or all ask, `value` in
-    percent * s, or all connect from the address that is their user. Who is refused, or gets no data as the proxy does
-    not `deliver` what is over quota, does the same again.
+    percent * s, or all connect from the address that is their user, or all create `value` partitions. A client that is
+    refused, or gets no data as the proxy does not `deliver` what is over quota, does the same again.
     """
     random = Random(seed)
     rates = AddressRates(11, 1000, 100)
@@ -173,9 +173,16 @@ def live_run(
         at_ms, i, value = heappop(turns)
         connection = connections[i]
         user, client_id = connection.user, connection.client_id
-        now_ms, operation = BEGIN_MS + at_ms, "charge"
+        now_ms, operation, refused = BEGIN_MS + at_ms, "charge", False
         if quota_type == CONNECTION:
             throttle_ms = rates.measure(user, table.ip_limit(user)[0], False, now_ms)
+            refused = throttle_ms > 0
+        elif quota_type == MUTATION:
+            operation, buckets = "spend" if delivers else "spend_strictly", quota_manager.buckets
+            handle = quota_manager.bind(CLUSTER, NODE_ID, user, client_id, now_ms).mutation
+            spend = buckets.spend_permissively if delivers else buckets.spend_strictly
+            reported_ms = None if handle is None else spend(handle, value, now_ms)
+            throttle_ms, refused = reported_ms or 0, reported_ms is not None and not delivers
         else:
             client_sensors = quota_manager.bind(CLUSTER, NODE_ID, user, client_id, now_ms)
             handle = (
@@ -189,7 +196,7 @@ def live_run(
             if quota_type == FETCH and not delivers:
                 charge, operation = sensors.charge_if_within, "charge_if_within"
             throttle_ms = 0 if handle is None else charge(handle, value, now_ms)
-        refused = (quota_type == CONNECTION or operation == "charge_if_within") and throttle_ms > 0
+            refused = operation == "charge_if_within" and throttle_ms > 0
         events.append(_event(len(events) + 1, now_ms, connection, value, throttle_ms, quota_type, operation))
         window = windows[user, client_id, at_ms // WINDOW_MS]
         got = 0 if refused else value

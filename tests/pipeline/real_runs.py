@@ -5,9 +5,9 @@
 A cluster of one node, the proxy with trace and records switched on, and clients of each quota type: greedy producers
 and consumers, a producer that stays below its quota, one that sends requests as fast as it may, one that makes topics
 as fast as it may, one that connects as fast as it may. Prints two Markdown tables. The first is of the quotas in force:
-throttle times live, how many of them the replay of the trace has otherwise, recorded throttle times, and those by the
-replay of the records. The second is of the doubled quotas: what was used in the second run, and what the replays of the
-first run's trace and records say of that, paced to greedy.
+throttle times live, how many of them the replay of the trace has otherwise, recorded throttle times, and the interval
+by the replay of the records. The second is of the doubled quotas: what was used in the second run, and what the replays
+of the first run's trace and records say of that, paced to greedy.
 """
 
 import argparse
@@ -27,10 +27,9 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from demo.kafka_cluster import KafkaCluster
+from pipeline.simulate.backlog import Replayed, Window, replay_run
 from pipeline.simulate.candidate import Candidate, Rules
 from pipeline.simulate.meter import measured_quota, value_of
-from pipeline.simulate.record_replay import Replayed, explained, replay_run
-from pipeline.simulate.recorded import Window
 from pipeline.simulate.simulated_trace import TracedSensor, simulate_trace
 from pipeline.simulate.traced import Client
 from quotas.entities import Entity, QuotaType
@@ -264,21 +263,16 @@ def of_trace(run: Run, with_quotas: Candidate) -> dict[Key, list[TracedSensor]]:
     return found
 
 
-def of_records(run: Run, key: Key, in_force: Candidate, with_quotas: Candidate) -> list[Replayed]:
+def of_records(run: Run, key: Key, with_quotas: Candidate) -> list[Replayed]:
     """What the replay of the records says of a client, for each node; use is as charged."""
-    rules, was = with_quotas.rules("main"), in_force.rules("main")
+    rules = with_quotas.rules("main")
     assert rules is not None
-    assert was is not None
-    quotas = [measured_quota(one, key[1], "ANONYMOUS", key[0], key[0]) for one in (was, rules)]
-    live_limit, limit = (quota.limit for quota in quotas if quota is not None)
+    quota = measured_quota(rules, key[1], "ANONYMOUS", key[0], key[0])
+    assert quota is not None
     nodes: dict[int, list[Window]] = defaultdict(list)
     for record in sorted(run.records_of(key), key=lambda record: record.begin_ms):
         nodes[record.node_id].append(Window.of(record))
-    found = []
-    for windows in nodes.values():
-        reported = explained({key: windows}, rules, key[1], live_limit, limit)
-        found.append(replay_run([reported], rules, key[1], limit, windows[-1].end_ms))
-    return found
+    return [replay_run({key: windows}, rules, key[1], quota.limit, windows[-1].end_ms) for windows in nodes.values()]
 
 
 def differing(run: Run, sensors: Iterable[TracedSensor]) -> int:
@@ -291,16 +285,24 @@ def differing(run: Run, sensors: Iterable[TracedSensor]) -> int:
 
 @dataclass(frozen=True)
 class Compared:
-    """One client; times in ms, use as charged. Pairs are of the paced and the greedy client under doubled quotas."""
+    """One client; times in ms, use as charged. Pairs are of the paced and the greedy client, and those of use are of
+    doubled quotas.
+    """
 
     throttles: int
     live_ms: int
     differing: int
     recorded_ms: int
-    records_ms: int
+    records_ms: tuple[int, int]
     used: float
     by_trace: tuple[float, float]
     by_records: tuple[float, float]
+
+    @property
+    def outside_ms(self) -> int:
+        """How far the recorded throttle time is outside of the interval that the records give; 0 inside."""
+        low_ms, high_ms = sorted(self.records_ms)
+        return max(low_ms - self.recorded_ms, self.recorded_ms - high_ms, 0)
 
 
 def compared(part: Part, before: Run, after: Run, rate: float, parts: Sequence[Part] = PARTS) -> Compared:
@@ -309,13 +311,13 @@ def compared(part: Part, before: Run, after: Run, rate: float, parts: Sequence[P
     sensors = of_trace(before, same)[key]
     clients = [client for sensor in sensors for client in sensor.live.values()]
     bounds = [sensor.replayed for sensor in of_trace(before, doubled)[key]]
-    replayed = of_records(before, key, same, doubled)
+    replayed, again = of_records(before, key, doubled), of_records(before, key, same)
     return Compared(
         sum(client.throttles for client in clients),
         sum(client.throttled_ms for client in clients),
         differing(before, sensors),
         sum(record.throttled_ms for record in before.records_of(key)),
-        sum(one.sensor.throttled_ms for one in of_records(before, key, same, same)),
+        (sum(one.sensor.throttled_ms for one in again), sum(one.greedy_sensor.throttled_ms for one in again)),
         value_of(key[1], after.used(key)),
         (sum(one[Client.PACED].all.used for one in bounds), sum(one[Client.GREEDY].all.used for one in bounds)),
         (sum(one.sensor.used for one in replayed), sum(one.greedy_sensor.used for one in replayed)),
@@ -325,8 +327,8 @@ def compared(part: Part, before: Run, after: Run, rate: float, parts: Sequence[P
 def tables(before: Run, after: Run, rate: float, parts: Sequence[Part] = PARTS) -> str:
     """Both tables."""
     lines = [
-        "| client | throttles live | throttled live | trace: differing | records: throttled |",
-        "|---|---|---|---|---|",
+        "| client | throttles live | throttled live | trace: differing | recorded | records: paced to greedy |",
+        "|---|---|---|---|---|---|",
     ]
     more = [
         "| client | used, quotas doubled | trace: paced to greedy | records: paced to greedy |",
@@ -334,8 +336,8 @@ def tables(before: Run, after: Run, rate: float, parts: Sequence[Part] = PARTS) 
     ]
     for part in parts:
         one = compared(part, before, after, rate, parts)
-        off = f" ({one.records_ms / one.recorded_ms - 1:+.1%})" if one.recorded_ms else ""
-        recorded = f"{one.recorded_ms / 1000:.1f} s | {one.records_ms / 1000:.1f} s{off}"
+        low_ms, high_ms = sorted(one.records_ms)
+        recorded = f"{one.recorded_ms / 1000:.1f} s | {low_ms / 1000:.1f} to {high_ms / 1000:.1f} s"
         times = f"{one.live_ms / 1000:.1f} s | {one.differing} | {recorded}"
         name = f"{part.client_id} ({part.key[1]})"
         lines.append(f"| {name} | {one.throttles} | {times} |")

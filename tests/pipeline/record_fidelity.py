@@ -1,11 +1,11 @@
-"""How close usage records come to what was lived, by kind of load: simulated live runs, recorded, and replayed.
+"""Whether the interval of a simulation has what a live run has, by kind of load.
 
-    python -m tests.pipeline.record_fidelity [--seconds 600] [--seed 1] [--only TEXT]
+    python -m tests.pipeline.record_fidelity [--seconds 600] [--seed 1] [--factor 1] [--only TEXT]
 
-Each load runs on the proxy's own quota manager and sensors with clients on a virtual clock; then its 10 s records are
-replayed with the quota that was in force, and with a doubled one, and the load itself is run again with a doubled one.
-Prints a Markdown table: throttle times, replayed to live; and what the paced and the greedy client get of the doubled
-quota, as a share of what the load got of it live.
+Each load runs on the proxy's own quota manager and sensors with clients on a virtual clock, and its 10 s records are
+simulated under `factor` times its quota. Then the load itself runs under that quota. Prints a Markdown table: throttle
+times of that run, and of the paced and the greedy client; how far the middle of the two is off; and what both used, as
+a share of what that run used.
 """
 
 import argparse
@@ -14,15 +14,15 @@ from collections.abc import Hashable, Iterator
 from random import Random
 from typing import NamedTuple
 
+from pipeline.simulate.backlog import Window, replay_run
 from pipeline.simulate.candidate import Rules
 from pipeline.simulate.meter import type_of, value_of
-from pipeline.simulate.record_replay import explained, replay_run
-from pipeline.simulate.recorded import Window
 from quotas.entities import DEFAULT, Entity
 from quotas.quota_table import QuotaTable
 from tests.pipeline.live_runs import (
     CONNECTION,
     FETCH,
+    MUTATION,
     PRODUCE,
     REQUEST,
     Connection,
@@ -112,6 +112,12 @@ class Kind(NamedTuple):
     connections: list[Connection]
     quota: float = MB
     quota_type: str = PRODUCE
+    delivers: bool = False
+    """What is over the quota passes, and mutes after that."""
+
+
+def alone_slowly(load: Load) -> list[Connection]:
+    return [Connection("a", "x", load, service_ms=200)]
 
 
 KINDS = {
@@ -172,6 +178,20 @@ KINDS = {
     "120 connections every 20 s, 5/s": Kind(from_one_address(bursty(120, 1, 20_000)), 5.0, CONNECTION),
     "connects, 95 % of 20/s": Kind(from_one_address(steady(19, 1)), 20.0, CONNECTION),
     "connects, 130 % of 20/s": Kind(from_one_address(steady(26, 1)), 20.0, CONNECTION),
+    "mutations, one greedy, 1 partition, 5/s": Kind(alone(greedy(1)), 5.0, MUTATION),
+    "mutations, one greedy, 10 partitions, 2/s": Kind(alone(greedy(10)), 2.0, MUTATION),
+    "mutations, one greedy and slow, 10 partitions, 2/s": Kind(alone_slowly(greedy(10)), 2.0, MUTATION),
+    "mutations, one greedy, 1 to 12 partitions, 2/s": Kind(alone(greedy_sizes(1, 12)), 2.0, MUTATION),
+    "mutations, three greedy, 3 partitions, 2/s": Kind(alone(*[greedy(3)] * 3), 2.0, MUTATION),
+    "mutations, bursts of 60 every 60 s, 2/s": Kind(alone(bursty(60, 3, 60_000)), 2.0, MUTATION),
+    "mutations, open, 80 %": Kind(alone(steady(1.6, 2)), 2.0, MUTATION),
+    "mutations, open, 130 %": Kind(alone(steady(2.6, 2)), 2.0, MUTATION),
+    "shared: mutations, greedy, open, bursty": Kind(
+        several(greedy(3), steady(0.5, 2), bursty(20, 2, 30_000)), 2.0, MUTATION
+    ),
+    "mutations let through, one greedy, 2 partitions": Kind(alone(greedy(2)), 2.0, MUTATION, delivers=True),
+    "mutations let through, one greedy, 1 to 12": Kind(alone(greedy_sizes(1, 12)), 2.0, MUTATION, delivers=True),
+    "mutations let through, bursts of 60 every 60 s": Kind(alone(bursty(60, 3, 60_000)), 2.0, MUTATION, delivers=True),
 }
 
 
@@ -184,52 +204,43 @@ def windows_of(run: LiveRun) -> dict[Hashable, list[Window]]:
 
 
 class Found(NamedTuple):
-    """What came of a load; times in ms, use as charged.
-
-    `worst` is by how much the client is off whose throttle time is most. The last three are of the doubled quota.
-    """
+    """What came of a load: throttle times in ms, use as charged."""
 
     live_ms: int
-    replayed_ms: int
-    worst: float
+    paced_ms: int
+    greedy_ms: int
     live_used: float
     paced_used: float
     greedy_used: float
 
     @property
+    def outside_ms(self) -> int:
+        """How far the live throttle time is outside of the interval; 0 inside."""
+        low_ms, high_ms = sorted((self.paced_ms, self.greedy_ms))
+        return max(low_ms - self.live_ms, self.live_ms - high_ms, 0)
+
+    @property
     def off(self) -> float:
-        """Of all clients together: 0.01 is 1 % too much."""
-        return self.replayed_ms / self.live_ms - 1 if self.live_ms else 0.0
+        """How far the middle of the interval is off: 0.01 is 1 % too much."""
+        return (self.paced_ms + self.greedy_ms) / 2 / self.live_ms - 1 if self.live_ms else 0.0
 
 
-def live_and_replayed_ms(kind: Kind, seconds: int, seed: int = 1) -> tuple[int, int]:
-    """Throttle times in all, live and replayed with the quota in force."""
-    clients = windows_of(_live(kind, 1, seconds, seed))
-    reported = explained(clients, RULES, kind.quota_type, kind.quota, kind.quota)
+def found(kind: Kind, seconds: int, seed: int = 1, factor: float = 1) -> Found:
+    """Its records under so many times its quota, and a live run under that."""
+    limit = factor * kind.quota
+    before = _live(kind, 1, seconds, seed)
+    clients, live = windows_of(before), before if factor == 1 else _live(kind, factor, seconds, seed)
     end_ms = max(windows[-1].end_ms for windows in clients.values())
-    replay = replay_run([reported], RULES, kind.quota_type, kind.quota, end_ms)
-    return reported.recorded_ms, replay.sensor.throttled_ms
+    outcome = replay_run(clients, RULES, kind.quota_type, limit, end_ms)
+    throttled_ms = sum(record.throttled_ms for record in live.records)
+    used = value_of(kind.quota_type, sum(record.used for record in live.records))
+    paced, greedy = outcome.sensor, outcome.greedy_sensor
+    return Found(throttled_ms, paced.throttled_ms, greedy.throttled_ms, used, paced.used, greedy.used)
 
 
-def found(kind: Kind, seconds: int, seed: int = 1) -> Found:
-    """Live and replayed, with the quota in force and with a doubled one."""
-    live, doubled = (_live(kind, factor, seconds, seed) for factor in (1, 2))
-    clients = windows_of(live)
-    end_ms = max(windows[-1].end_ms for windows in clients.values())
-    reported = explained(clients, RULES, kind.quota_type, kind.quota, kind.quota)
-    same = replay_run([reported], RULES, kind.quota_type, kind.quota, end_ms)
-    reported = explained(clients, RULES, kind.quota_type, kind.quota, 2 * kind.quota)
-    more = replay_run([reported], RULES, kind.quota_type, 2 * kind.quota, end_ms)
-    live_ms = {client: sum(w.throttled_ms for w in windows) for client, windows in clients.items()}
-    worst = max((same.paced[client].throttled_ms / ms - 1 for client, ms in live_ms.items() if ms), key=abs, default=0)
-    used = value_of(kind.quota_type, sum(record.used for record in doubled.records))
-    total = sum(live_ms.values())
-    return Found(total, same.sensor.throttled_ms, worst, used, more.sensor.used, more.greedy_sensor.used)
-
-
-def _live(kind: Kind, factor: int, seconds: int, seed: int) -> LiveRun:
+def _live(kind: Kind, factor: float, seconds: int, seed: int) -> LiveRun:
     table = one_user(factor * kind.quota, kind.quota_type)
-    return live_run(table, kind.connections, seconds, seed, kind.quota_type)
+    return live_run(table, kind.connections, seconds, seed, kind.quota_type, kind.delivers)
 
 
 def main() -> None:
@@ -237,19 +248,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=600)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--factor", type=float, default=1.0, help="times the quota that was in force")
     parser.add_argument("--only", default="", help="loads whose name has this in it")
     arguments = parser.parse_args()
-    print("| load | throttled live | replayed | worst client | doubled quota: paced | greedy |")
-    print("|---|---|---|---|---|---|")
+    print("| load | throttled, live | paced to greedy | middle | used, paced to greedy |")
+    print("|---|---|---|---|---|")
     for name, kind in KINDS.items():
         if arguments.only in name:
-            print(_line(name, found(kind, arguments.seconds, arguments.seed)), flush=True)
+            print(_line(name, found(kind, arguments.seconds, arguments.seed, arguments.factor)), flush=True)
 
 
 def _line(name: str, one: Found) -> str:
-    off = f"{one.off:+.1%} | {one.worst:+.1%}" if one.live_ms else f"{one.replayed_ms} ms | -"
-    paced, greedy = one.paced_used / one.live_used, one.greedy_used / one.live_used
-    return f"| {name} | {one.live_ms / 1000:.0f} s | {off} | {paced:.1%} | {greedy:.1%} |"
+    low_ms, high_ms = sorted((one.paced_ms, one.greedy_ms))
+    outside = " (outside)" if one.outside_ms else ""
+    interval = f"{low_ms / 1000:.0f} to {high_ms / 1000:.0f} s{outside}"
+    off = f"{one.off:+.0%}" if one.live_ms else "-"
+    used = f"{one.paced_used / one.live_used:.0%} to {one.greedy_used / one.live_used:.0%}"
+    return f"| {name} | {one.live_ms / 1000:.0f} s | {interval} | {off} | {used} |"
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ pytestmark = pytest.mark.exclusive
 
 RATE = 200_000
 SECONDS = 40
-RECORDS_WITHIN = 0.02
-"""All of them together, but for connections."""
-EACH_WITHIN = 0.08
-CONNECTIONS_WITHIN = 0.2
-"""Where something is told on the wrong side of a sample's end, a throttle of 2 to 3 s of the 40 comes or goes with it;
-connections are let in as bursts of dozens, and records do not tell on which side each of them was.
+RECORDS_WITHIN = 0.025
+"""So far outside of the interval, as a part of the run: one sample, as records do not say where in a second it begins.
 """
+CONNECTIONS_WITHIN = 0.2
+"""Connections are let in as bursts of dozens, and records do not say on which side of a sample's end each of them was.
+"""
+MIDDLE_WITHIN = 0.15
 BOUND_WITHIN = 0.1
 PACED_WITHIN = 0.05
 DISTURBED = 0.15
@@ -48,20 +48,13 @@ def test_the_replay_of_the_trace_has_every_throttle_time_as_it_was_live(lived, p
 
 
 @pytest.mark.nightly
-def test_the_replay_of_the_records_has_the_throttle_time_in_all(lived):
-    found, more = lived
-    others = [found[part.client_id] for part in PARTS if part.key[1] != "connection"]
-    recorded_ms = sum(one.recorded_ms for one in others)
-    assert sum(one.records_ms for one in others) == pytest.approx(recorded_ms, rel=RECORDS_WITHIN + more)
-
-
-@pytest.mark.nightly
 @_each(is_open=False)
-def test_the_replay_of_the_records_has_the_throttle_time_of_each(lived, part: Part):
+def test_the_recorded_throttle_time_is_in_the_interval(lived, part: Part):
     found, more = lived
-    within = CONNECTIONS_WITHIN if part.key[1] == "connection" else EACH_WITHIN
+    within = CONNECTIONS_WITHIN if part.key[1] == "connection" else RECORDS_WITHIN
     one: Compared = found[part.client_id]
-    assert one.records_ms == pytest.approx(one.recorded_ms, rel=within + more)
+    assert one.outside_ms <= (within + more) * SECONDS * 1000
+    assert sum(one.records_ms) / 2 == pytest.approx(one.recorded_ms, rel=MIDDLE_WITHIN + more)
 
 
 @pytest.mark.nightly

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 
 from pipeline.simulate import simulation
+from pipeline.simulate.backlog import Window
 from pipeline.simulate.candidate import Rules
 from pipeline.simulate.loud_runs import COLUMNS, Run, runs_in
 from pipeline.simulate.quiet import Most, allowed, line_of, memory_of, most_in_span, runs
-from pipeline.simulate.recorded import Window
 from tests.pipeline.live_runs import candidate_with
-from tests.pipeline.test_record_replay import one_user
+from tests.pipeline.record_fidelity import one_user
 
 LIMIT = 1_000.0
 MEMORY = memory_of(Rules(), "produce")
@@ -82,25 +82,32 @@ def test_a_run_of_too_many_requests_is_cut_and_each_part_is_told_by_buckets(monk
 def test_a_window_in_two_records_is_one():
     run = Run(7, "main", "produce", LIMIT)
     for window in ((0, 4, 1.0, 5.0, 1, 0, 0, 0, "0:1"), (0, 10, 2.0, 3.0, 2, 1, 7, 7, "4:2:7")):
-        run.add(("a", "x", "", 1), window, (None, ""))
+        run.add(("a", "x", "", 1), window)
     assert run.windows == {("a", "x", "", 1): [Window(0, 10, 3.0, 5.0, 3, 1, 7, 7, "0:1 4:2:7")]}
-    assert run.throttled == {("a", "x", "", 1)}
 
 
-def test_nodes_that_measured_by_themselves_are_retold_by_themselves():
+def test_the_share_of_a_client_is_held_as_it_was_recorded():
     run = Run(7, "main", "produce", LIMIT)
-    for node_id in (1, 2):
-        run.add(("a", "x", "", node_id), (0, 10, 2.0, 3.0, 2, 1, 7, 7, ""), (LIMIT, "user=a"))
-    assert [members for _, members in run._live_groups()] == [[("a", "x", "", 1)], [("a", "x", "", 2)]]
+    for client_id, used in (("x", 30_000.0), ("y", 10_000.0)):
+        run.add(("a", client_id, "", 1), (0, 10_000, used, used / 5, 20, 5, 5_000, 5_000, ""))
+    x, y, everybody = (
+        dict(zip(simulation.REPLAYED.names, row, strict=True))
+        for row in run.replayed(candidate_with(one_user(LIMIT)), 60_000)
+    )
+    for which in ("paced_used", "greedy_used"):
+        assert x[which] == pytest.approx(3 * y[which])
+        assert x[which] + y[which] == pytest.approx(everybody[which])
+    assert everybody["greedy_used"] > everybody["paced_used"]
+    assert [row["sharers"] for row in (x, y, everybody)] == [2, 2, 2]
 
 
 def rows_of_runs():
     """Two runs of a sensor and one of another, as Spark sorts them."""
     plain = {
         "sensor_id": 1, "run": 0, "virtual_cluster": "main", "quota_type": "produce", "new_limit": LIMIT, "user": "a",
-        "client_id": "x", "ip": "", "live_node_id": 1, "begin_ms": 0, "end_ms": 10_000, "used": 30_000.0,
+        "client_id": "x", "ip": "", "node_id": 1, "begin_ms": 0, "end_ms": 10_000, "used": 30_000.0,
         "peak": 5_000.0, "requests": 50,
-        "throttles": 0, "throttled_ms": 0, "muted_ms": 0, "profile": "", "limit": None, "rule": "",
+        "throttles": 0, "throttled_ms": 0, "muted_ms": 0, "profile": "",
     }  # fmt: skip
     for sensor, run in ((1, 0), (1, 5), (2, 5)):
         for i in range(7):

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.simulate.backlog import Window, replay_run
 from pipeline.simulate.candidate import Rules
 from pipeline.simulate.quiet import Most, allowed, line_of, loud_windows, memory_of, most_in_span
-from pipeline.simulate.record_replay import explained, replay_run
-from pipeline.simulate.recorded import Window
 from quotas.records.usage_record import SecondOfUse, profile_text
 
 LIMIT = 1_000.0
@@ -88,9 +87,9 @@ def test_a_sensor_without_a_loud_window_never_throttles(quota_type, drawn):
         middle = (low + high) / 2
         loud = loud_windows(begin_ms, end_ms, most, middle, memory).any()
         low, high = (middle, high) if loud else (low, middle)
-    reported = explained(clients, Rules(), quota_type, None, high / factor)
     last_ms = max(windows[-1].end_ms for windows in clients.values())
-    assert replay_run([reported], Rules(), quota_type, high / factor, last_ms).sensor.throttles == 0
+    outcome = replay_run(clients, Rules(), quota_type, high / factor, last_ms)
+    assert (outcome.sensor.throttles, outcome.greedy_sensor.throttles) == (0, 0)
 
 
 def test_two_peaks_with_an_even_window_between_them_are_loud():
@@ -100,8 +99,8 @@ def test_two_peaks_with_an_even_window_between_them_are_loud():
     last = window(BEGIN_MS + 20_000, 10_000, {0: 2_300.0}, 0, True)
     begin_ms, end_ms, most = summed({"a": [first, even, last]})
     assert loud_windows(begin_ms, end_ms, most, LIMIT, MEMORY).tolist() == [False, False, True]
-    reported = explained({"a": [first, even, last]}, Rules(), "produce", None, LIMIT)
-    assert replay_run([reported], Rules(), "produce", LIMIT, BEGIN_MS + 30_000).sensor.throttles > 0
+    outcome = replay_run({"a": [first, even, last]}, Rules(), "produce", LIMIT, BEGIN_MS + 30_000)
+    assert outcome.sensor.throttles > 0
 
 
 def test_an_even_load_is_quiet_up_to_five_sixths_of_its_limit():
