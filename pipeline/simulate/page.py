@@ -55,7 +55,7 @@ def print_response(response: Mapping[str, Any], to: IO[str]) -> None:
         console.print(_sensors(response["sensors"]))
     if clients:
         console.print(_clients(clients))
-        if any((row.get("shared_by") or 0) > 1 for row in clients):
+        if response["source"] == "usage" and any(row["shared_by"] > 1 for row in clients):
             console.print("A client that shares its sensor: with the share of it that was recorded.")
     else:
         console.print("Nobody was throttled, and nobody would have been.")

@@ -29,7 +29,7 @@ ROW = {
     "paced_used": 8e6,
     "greedy_used": None,
 }
-CLIENT = {**ROW, "user": "[bold]", "client_id": "app", "ip": "", "change": "hurt"}
+CLIENT = {**ROW, "user": "[bold]", "client_id": "app", "ip": "", "change": "hurt", "shared_by": 3}
 RESPONSE = {
     "begin_ms": 1_795_000_000_000,
     "end_ms": 1_795_000_010_000,
@@ -85,6 +85,7 @@ def test_the_table_says_who_is_hurt_and_takes_no_name_for_markup():
     assert "3.0..4.5 s" in text
     assert "8 M or more" in text
     assert re.search(r"hurt +1 +produce +\[bold\] +app", text)
+    assert "with the share of it that was recorded" in text
 
 
 @pytest.mark.parametrize(("recorded_ms", "is_same"), [(2_999, False), (3_000, True), (4_500, True), (4_501, False)])
