@@ -20,14 +20,14 @@ RUN python -m venv /opt/kafka-throttle \
  && /opt/build/bin/python -m hatchling build -t wheel \
  && /opt/kafka-throttle/bin/pip install --no-cache-dir --no-deps dist/*.whl
 
-# The packages of the pipeline, and the jars of Spark's Kafka source, which are checked by their hashes.
+# The packages of the pipeline, and the jars of Delta Lake and of Spark's Kafka source, which are checked by their hashes.
 FROM build AS pipeline-build
 ENV KAFKA_THROTTLE_CACHE=/opt/kafka-throttle/cache
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends maven && rm -rf /var/lib/apt/lists/*
 COPY requirements-pipeline.lock ./
 RUN /opt/kafka-throttle/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements-pipeline.lock \
- && /opt/kafka-throttle/bin/python -c "from common.jars import spark_kafka_jars; print(spark_kafka_jars(print))"
+ && /opt/kafka-throttle/bin/python -c "from common import jars; jars.spark_delta_jars(print); jars.spark_kafka_jars(print)"
 
 # The pipeline, each night: docs/pipeline.md.
 FROM python:3.11-slim-bookworm AS pipeline

@@ -1,4 +1,4 @@
-"""The jars of Apache Kafka's server and of Spark's Kafka source, downloaded once by Maven into a cache."""
+"""The jars of Apache Kafka's server, Spark's Kafka source and Delta Lake, downloaded once by Maven into a cache."""
 
 import fcntl
 import hashlib
@@ -34,6 +34,12 @@ _SPARK_KAFKA_SUMS: Mapping[str, str] = {
     "kafka-clients-3.9.2.jar": "014b4ef36884478a932641818b080c36a8f8e2e92dc771e800c9d2694f4f83d8",
     "spark-sql-kafka-0-10_2.13-4.2.0.jar": "64539c45e5d39f7ddb747312c239f38f5208d08c1a0ddf7d70beb2fbd9373705",
     "spark-token-provider-kafka-0-10_2.13-4.0.0.jar": "f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767",  # noqa: E501
+}
+
+_SPARK_DELTA = ("io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0")
+_SPARK_DELTA_SUMS: Mapping[str, str] = {
+    "delta-spark_4.2_2.13-4.4.0.jar": "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
+    "delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
 }
 
 _PROGRESS_S = 2.0
@@ -108,6 +114,12 @@ def spark_kafka_jars(say: Say = lambda line: None) -> list[Path]:
     Spark can download them with `spark.jars.packages`, but that resolves all dependencies and checks no hashes.
     """
     wanted = _Wanted("spark-kafka-4.2.0", "Spark's Kafka source", "about 10 MB", _SPARK_KAFKA, True, _SPARK_KAFKA_SUMS)
+    return sorted(_jars(wanted, say).glob("*.jar"))
+
+
+def spark_delta_jars(say: Say = lambda line: None) -> list[Path]:
+    """The jars with which PySpark 4.2.0 reads and writes Delta tables; otherwise as `spark_kafka_jars`."""
+    wanted = _Wanted("spark-delta-4.4.0", "Delta Lake", "about 10 MB", _SPARK_DELTA, True, _SPARK_DELTA_SUMS)
     return sorted(_jars(wanted, say).glob("*.jar"))
 
 

@@ -8,7 +8,7 @@
 #   NIGHTLY_REPORT     more options of report: "--prices FILE"
 #   NIGHTLY_RECOMMEND  options of recommend: "--capacity FILE"; without any it is not run
 #   NIGHTLY_PLAN       options of plan for stage 1 of recommend: "--bootstrap-server S"; without any it is not run
-#   NIGHTLY_SPARK      options of each command that starts Spark: "--memory 4g"
+#   NIGHTLY_SPARK      options of all but plan, which start Spark: "--memory 4g"
 #
 # Blanks separate options; there is no quoting. Exit status:
 #
@@ -51,7 +51,7 @@ spark="--table $NIGHTLY_TABLE ${NIGHTLY_SPARK:-}"
 {
     run ingest $spark $NIGHTLY_INGEST || { failed ingest; exit 2; }
     run compact $spark || failed compact
-    run gaps --table "$NIGHTLY_TABLE" || case $code in 1) may_be 1 ;; *) failed gaps ;; esac
+    run gaps $spark || case $code in 1) may_be 1 ;; *) failed gaps ;; esac
     run report $spark --out "$NIGHTLY_OUT/report" ${NIGHTLY_REPORT:-} || case $code in 3) may_be 3 ;; *) failed report ;; esac
     if [ "${NIGHTLY_RECOMMEND:-}" ]; then
         if run recommend $spark --out "$NIGHTLY_OUT/advice" $NIGHTLY_RECOMMEND; then

@@ -45,7 +45,7 @@ with DAG(
     # first has the greatest weight, because the others then read fewer files.
     ingest >> [
         usage("compact", on_spark, priority_weight=100),
-        usage("gaps", f"--table {TABLE}", priority_weight=50, retries=0),
+        usage("gaps", on_spark, priority_weight=50, retries=0),
         usage("report", f"{on_spark} --out {OUT}/report {REPORT}", priority_weight=10),
     ]
     if RECOMMEND:

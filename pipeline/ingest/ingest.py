@@ -1,51 +1,66 @@
 """Writes one batch of lines into the table, exactly once.
 
-Spark's streaming defines and remembers what a batch is: batch n of a checkpoint has the same files whenever it is run.
-Here the batch is written to directories that the table's log does not name. Then one commit to the log makes them part
-of the table, together with the sequence numbers in them and the batch's number. An ingest that is killed before the
-commit has changed nothing. If it is killed after the commit, the log has the batch's number when Spark runs the batch
-once more, and the batch is skipped. A record that comes again in another batch, or from another checkpoint, is
-recognised by its sequence number.
+Spark's streaming defines and remembers what a batch is: batch n of a checkpoint has the same lines whenever it is run.
+A batch is up to four commits, one to each Delta table, each with the identity of the checkpoint and the number of the
+batch (Delta's txnAppId and txnVersion). If an ingest is killed between them, Spark runs the batch once more, and Delta
+skips the commits that it has. `numbers` comes last, so what it knows to be taken is in the table.
+
+A record that comes again in another batch, or from another checkpoint, is recognised by its number: records are
+merged by (instance, epoch, sequence). If somebody else has committed the same numbers meanwhile, Delta refuses the
+commit, and the merge is done again.
 """
 
-import uuid
+import re
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pyspark.sql import DataFrame, SparkSession, Window
+from py4j.protocol import Py4JJavaError
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.ingest.duplicates import Decision, Run, judged
-from pipeline.ingest.line_columns import OTHER
-from pipeline.ingest.lines import LINES, parsed, written
-from pipeline.ingest.rejects import Line, Reject, Sorted, in_short
-from pipeline.table.accounts import Accounts, Writer, added
-from pipeline.table.files import Files, Taken, folders
-from pipeline.table.schemas import OFFSET, QUARANTINE, ROWS, schema_of
-from pipeline.table.table_log import Commit, Part, State, now_ms, part_at, read_state, write_commit
-from quotas.records.usage_record import TRACE, USAGE, Row
+from pipeline.ingest import frames
+from pipeline.ingest.frames import Frames
+from pipeline.ingest.rules import (
+    is_broken,
+    kind_of,
+    reason_of,
+    rule_of_kinds,
+    rules_of_all,
+    rules_of_record,
+    split_lines,
+    with_columns,
+)
+from pipeline.table.accounts import Account, Accounts, Writer, added, read_accounts, rows_of
+from pipeline.table.intervals import Interval, union
+from pipeline.table.schemas import MOST, NUMBERS, QUARANTINE, ROWS
+from pipeline.table.table import TABLES, make_tables, root_of, sql_name, stored
+from quotas.records.usage_record import Row
 
-STAGING = "_staging"
-_MOST_RUNS = 200_000
-"""If there are more runs than that the rows are sorted first: then there are only as many runs as there are real gaps.
-"""
-_REJECTS_AT_ONCE = 50_000
 _KEY = ("instance", "epoch")
+_MOST_TEXT = 1_000
+"""At most this many characters of a rejected line are stored."""
+_MOST_RANGES = 64
+"""With more writers in a batch than that, the files that a merge looks at are found by one range for all of them."""
+_MOST_TRIES = 20
+_CONFLICT = re.compile(r"DELTA_CONCURRENT|Concurrent\w+Exception")
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The lines of a batch: LINES without the number, and the files that they come from."""
+    """The lines of a batch, and the files that they come from."""
 
-    source: str
-    """The origin of the lines, as a few letters that may be part of a file's name."""
     query: str
     """The identity of the checkpoint that gives the numbers. If the checkpoint is lost, numbers begin again."""
     number: int
     lines: DataFrame
+    """`text`, `file` and `block`, the block's first byte in the file."""
     files: Sequence[str]
     """Each of these files must have a header and an end; empty where lines come one by one."""
     latest_ms: int
@@ -54,274 +69,331 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a batch: counts as in the table's log, and the accounts of the writers, with what is missing."""
+    """What became of a batch: counts of records and duplicates by stream, and of rejected lines by reason."""
 
     batch: int
     files: int
     counts: Mapping[str, int] = field(default_factory=dict)
     accounts: Accounts = field(default_factory=dict)
+    """What the batch has learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """The lines of a writer in a batch, good or bad: how many, with how many numbers, the least and the largest."""
+
+    writer: Writer
+    lines: int
+    numbers: int
+    interval: Interval
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no number of the interval is missing."""
+        return self.numbers == self.interval[1] - self.interval[0] + 1
 
 
 class Ingest:
     """Takes batches into one table."""
 
-    def __init__(self, spark: SparkSession, files: Files) -> None:
-        self._spark = spark
-        self._files = files
+    def __init__(self, spark: SparkSession, table: str) -> None:
+        self._table = table
+        make_tables(spark, table)
+        self._known: Accounts = read_accounts(spark, table)
 
-    def take(self, batch: Batch) -> Outcome | None:
-        """Make the batch part of the table. None if it is part of it already."""
-        state = read_state(self._files)
-        if state.batches.get(batch.query, -1) >= batch.number:
-            return None
-        name = f"{batch.source}-{batch.number:08d}-{uuid.uuid4().hex[:8]}"
-        staged = _Staged(self._spark, self._files, batch, name)
-        try:
-            staged.write()
-            return self._commit(staged, batch, name, state)
-        finally:
-            self._files.remove(f"{STAGING}/{name}")
-
-    def _commit(self, staged: "_Staged", batch: Batch, name: str, state: State) -> Outcome:
-        quarantine = staged.quarantine()
-        runs = {stream: staged.runs(stream) for stream in ROWS}
-        while True:
-            decisions = {stream: judged(of_stream, state.accounts) for stream, of_stream in runs.items()}
-            attempt = f"{name}-{state.version}"
-            parts = [part for stream in ROWS for part in staged.keep(stream, decisions[stream], attempt)] + quarantine
-            accounts: Accounts = staged.sorted.accounts
-            for decision in decisions.values():
-                accounts = added(accounts, decision.accounts)
-            counts = Counter(staged.counts)
-            for stream, decision in decisions.items():
-                counts += Counter({f"{stream} records": decision.new, f"{stream} duplicates": decision.duplicates})
-            commit = Commit(now_ms(), batch.query, batch.number, tuple(parts), (), accounts, counts)
-            try:
-                now = write_commit(self._files, state, commit)
-            except Taken:
-                # Another ingest, or a compaction, has committed first: what is new must be decided again.
-                state = read_state(self._files)
-                continue
-            touched = {writer: now.accounts[writer] for writer in accounts}
-            return Outcome(batch.number, len(batch.files), dict(counts), touched)
-
-    def tidy(self, source: str) -> None:
-        """Remove what runs of this source left behind when they were killed."""
-        state = read_state(self._files)
-        known = {path.split("/")[1] for path in (*state.parts, *state.removed_ms)}
-        for found in self._files.listed(STAGING):
-            if found.name.startswith(f"{source}-"):
-                self._files.remove(f"{STAGING}/{found.name}")
-        for stream in (*ROWS, "quarantine"):
-            for found in self._files.listed(stream):
-                if found.name.startswith(f"commit={source}-") and found.name not in known:
-                    self._files.remove(f"{stream}/{found.name}")
+    def take(self, batch: Batch) -> Outcome:
+        """Make the batch part of the table; what is part of it already is not written again."""
+        taken = _Batch(self._table, batch, self._known)
+        found = taken.run()
+        self._known = added(self._known, found)
+        return Outcome(batch.number, len(batch.files), dict(+taken.counts), found)
 
 
-class _Staged:
-    """A batch that is not yet part of the table."""
+class _Batch:
+    """A batch on its way into the table."""
 
-    def __init__(self, spark: SparkSession, files: Files, batch: Batch, name: str) -> None:
-        self._spark = spark
-        self._files = files
+    def __init__(self, table: str, batch: Batch, known: Accounts) -> None:
+        self._spark = batch.lines.sparkSession
+        self._table = table
+        self._root = root_of(table)
         self._batch = batch
-        self._name = name
-        self._folder = f"{STAGING}/{name}"
-        self.sorted = Sorted()
+        self._known = known
+        self._frames = Frames()
+        self._refused: list[tuple[Any, ...]] = []
+        """Lines of frames.KINDS with a right checksum that cannot be read: as columns of `_NUMBERED`, with the reason.
+        """
         self.counts: Counter[str] = Counter()
-        self._spans: dict[str, list[Any]] = {}
-        """By stream, where the tasks that wrote the rows have told them."""
-        self._records_in = {stream: f"{self._folder}/{into}/kind={stream}" for stream, into in _WRITTEN.items()}
 
-    # ---------------------------------------------------------------- writing
+    def run(self) -> Accounts:
+        """Commit everything; what was learned of the numbers."""
+        ranges, others = self._look()
+        self._read_frames()
+        problems = self._frames.close(self._batch.files)
+        for kind in ROWS:
+            self.counts[f"{kind} records"] = self._merge(kind, ranges[kind]) if ranges[kind] else 0
+        lines = {kind: sum(of_writer.lines for of_writer in ranges[kind]) for kind in ROWS}
+        suspect = [kind for kind in ROWS if self.counts[f"{kind} records"] < lines[kind]]
+        rejected: Counter[str] = Counter()
+        if suspect or others or problems or self._refused:
+            rejected = self._reject(suspect, bool(others), problems)
+        for kind in suspect:
+            self.counts[f"{kind} duplicates"] = lines[kind] - rejected[kind] - self.counts[f"{kind} records"]
+        accounts: Accounts = self._frames.accounts
+        for kind in ROWS:
+            # Where every line was new and none is missing between them, that is known without a look at the table.
+            if kind not in suspect and all(of_writer.is_whole for of_writer in ranges[kind]):
+                present = {of_writer.writer: Account((of_writer.interval,)) for of_writer in ranges[kind]}
+            else:
+                present = self._present(kind, ranges[kind])
+            accounts = added(accounts, present)
+        self._append("numbers", self._spark.createDataFrame(rows_of(accounts), NUMBERS))
+        return accounts
 
-    def write(self) -> None:
-        """Read the lines, once."""
-        self._write(ROWS[USAGE], self._numbered())
-        if raw := self._path("first", TRACE):
-            self._write(ROWS[TRACE], self._spark.read.schema(LINES).parquet(raw).select(*LINES.names))
+    # ------------------------------------------------------------------ looking
+
+    def _look(self) -> tuple[Mapping[str, list[_Range]], int]:
+        """By stream what is there of each writer, and how many lines are of no kind or not sound enough to have one."""
+        begins = self._batch.lines.select(F.split(F.substring_index("text", "\t", 5), "\t").alias("parts"))
+        kind = F.get("parts", F.lit(1))
+        is_record = F.coalesce(kind.isin(*ROWS), F.lit(False))
+        of_record = [F.when(is_record, F.get("parts", F.lit(number))) for number in (2, 3, 4)]
+        sequence = of_record[2].try_cast("long")
+        lines = begins.select(
+            F.when(is_record, kind).when(kind.isin(*frames.KINDS), F.lit("frame")).otherwise(F.lit("")).alias("stream"),
+            of_record[0].alias("instance"),
+            of_record[1].try_cast("long").alias("epoch"),
+            # Others are no record's, and Spark's bitmaps do not take the least of all numbers.
+            F.when(sequence.between(0, MOST), sequence).alias("sequence"),
+        )
+        ranges: dict[str, list[_Range]] = {kind: [] for kind in ROWS}
+        others = 0
+        for row in _spans(_buckets(lines, "stream")).collect():
+            writer = Writer(row["stream"], row["instance"] or "", row["epoch"] or 0)
+            if row["stream"] in ranges:
+                interval = (row["first"] or 0, row["last"] or 0)
+                ranges[row["stream"]].append(_Range(writer, row["lines"], row["numbers"], interval))
+            elif not row["stream"]:
+                others += row["lines"]
+        return ranges, others
 
     def _numbered(self) -> DataFrame:
+        """The lines with `number`, which grows by one from line to line of a block."""
         return self._batch.lines.withColumn("number", F.monotonically_increasing_id())
 
-    def _write(self, row: type[Row], lines: DataFrame) -> None:
-        into = f"{self._folder}/{_WRITTEN[row.KIND]}"
-        if not self._files.root.startswith("file://"):
-            rows = parsed(lines, row, self._batch.latest_ms)
-            rows.write.partitionBy("kind", "day", "virtual_cluster").parquet(self._at(into))
-            return
-        aside = f"{into}/_written"
-        shared = Path(self._at(aside).removeprefix("file://"))
-        spans = []
-        for response in written(lines, row, self._batch.latest_ms, shared).collect():
-            if response["file"] is not None:
-                self._files.move(f"{aside}/{response['file']}", f"{into}/{response['folder']}/{response['file']}")
+    def _read_frames(self) -> None:
+        lines = split_lines(self._numbered().where(kind_of(F.col("text")).isin(*frames.KINDS)))
+        for row in lines.where("is_sound").select("text", "file", "block", "number").toLocalIterator():
+            if reason := self._frames.take(row["text"], row["file"]):
+                self._refused.append((*row, reason))
+
+    # ------------------------------------------------------------------ records
+
+    def _judged(self, kind: str, lines: DataFrame) -> tuple[DataFrame, list[Any]]:
+        """The lines of a stream as columns, and what must hold for them."""
+        row: type[Row] = ROWS[kind]
+        of_kind = lines.where(kind_of(F.col("text")) == kind)
+        rules = [*rules_of_all(), *rules_of_record(row, self._batch.latest_ms)]
+        return with_columns(split_lines(of_kind), row), rules
+
+    def _merge(self, kind: str, ranges: list[_Range]) -> int:
+        """Add the records of a stream that are not in the table; how many."""
+        rows, rules = self._judged(kind, self._batch.lines)
+        names = TABLES[kind].names
+        # As a column: otherwise Spark moves the rules below the columns, and computes many of those twice.
+        new = rows.withColumn("is_good", ~is_broken(rules)).where("is_good").select(*names)
+        if known := self._known_rows(kind, ranges):
+            taken = F.broadcast(
+                self._spark.createDataFrame(known, "instance string, epoch long, first long, last long")
+            )
+            within = (new.instance == taken.instance) & (new.epoch == taken.epoch)
+            new = new.join(taken, within & new.sequence.between(taken["first"], taken["last"]), "left_anti")
+        if any(of_writer.numbers < of_writer.lines for of_writer in ranges):
+            new = new.dropDuplicates([*_KEY, "sequence"])
+        view = f"new_{kind}"
+        new.createOrReplaceTempView(view)
+        columns = ", ".join(names)
+        values = ", ".join(f"s.{name}" for name in names)
+        same = " AND ".join(f"t.{name} = s.{name}" for name in (*_KEY, "sequence"))
+        statement = (
+            f"MERGE INTO {sql_name(self._root, kind)} t USING {view} s ON {same} AND ({_condition(ranges, 't.')}) "
+            f"WHEN NOT MATCHED THEN INSERT ({columns}) VALUES ({values})"
+        )
+
+        def merge() -> int:
+            with self._transaction():
+                rows = self._spark.sql(statement).collect()
+            return rows[0]["num_inserted_rows"] if rows else 0
+
+        return self.commit(kind, merge)
+
+    def _known_rows(self, kind: str, ranges: list[_Range]) -> list[tuple[str, int, int, int]]:
+        """The numbers of these writers that were taken before."""
+        known = []
+        for of_writer in ranges:
+            first, last = of_writer.interval
+            writer = of_writer.writer
+            for interval in self._known.get(writer, Account()).present:
+                if interval[0] <= last and first <= interval[1]:
+                    known.append((writer.instance, writer.epoch, *interval))
+        return known
+
+    def _present(self, kind: str, ranges: list[_Range]) -> dict[Writer, Account]:
+        """The numbers that the table has where the batch has any."""
+        if not ranges:
+            return {}
+        rows = stored(self._spark, self._table, kind).where(_condition(ranges, "")).select(*_KEY, "sequence")
+        found: dict[Writer, list[Interval]] = {}
+        holed = []
+        for row in _buckets(rows).collect():
+            if row["numbers"] == row["last"] - row["first"] + 1:
+                found.setdefault(Writer(kind, row["instance"], row["epoch"]), []).append((row["first"], row["last"]))
             else:
-                spans.append(response)
-        if all(span["instance"] is not None for span in spans):
-            self._spans[row.KIND] = spans
+                holed.append((row["instance"], row["epoch"], row["bucket"]))
+        for row in self._pieces(rows, holed):
+            found.setdefault(Writer(kind, row["instance"], row["epoch"]), []).append((row["first"], row["last"]))
+        return {writer: Account(union(intervals)) for writer, intervals in found.items()}
 
-    def _at(self, path: str) -> str:
-        return f"{self._files.root}/{path}"
-
-    def _path(self, into: str, kind: str) -> str | None:
-        """The path of the lines of a kind, if there are any."""
-        path = f"{self._folder}/{into}/kind={kind}"
-        return self._at(path) if self._files.listed(path) else None
-
-    def _records(self, stream: str) -> DataFrame | None:
-        folder = self._records_in[stream]
-        if not self._files.listed(folder):
-            return None
-        schema = schema_of(ROWS[stream]).add(OFFSET, "long").add("day", "date")
-        return self._spark.read.schema(schema).parquet(self._at(folder))
-
-    # ------------------------------------------------------------- duplicates
-
-    def runs(self, stream: str) -> list[Run]:
-        """All rows of a stream, as runs."""
-        records = self._records(stream)
-        if records is None:
+    def _pieces(self, rows: DataFrame, holed: list[tuple[str, int, int]]) -> list[Any]:
+        """The rows of buckets in which numbers are missing, as intervals without gaps."""
+        if not holed:
             return []
-        spans = self._spans.get(stream) or _spans(records).limit(_MOST_RUNS + 1).collect()
-        if len(spans) > _MOST_RUNS:
-            records = self._sorted(stream, records)
-            spans = _spans(records).collect()
-        whole = [span for span in spans if _is_whole(span)]
-        holed = [(span["instance"], span["epoch"], span[OFFSET]) for span in spans if not _is_whole(span)]
-        return [_run(stream, span) for span in (*whole, *self._pieces(records, holed))]
-
-    def _pieces(self, records: DataFrame, offsets: list[tuple[str, int, int]]) -> list[Any]:
-        """The rows of offsets in which lines are missing, as intervals without gaps."""
-        if not offsets:
-            return []
-        keys = self._spark.createDataFrame(offsets, f"instance string, epoch long, {OFFSET} long")
-        ordered = Window.partitionBy(*_KEY, OFFSET).orderBy("sequence")
+        keys = self._spark.createDataFrame(holed, "instance string, epoch long, bucket long")
+        in_order = Window.partitionBy(*_KEY, "bucket").orderBy("sequence")
+        bucket = F.bitmap_bucket_number("sequence")
         pieces: list[Any] = (
-            records.join(F.broadcast(keys), [*_KEY, OFFSET], "left_semi")
-            .select(*_KEY, OFFSET, "sequence", (F.col("sequence") - F.row_number().over(ordered)).alias("piece"))
-            .groupBy(*_KEY, OFFSET, "piece")
+            rows.withColumn("bucket", bucket)
+            .join(F.broadcast(keys), [*_KEY, "bucket"], "left_semi")
+            .dropDuplicates([*_KEY, "sequence"])
+            .withColumn("piece", F.col("sequence") - F.row_number().over(in_order))
+            .groupBy(*_KEY, "bucket", "piece")
             .agg(F.min("sequence").alias("first"), F.max("sequence").alias("last"))
             .collect()
         )
         return pieces
 
-    def _sorted(self, stream: str, records: DataFrame) -> DataFrame:
-        """For rows that come in no order at all: write them again, each once, in runs that are as long as possible."""
-        once = records.dropDuplicates([*_KEY, "sequence"])
-        self.counts[f"{stream} duplicates"] = records.count() - once.count()
-        ordered = Window.partitionBy(*_KEY).orderBy("sequence")
-        anew = once.withColumn(OFFSET, F.col("sequence") - F.row_number().over(ordered))
-        self._records_in[stream] = f"{self._folder}/sorted-{stream}"
-        anew.write.partitionBy("day", "virtual_cluster").parquet(self._at(self._records_in[stream]))
-        written = self._records(stream)
-        assert written is not None
-        return written
+    # --------------------------------------------------------------- quarantine
 
-    def keep(self, stream: str, decision: Decision, attempt: str) -> list[Part]:
-        """Bring the rows that are taken to their final place. Costs nothing if that is all rows."""
-        if not decision.taken:
-            return []
-        into = f"{stream}/commit={attempt}"
-        if decision.duplicates:
-            self._write_taken(stream, decision, into)
-        else:
-            self._files.move(self._records_in[stream], into)
-            self._records_in[stream] = into
-        self._files.make_durable(into)
-        return [part_at(stream, path, size) for path, size in folders(self._files, into, 2)]
+    def _reject(self, suspect: list[str], others: bool, problems: list[tuple[str, str]]) -> Counter[str]:
+        """Write what is wrong to the quarantine, and count it; how many lines of each of the suspect streams."""
+        rejects = self._rejects(suspect, others).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            placed = self._placed(rejects).unionByName(self._spark.createDataFrame(
+                [(file, None, reason, None, None) for file, reason in problems], QUARANTINE
+            ))  # fmt: skip
+            self._append("quarantine", placed.withColumn("at_ms", F.lit(now_ms())))
+            rejected: Counter[str] = Counter()
+            short = F.substring_index("reason", ", got", 1).alias("reason")
+            for row in rejects.groupBy("stream", short).count().collect():
+                self.counts[f"rejected: {row['reason']}"] += row["count"]
+                rejected[row["stream"]] += row["count"]
+        finally:
+            rejects.unpersist()
+        self.counts.update(f"rejected: {reason}" for _, reason in problems)
+        return rejected
 
-    def _write_taken(self, stream: str, decision: Decision, into: str) -> None:
-        records = self._records(stream)
-        assert records is not None
-        rows = [(run.writer.instance, run.writer.epoch, run.offset, *run.interval) for run in decision.taken]
-        keys = self._spark.createDataFrame(
-            rows, f"instance string, epoch long, {OFFSET} long, first_taken long, last_taken long"
-        )
-        chosen = (
-            records.join(F.broadcast(keys), [*_KEY, OFFSET])
-            .where("sequence between first_taken and last_taken")
-            .drop("first_taken", "last_taken")
-        )
-        chosen.write.partitionBy("day", "virtual_cluster").parquet(self._at(into))
+    def _rejects(self, suspect: list[str], others: bool) -> DataFrame:
+        """The bad lines with their `stream`, if they have one, and `reason`."""
+        lines, place = self._numbered(), ("text", "file", "block", "number")
+        schema = "stream string, text string, file string, block long, number long, reason string"
+        found = self._spark.createDataFrame([("", *refused) for refused in self._refused], schema)
+        for kind in suspect:
+            rows, rules = self._judged(kind, lines)
+            bad = rows.where(is_broken(rules)).select(
+                F.lit(kind).alias("stream"), *place, reason_of(rules).alias("reason")
+            )
+            found = found.unionByName(bad)
+        if others or suspect:
+            kind = F.coalesce(kind_of(F.col("text")), F.lit(""))
+            rest = split_lines(lines.where(~kind.isin(*ROWS)))
+            rules = [*rules_of_all(), rule_of_kinds()]
+            bad = rest.where(~kind.isin(*frames.KINDS) | ~F.col("is_sound"))
+            found = found.unionByName(bad.select(F.lit("").alias("stream"), *place, reason_of(rules).alias("reason")))
+        return found
 
-    # ------------------------------------------------------------- quarantine
-
-    def quarantine(self) -> list[Part]:
-        """Sort the lines without a record, and write the bad ones to the quarantine, a limited number at a time."""
-        into = f"quarantine/commit={self._name}"
-        first: dict[tuple[str, int], int] = {}
-        for line in self._other():
-            self.sorted.take(line, self._batch.latest_ms)
-            if len(self.sorted.rejects) >= _REJECTS_AT_ONCE:
-                self._write_rejects(into, first)
-        self.sorted.close(self._batch.files)
-        self._write_rejects(into, first)
-        if not self._files.listed(into):
-            return []
-        self._files.make_durable(into)
-        return [Part("quarantine", into, "", "", sum(file.bytes for file in self._files.listed(into)))]
-
-    def _other(self) -> Iterator[Line]:
-        for into in _WRITTEN.values():
-            if path := self._path(into, OTHER):
-                rows = self._spark.read.schema(LINES).parquet(path).select(*LINES.names)
-                yield from (Line(*row) for row in rows.toLocalIterator())
-
-    def _write_rejects(self, into: str, first: dict[tuple[str, int], int]) -> None:
-        """`first` caches the results of `_first_numbers`; this method adds to it."""
-        rejects, self.sorted.rejects = self.sorted.rejects, []
-        if not rejects:
-            return
-        self.counts.update(f"rejected: {in_short(reject.reason)}" for reject in rejects)
-        if self._batch.files:
-            known = {file for file, _ in first}
-            first |= self._first_numbers({reject.line.file for reject in rejects if reject.line} - known)
-        rows = [_reported(reject, first, now_ms()) for reject in rejects]
-        self._spark.createDataFrame(rows, QUARANTINE).coalesce(1).write.mode("append").parquet(self._at(into))
-
-    def _first_numbers(self, files: set[str]) -> dict[tuple[str, int], int]:
-        """The number that the first line of each file would have if the whole file were in this block."""
-        if not files:
-            return {}
-        wanted = self._spark.createDataFrame([(file,) for file in files], "file string")
-        rows = (
+    def _placed(self, rejects: DataFrame) -> DataFrame:
+        """QUARANTINE without `at_ms`."""
+        text = F.make_valid_utf8(F.substring("text", 1, _MOST_TEXT)).alias("text")
+        if not self._batch.files:
+            line = F.lit(None).cast("long").alias("line")
+            return rejects.select("file", line, "reason", text, F.lit(None).cast("long").alias("at_ms"))
+        before = Window.partitionBy("file").orderBy("block").rowsBetween(Window.unboundedPreceding, -1)
+        blocks = (
             self._numbered()
-            .join(F.broadcast(wanted), ["file"], "left_semi")
+            .join(F.broadcast(rejects.select("file").distinct()), "file", "left_semi")
             .groupBy("file", "block")
-            .agg(F.min("number").alias("first"), F.count("*").alias("lines"))
-            .collect()
+            .agg(F.min("number").alias("begin"), F.count(F.lit(1)).alias("lines"))
+            .withColumn("before", F.coalesce(F.sum("lines").over(before), F.lit(0)))
         )
-        numbers, before = {}, Counter[str]()
-        for row in sorted(rows, key=lambda row: (row["file"], row["block"])):
-            numbers[row["file"], row["block"]] = row["first"] - before[row["file"]]
-            before[row["file"]] += row["lines"]
-        return numbers
+        line = (F.col("number") - F.col("begin") + F.col("before") + 1).alias("line")
+        placed = rejects.join(blocks, ["file", "block"])
+        return placed.select(_plain(F.col("file")), line, "reason", text, F.lit(None).cast("long").alias("at_ms"))
+
+    # ------------------------------------------------------------------ commits
+
+    def _append(self, name: str, rows: DataFrame) -> None:
+        writer = rows.coalesce(1).write.format("delta").mode("append")
+        writer = writer.option("txnAppId", self._batch.query).option("txnVersion", self._batch.number)
+        self.commit(name, lambda: writer.save(f"{self._root}/{name}"))
+
+    def commit(self, name: str, do: Callable[[], _Result]) -> _Result:
+        """Commit to one of the Delta tables; again as long as somebody else commits first."""
+        for left in reversed(range(_MOST_TRIES)):
+            try:
+                return do()
+            except (PySparkException, Py4JJavaError) as error:
+                if not left or not _CONFLICT.search(str(error)):
+                    raise
+        raise AssertionError(name)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Within it a statement that this batch has committed before does nothing."""
+        settings = {"txnAppId": self._batch.query, "txnVersion": str(self._batch.number)}
+        for name, value in settings.items():
+            self._spark.conf.set(f"spark.databricks.delta.write.{name}", value)
+        try:
+            yield
+        finally:
+            for name in settings:
+                self._spark.conf.unset(f"spark.databricks.delta.write.{name}")
 
 
-_WRITTEN = {USAGE: "first", TRACE: "second"}
-
-
-def _reported(
-    reject: Reject, first: Mapping[tuple[str, int], int], at_ms: int
-) -> tuple[str, int | None, str, str | None, int]:
-    if (line := reject.line) is None:
-        return reject.file, None, reject.reason, None, at_ms
-    # A line that came as a message has no number in a file.
-    before = first.get((line.file, line.block))
-    number = None if before is None else line.number - before + 1
-    return reject.file, number, reject.reason, line.text, at_ms
-
-
-def _spans(records: DataFrame) -> DataFrame:
-    return records.groupBy(*_KEY, OFFSET).agg(
-        F.min("sequence").alias("first"), F.max("sequence").alias("last"), F.count("*").alias("rows")
+def _buckets(rows: DataFrame, *by: str) -> DataFrame:
+    """By writer and bucket of 32,768 numbers: how many `lines` and different `numbers`, the `first` and the `last`."""
+    different = F.bitmap_count(F.bitmap_construct_agg(F.bitmap_bit_position("sequence")))
+    return rows.groupBy(*by, *_KEY, F.bitmap_bucket_number("sequence").alias("bucket")).agg(
+        F.count(F.lit(1)).alias("lines"),
+        different.alias("numbers"),
+        F.min("sequence").alias("first"),
+        F.max("sequence").alias("last"),
     )
 
 
-def _is_whole(span: Any) -> bool:
-    return bool(span["last"] - span["first"] + 1 == span["rows"])
+def _spans(buckets: DataFrame) -> DataFrame:
+    """The same by stream and writer."""
+    sums = [F.sum(name).alias(name) for name in ("lines", "numbers")]
+    return buckets.groupBy("stream", *_KEY).agg(*sums, F.min("first").alias("first"), F.max("last").alias("last"))
 
 
-def _run(stream: str, span: Any) -> Run:
-    return Run(Writer(stream, span["instance"], span["epoch"]), span[OFFSET], (span["first"], span["last"]))
+def _condition(ranges: list[_Range], table: str) -> str:
+    """Where records of these writers may be, in numbers only: files are skipped by it."""
+    if len(ranges) > _MOST_RANGES:
+        epochs = [of_writer.writer.epoch for of_writer in ranges]
+        first = min(of_writer.interval[0] for of_writer in ranges)
+        last = max(of_writer.interval[1] for of_writer in ranges)
+        return f"{table}epoch BETWEEN {min(epochs)} AND {max(epochs)} AND {table}sequence BETWEEN {first} AND {last}"
+    return " OR ".join(
+        f"({table}epoch = {one.writer.epoch} AND {table}sequence BETWEEN {one.interval[0]} AND {one.interval[1]})"
+        for one in ranges
+    )
+
+
+def _plain(file: Column) -> Column:
+    """As `frames.plain`."""
+    path = F.regexp_replace(file, "^file:/+", "/")
+    return F.coalesce(F.try_url_decode(F.replace(path, F.lit("+"), F.lit("%2B"))), path).alias("file")
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000

@@ -41,8 +41,8 @@ class Totals:
         rejected = sum(count for name, count in self.counts.items() if name.startswith("rejected: "))
         return f"{new:,} records new, {again:,} here already, {rejected:,} in quarantine"
 
-    def lines(self, merged: int) -> Iterator[str]:
-        """The totals in full; `merged`: how many directories were merged into others."""
+    def lines(self) -> Iterator[str]:
+        """The totals in full."""
         yield f"{self.files:,} files: {self.in_short()}" if self.files else self.in_short()
         for stream in ROWS:
             if new := self.counts[f"{stream} records"]:
@@ -50,8 +50,6 @@ class Totals:
         for name, count in sorted(self.counts.items(), key=lambda item: (-item[1], item[0])):
             if name.startswith("rejected: "):
                 yield f"  in quarantine: {count:,}: {name.removeprefix('rejected: ')}"
-        if merged:
-            yield f"  {merged:,} small parts of the table merged"
 
 
 def gap_lines(accounts: Accounts, most: int = _MOST_GAPS) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.ingest.rejects import NO_VALUE
+from pipeline.ingest.rules import NO_VALUE
 from pipeline.spark.session import MOST_LINE_BYTES
 
 MOST_MESSAGES = 4_000_000
@@ -26,7 +26,7 @@ class Topic:
 
 
 def topic_lines(spark: SparkSession, servers: str, topic: str, settings: Mapping[str, str]) -> DataFrame:
-    """LINES without the number: each message is a file of one line, `topic-partition@offset`.
+    """The lines of a Batch: each message is a file of one line, `topic-partition@offset`.
 
     `settings` are those of Kafka's Java consumer. The topic is read from the beginning. Messages that the cluster has
     deleted before they were read are skipped: sequence numbers show what was lost. Several tasks may share a large

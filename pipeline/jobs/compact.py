@@ -1,29 +1,30 @@
-"""`usage compact`: merge the small files of a table, and summarise its days; meant to run each night."""
+"""`usage compact`: merge the small files of a table, remove old ones, summarise its days; meant to run each night."""
 
 from collections.abc import Mapping
 
-from pipeline.spark.session import LOCAL, spark_session
-from pipeline.table.compaction import AT_LEAST, compacted
-from pipeline.table.day_summaries import keep_summaries
-from pipeline.table.files import files_at
-from pipeline.table.table import state_of
-from pipeline.table.table_log import now_ms, read_state
+from pipeline.ingest.ingest import now_ms
+from pipeline.spark.session import spark_session
+from pipeline.table.maintenance import optimized, vacuum
+from pipeline.table.summaries import keep_summaries
+from pipeline.table.table import version_of
+
+KEEP_HOURS = 168
 
 
 def main(
     table: str,
-    at_least: int = AT_LEAST,
-    master: str = LOCAL,
+    keep_hours: int = KEEP_HOURS,
+    master: str | None = None,
     memory: str = "2g",
     settings: Mapping[str, str] | None = None,
 ) -> int:
-    """Merge the parts of a day and virtual cluster that has `at_least` small ones, and summarise days that are over; 0.
-
-    Raises BadTable.
+    """Merge small files, remove what has not been part of the table for `keep_hours`, and summarise days that are over;
+    0. Raises BadTable.
     """
     spark = spark_session(master, memory, "kafka-throttle usage compact", settings)
-    state_of(spark, table)
-    files = files_at(spark, table)
-    print(f"{compacted(spark, files, at_least):,} small parts merged")
-    print(f"{keep_summaries(spark, files, read_state(files), now_ms()):,} days summarised")
+    version_of(spark, table)
+    print(f"{optimized(spark, table):,} small files merged")
+    vacuum(spark, table, keep_hours)
+    print(f"files removed that have not been part of the table for {keep_hours} h")
+    print(f"{keep_summaries(spark, table, version_of(spark, table), now_ms()):,} days summarised")
     return 0

@@ -27,8 +27,9 @@ from pipeline.report.summary import killed
 from pipeline.report.tables import csv_of
 from pipeline.report.words import count, moment, plural
 from pipeline.simulate.candidate import candidate_of
-from pipeline.spark.session import LOCAL, spark_session
-from pipeline.table.table import read_usage, state_of
+from pipeline.spark.session import own_session
+from pipeline.table.accounts import read_accounts
+from pipeline.table.table import read_usage
 from quotas.entities import QuotaType
 
 MOST_ENTITIES = 10_000
@@ -44,7 +45,7 @@ def main(
     until_ms: int | None = None,
     capacity: str | None = None,
     simulate: bool = True,
-    master: str = LOCAL,
+    master: str | None = None,
     memory: str = "2g",
     settings: Mapping[str, str] | None = None,
     **options: Any,
@@ -59,15 +60,12 @@ def main(
     folder = _folder(out)
     steps = Steps(_STEPS)
     steps.next("starting Spark")
-    spark = spark_session(master, memory, "kafka-throttle recommend", settings)
-    try:
+    with own_session(master, memory, "kafka-throttle recommend", settings) as spark:
         usage = read_usage(spark, table, since_ms, until_ms)
-        accounts = state_of(spark, table).accounts
+        accounts = read_accounts(spark, table)
         missing = sum(one.records for one in missing_of(accounts))
         lost = killed_of(accounts)
         advice, known = recommended(usage, asked, carried, steps, missing=missing, lost=lost, simulate=simulate)
-    finally:
-        spark.stop()
     steps.next("writing")
     known = {"table": table, **known}
     write(folder, advice, asked, known)

@@ -34,9 +34,9 @@ from pipeline.report.price_sheet import UNASSIGNED, PriceSheet, price_sheet
 from pipeline.report.tables import Table, arrow_of, csv_of
 from pipeline.report.views import tables_of
 from pipeline.spark.kept import Kept
-from pipeline.spark.session import LOCAL, spark_session
-from pipeline.table.accounts import Accounts, lost_ends
-from pipeline.table.table import read_usage, state_of
+from pipeline.spark.session import spark_session
+from pipeline.table.accounts import Accounts, lost_ends, read_accounts
+from pipeline.table.table import read_quarantine, read_usage, version_at
 
 EMPTY = 3
 """The exit status if there are no records: the page is written all the same and says so."""
@@ -49,11 +49,14 @@ def main(
     until_ms: int | None = None,
     prices: Path | None = None,
     top_n: int = 20,
-    master: str = LOCAL,
+    as_of_ms: int | None = None,
+    master: str | None = None,
     memory: str = "2g",
     settings: dict[str, str] | None = None,
 ) -> int:
     """Make the report in the directory `out`; 0, or EMPTY. `prices` is the file of a price sheet.
+
+    With `as_of_ms`, ms since 1970, the records that the table had at that time.
 
     Raises ValueError (BadTable, Problems) for what cannot be used.
     """
@@ -66,11 +69,12 @@ def main(
     steps = Steps(7)
     steps.next("starting Spark")
     spark = spark_session(master, memory, "kafka-throttle report", settings)
-    state = state_of(spark, table)
-    usage = read_usage(spark, table, since_ms, until_ms)
+    version = None if as_of_ms is None else version_at(spark, table, as_of_ms)
+    usage = read_usage(spark, table, since_ms, until_ms, version)
+    accounts = read_accounts(spark, table)
     findings = find(usage, steps, table=table, top_n=top_n, since_ms=since_ms, until_ms=until_ms, sheet=sheet,
-                    missing=missing_of(state.accounts), killed=killed_of(state.accounts),
-                    quarantined=_quarantined(state.counts))  # fmt: skip
+                    missing=missing_of(accounts), killed=killed_of(accounts),
+                    quarantined=read_quarantine(spark, table).where("text is not null").count())  # fmt: skip
     steps.next("writing")
     write(findings, folder)
     _say(f"{folder / 'report.html'}: {findings.records:,} records, {steps.seconds:.0f} s")
@@ -270,11 +274,6 @@ def killed_of(accounts: Accounts) -> list[KilledProcess]:
         for lost in lost_ends(accounts)
         if lost.writer.stream == "usage"
     ]
-
-
-def _quarantined(counts: Mapping[str, int]) -> int:
-    """The number of lines that ingest did not accept; it counts them by reason."""
-    return sum(count for name, count in counts.items() if name.startswith("rejected: "))
 
 
 def write(findings: Findings, folder: Path) -> None:

@@ -28,9 +28,9 @@ from pipeline.simulate.simulation import (
 )
 from pipeline.simulate.trace_simulation import simulated_traces
 from pipeline.spark.kept import FEW, Kept
-from pipeline.spark.session import LOCAL, spark_session
-from pipeline.table.day_summaries import summary_of
-from pipeline.table.table import read_trace, read_usage, state_of
+from pipeline.spark.session import own_session
+from pipeline.table.summaries import summary_of
+from pipeline.table.table import read_trace, read_usage, version_of
 
 KEPT_SHARE = 5
 """Rows that may throttle are cached if they are at most one in this many: to cache a row costs as much as to
@@ -45,17 +45,14 @@ def main(
     until_ms: int | None = None,
     output: str = "table",
     trace: bool = False,
-    master: str = LOCAL,
+    master: str | None = None,
     memory: str = "2g",
     settings: Mapping[str, str] | None = None,
 ) -> int:
     """Print the response; `output` is table, json or csv. ValueError for input that cannot be used."""
     rules = load_candidate(Path(candidate))
-    spark = spark_session(master, memory, "kafka-throttle simulate", settings)
-    try:
+    with own_session(master, memory, "kafka-throttle simulate", settings) as spark:
         response = simulate(spark, table, rules, since_ms, until_ms, trace)
-    finally:
-        spark.stop()
     write(response, output, sys.stdout)
     return 0
 
@@ -71,9 +68,9 @@ def simulate(
     """The response as plain data. ValueError if there is no table, or if it has nothing in that time."""
     if trace:
         return _response_of_trace(read_trace(spark, table, since_ms, until_ms), candidate)
-    state = state_of(spark, table)
-    usage = read_usage(spark, table, since_ms, until_ms, state)
-    return response_of(usage, candidate, summary_of(spark, table, state, since_ms, until_ms))
+    version = version_of(spark, table)
+    usage = read_usage(spark, table, since_ms, until_ms, version)
+    return response_of(usage, candidate, summary_of(spark, table, version, since_ms, until_ms))
 
 
 def response_of(usage: DataFrame, candidate: Candidate, summary: DataFrame | None = None) -> dict[str, Any]:

@@ -1,12 +1,24 @@
-"""Which records are in the table, and which are missing, by their sequence numbers and by the ends of epochs."""
+"""Which records are in the table, and which are missing, by their sequence numbers and by the ends of epochs.
+
+The Delta table `numbers` has what each batch has learned: intervals of numbers that were taken or dropped, and, as
+`last`, the largest of the other values of an Account.
+"""
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from pipeline.table.intervals import Intervals, union, without
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
+
+from pipeline.table.intervals import Interval, Intervals, union, without
+from pipeline.table.table import stored
+
+NAME = "numbers"
+PRESENT, DROPPED, REPORTED, FINAL, ALONE, FLUSH_MS = "present", "dropped", "reported", "final", "alone", "flush_ms"
+_INTERVALS = (PRESENT, DROPPED)
 
 
 class Writer(NamedTuple):
@@ -92,38 +104,46 @@ def lost_ends(accounts: Accounts) -> list[LostEnd]:
     return lost
 
 
-def form_of(accounts: Accounts) -> list[dict[str, Any]]:
-    """As it is written into the table's log."""
-    return [
-        {
-            **writer._asdict(),
-            "present": account.present,
-            "dropped": account.dropped,
-            "told": account.reported,
-            "final": account.final,
-            "alone": account.alone,
-            "flush_ms": account.flush_ms,
-        }
-        for writer, account in sorted(accounts.items())
-    ]
-
-
-def accounts_of(form: Iterable[Mapping[str, Any]]) -> dict[Writer, Account]:
-    """What was written into the table's log. A log of an older version does not say which epochs are complete: all of
-    them count as complete.
-    """
+def read_accounts(spark: SparkSession, table: str) -> dict[Writer, Account]:
+    """What the table knows of everybody. Raises BadTable."""
+    intervals: defaultdict[tuple[Writer, str], list[Interval]] = defaultdict(list)
+    values: dict[tuple[Writer, str], int] = {}
+    for row in _joined(stored(spark, table, NAME)).collect():
+        writer = Writer(row["stream"], row["instance"], row["epoch"])
+        if row["what"] in _INTERVALS:
+            intervals[writer, row["what"]].append((row["first"], row["last"]))
+        else:
+            values[writer, row["what"]] = row["last"]
     return {
-        Writer(one["stream"], one["instance"], one["epoch"]): Account(
-            _intervals(one["present"]),
-            _intervals(one["dropped"]),
-            one["told"],
-            one.get("final", True),
-            one.get("alone", True),
-            one.get("flush_ms", 0),
+        writer: Account(
+            union(intervals[writer, PRESENT]),
+            union(intervals[writer, DROPPED]),
+            values.get((writer, REPORTED), 0),
+            bool(values.get((writer, FINAL), 0)),
+            bool(values.get((writer, ALONE), 0)),
+            values.get((writer, FLUSH_MS), 0),
         )
-        for one in form
+        for writer in {writer for writer, _ in (*intervals, *values)}
     }
 
 
-def _intervals(form: Iterable[Iterable[int]]) -> Intervals:
-    return tuple((first, last) for first, last in form)
+def rows_of(accounts: Accounts) -> list[tuple[str, str, int, str, int, int]]:
+    """The accounts as rows of NUMBERS."""
+    rows = []
+    for writer, account in sorted(accounts.items()):
+        rows += [(*writer, PRESENT, *interval) for interval in account.present]
+        rows += [(*writer, DROPPED, *interval) for interval in account.dropped]
+        values = {REPORTED: account.reported, FINAL: account.final, ALONE: account.alone, FLUSH_MS: account.flush_ms}
+        rows += [(*writer, what, 0, int(value)) for what, value in values.items()]
+    return rows
+
+
+def _joined(rows: DataFrame) -> DataFrame:
+    """The same with intervals that touch as one: as many rows as there are gaps, however many batches there were."""
+    before = Window.partitionBy("stream", "instance", "epoch", "what").orderBy("first", "last")
+    reached = F.max("last").over(before.rowsBetween(Window.unboundedPreceding, -1))
+    is_new = F.coalesce(F.col("first") > reached + 1, F.lit(True)) & F.col("what").isin(*_INTERVALS)
+    marked = rows.withColumn("is_new", is_new.cast("int"))
+    numbered = marked.withColumn("island", F.sum("is_new").over(before))
+    groups = numbered.groupBy("stream", "instance", "epoch", "what", "island")
+    return groups.agg(F.min("first").alias("first"), F.max("last").alias("last"))

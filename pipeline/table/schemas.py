@@ -15,18 +15,6 @@ ROWS: Mapping[str, type[Row]] = {row.KIND: row for row in (UsageRecord, TraceEve
 
 _TYPES: Mapping[type, T.DataType] = {str: T.StringType(), int: T.LongType(), float: T.DoubleType()}
 
-PARTITION = "virtual_cluster"
-"""The column whose values have a directory each, below the day's."""
-
-LONGEST_NAME = 64
-"""Bytes of such a value: the configuration allows no longer one, and a directory's name must hold it escaped."""
-
-NO_NAME_HAS = "\0"
-"""What cannot be in such a value: no directory's name can hold it, and Hadoop does not escape it."""
-
-OFFSET = "line_offset"
-"""A column that only files have: sequence number less line number in a batch, the same throughout a run of lines."""
-
 MAY_BE_NEGATIVE: Mapping[str, frozenset[str]] = {
     UsageRecord.KIND: frozenset({"node_id"}),
     TraceEvent.KIND: frozenset({"node_id", "value", "at_ms"}),
@@ -59,6 +47,18 @@ QUARANTINE = T.StructType(
     ]
 )
 """What was not taken: where (no line: the whole file, or a message), why, how it began, and when it was found."""
+
+NUMBERS = T.StructType(
+    [
+        T.StructField("stream", T.StringType()),
+        T.StructField("instance", T.StringType()),
+        T.StructField("epoch", T.LongType()),
+        T.StructField("what", T.StringType()),
+        T.StructField("first", T.LongType()),
+        T.StructField("last", T.LongType()),
+    ]
+)
+"""What is known of the sequence numbers of a writer: see pipeline.table.accounts."""
 
 
 def schema_of(row: type[Row]) -> T.StructType:

@@ -1,23 +1,62 @@
-"""The table that ingest writes and all others read.
+"""The table that ingest writes and all others read: a folder with Delta tables.
 
-<table>/usage/commit=<name>/day=2026-11-22/virtual_cluster=main/*.parquet
-<table>/trace/...                                                          the same of trace events
-<table>/quarantine/commit=<name>/*.parquet                                 what was not taken, and why
-<table>/_log/                                                              what of it counts: see table_log
-<table>/_summaries/                                                        what was asked before: see day_summaries
+<table>/usage        usage records, partitioned by `day`
+<table>/trace        trace events, the same
+<table>/quarantine   what was not taken, and why: QUARANTINE
+<table>/numbers      which sequence numbers were taken, dropped or reported: see accounts
+<table>/usage_2h     what `simulate` asks again and again: see summaries
+<table>/_checkpoint  Spark's state of each source
 """
 
-from collections.abc import Iterable
+import re
+from collections.abc import Mapping
+from pathlib import Path
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
 from pipeline.spark.day import day_of
-from pipeline.table.files import files_at
-from pipeline.table.schemas import PARTITION, QUARANTINE, ROWS, defaults, schema_of, time_column
-from pipeline.table.table_log import BadTable, Part, State, read_state
+from pipeline.table.schemas import NUMBERS, QUARANTINE, ROWS, defaults, schema_of, time_column
 from quotas.records.usage_record import TRACE, USAGE, Row
+
+DAY = "day"
+"""UTC; the partition of usage records, trace events and summaries."""
+
+_WITH_DAY = T.StructField(DAY, T.DateType())
+
+TABLES: Mapping[str, T.StructType] = {
+    **{kind: schema_of(row).add(_WITH_DAY) for kind, row in ROWS.items()},
+    "quarantine": QUARANTINE,
+    "numbers": NUMBERS,
+}
+"""What ingest writes, by name."""
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_NO_TABLE = ("PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "DELTA_MISSING_DELTA_TABLE")
+_TOO_NEW = ("DELTA_INVALID_PROTOCOL_VERSION", "DELTA_UNSUPPORTED_FEATURES")
+
+
+class BadTable(ValueError):
+    """A directory that is no table, or one that this version cannot read."""
+
+
+def root_of(table: str) -> str:
+    """The URI of a table, or of a spool. A bare path is one of this machine, whatever Spark's default is."""
+    return table.rstrip("/") if _URI.match(table) else f"file://{Path(table).absolute()}"
+
+
+def sql_name(root: str, name: str) -> str:
+    """One of the Delta tables as SQL names it."""
+    return f"delta.`{root.replace('`', '``')}/{name}`"
+
+
+def sql_text(text: str) -> str:
+    """A text as SQL writes it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def read_usage(
@@ -25,76 +64,106 @@ def read_usage(
     table: str,
     since_ms: int | None = None,
     until_ms: int | None = None,
-    state: State | None = None,
+    version: int | None = None,
 ) -> DataFrame:
     """The usage records whose windows began at `since_ms` or later and before `until_ms`, and their `day` (a date).
 
-    The table as it was in `state`, or as it is at this moment: what is ingested later is not in it. Raises BadTable if
-    there is none.
+    The table as it was in this version, or as it is at this moment: what is ingested later is not in it. Raises
+    BadTable if there is none.
     """
-    return _read(spark, table, ROWS[USAGE], since_ms, until_ms, state)
+    return _read(spark, table, ROWS[USAGE], since_ms, until_ms, version)
 
 
 def read_trace(spark: SparkSession, table: str, since_ms: int | None = None, until_ms: int | None = None) -> DataFrame:
     """The trace events with `wall_ms` in that time, and their `day`. Otherwise as `read_usage`."""
-    return _read(spark, table, ROWS[TRACE], since_ms, until_ms)
+    return _read(spark, table, ROWS[TRACE], since_ms, until_ms, None)
 
 
 def read_quarantine(spark: SparkSession, table: str) -> DataFrame:
     """What ingest did not take: QUARANTINE."""
-    state, root = state_of(spark, table), files_at(spark, table).root
-    paths = [f"{root}/{part.path}" for part in state.parts.values() if part.stream == "quarantine"]
-    return spark.read.schema(QUARANTINE).parquet(*paths) if paths else spark.createDataFrame([], QUARANTINE)
+    return stored(spark, table, "quarantine")
 
 
-def state_of(spark: SparkSession | None, table: str) -> State:
-    """What the table's log says. Raises BadTable if it is no table, or an empty one."""
-    state = read_state(files_at(spark, table))
-    if state.version == 0:
-        raise BadTable(f"{table}: expected a table of `usage ingest`, found none")
-    return state
+def version_of(spark: SparkSession, table: str, name: str = USAGE) -> int:
+    """The number of the last commit. Raises BadTable."""
+    stored(spark, table, name)
+    version: int = spark.sql(f"DESCRIBE HISTORY {sql_name(root_of(table), name)} LIMIT 1").head()["version"]
+    return version
+
+
+def version_at(spark: SparkSession, table: str, at_ms: int) -> int:
+    """The version of the usage records at that time, in ms since 1970. Raises BadTable if there was none, or if it is
+    not known any more.
+    """
+    stored(spark, table, USAGE)
+    commits = spark.sql(f"DESCRIBE HISTORY {sql_name(root_of(table), USAGE)}")
+    [found] = commits.where(F.unix_millis("timestamp") <= at_ms).agg(F.max("version").alias("version")).collect()
+    if found["version"] is None:
+        raise BadTable(f"{table}: nothing is known of it at that time")
+    version: int = found["version"]
+    return version
+
+
+def stored(spark: SparkSession, table: str, name: str, version: int | None = None) -> DataFrame:
+    """One of the Delta tables, in this version or the present one. Raises BadTable."""
+    root = root_of(table)
+    reader = spark.read.format("delta")
+    if version is not None:
+        reader = reader.option("versionAsOf", version)
+    try:
+        return reader.load(f"{root}/{name}")
+    except (PySparkException, Py4JJavaError) as error:
+        raise _explained(table, error) from error
+
+
+def _explained(table: str, error: Exception) -> Exception:
+    text = str(error)
+    if any(name in text for name in _TOO_NEW):
+        return BadTable(f"{table}: it needs a later version of Delta Lake: {text.splitlines()[0]}")
+    if any(name in text for name in _NO_TABLE):
+        return BadTable(
+            f"{table}: expected a table of `usage ingest`, found none (`usage migrate` reads one of an earlier version)"
+        )
+    return error
+
+
+def make_tables(spark: SparkSession, table: str, tables: Mapping[str, T.StructType] = TABLES) -> None:
+    """Make the Delta tables that are missing, and add the columns that an earlier version did not know."""
+    root = root_of(table)
+    for name, schema in tables.items():
+        # SQL's CREATE TABLE IF NOT EXISTS makes none where a killed writer has left a directory.
+        writer = spark.createDataFrame([], schema).write.format("delta").mode("ignore")
+        parts = [DAY] if DAY in schema.names else []
+        try:
+            writer.partitionBy(*parts).save(f"{root}/{name}")
+        except (PySparkException, Py4JJavaError) as error:
+            raise _explained(table, error) from error
+        known = stored(spark, table, name).schema.names
+        if added := [field for field in schema.fields if field.name not in known]:
+            columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in added)
+            spark.sql(f"ALTER TABLE {sql_name(root, name)} ADD COLUMNS ({columns})")
 
 
 def _read(
-    spark: SparkSession,
-    table: str,
-    row: type[Row],
-    since_ms: int | None,
-    until_ms: int | None,
-    state: State | None = None,
+    spark: SparkSession, table: str, row: type[Row], since_ms: int | None, until_ms: int | None, version: int | None
 ) -> DataFrame:
-    days = [None if ms is None else day_of(ms) for ms in (since_ms, until_ms)]
-    state = state_of(spark, table) if state is None else state
-    parts = [
-        part
-        for part in state.parts.values()
-        if part.stream == row.KIND
-        and (days[0] is None or part.day >= days[0])
-        and (days[1] is None or part.day <= days[1])
-    ]
-    records = read_parts(spark, files_at(spark, table).root, row, parts)
+    if version is None:
+        version = version_of(spark, table, row.KIND)
+    records = completed(stored(spark, table, row.KIND, version), row)
     at = F.col(time_column(row))
     if since_ms is not None:
-        records = records.where(at >= since_ms)
+        records = records.where((at >= since_ms) & (F.col(DAY) >= F.lit(day_of(since_ms)).cast("date")))
     if until_ms is not None:
-        records = records.where(at < until_ms)
+        records = records.where((at < until_ms) & (F.col(DAY) <= F.lit(day_of(until_ms)).cast("date")))
     return records
 
 
-def read_parts(spark: SparkSession, root: str, row: type[Row], parts: Iterable[Part]) -> DataFrame:
-    """The records of these parts. Columns that were not known when a file was written have their defaults."""
-    paths = [f"{root}/{part.path}" for part in parts]
-    schema = schema_of(row)
-    with_day = T.StructType([*schema.fields, T.StructField("day", T.DateType())])
-    if not paths:
-        return spark.createDataFrame([], with_day)
-    stored = spark.read.schema(with_day).option("basePath", f"{root}/{row.KIND}").parquet(*paths)
-    # A partition without a name is read as null.
-    values = {**defaults(row), PARTITION: ""}
-    return stored.select(
-        *(
-            F.coalesce(F.col(name), F.lit(values[name])).alias(name) if values.get(name) is not None else F.col(name)
-            for name in schema.names
-        ),
-        "day",
-    )
+def completed(rows: DataFrame, row: type[Row]) -> DataFrame:
+    """The columns of a record, and `day`. Those that were not known when a row was written have their defaults."""
+    known, later = set(rows.columns), defaults(row)
+    columns = []
+    for field in schema_of(row).fields:
+        default = F.lit(later.get(field.name)).cast(field.dataType)
+        column = F.col(field.name) if field.name in known else default
+        columns.append((F.coalesce(column, default) if field.name in later else column).alias(field.name))
+    return rows.select(*columns, DAY)

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from importlib import import_module
 from typing import Any, NoReturn, TypeVar
 
@@ -15,12 +16,16 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _OF_THE_EXTRA = {"pyspark", "py4j", "pandas", "pyarrow", "jinja2", "numpy", "rich"}
 
 _SPARK_OPTIONS = (
-    click.option("--master", default="local[*]", show_default=True, help="Spark's master, as spark://host:7077."),
+    click.option(
+        "--master", help="Spark's master, as spark://host:7077; without it that of spark-submit, or this machine."
+    ),
     click.option("--memory", default="2g", show_default=True, help="Memory of Spark's driver."),
     click.option("--conf", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark."),
 )
 
-table_option = click.option("--table", required=True, metavar="DIRECTORY", help="The table: a path, or hdfs://...")
+table_option = click.option(
+    "--table", required=True, metavar="DIRECTORY", help="The table: a path, or hdfs://... or s3a://..."
+)
 
 
 def spark_options(command: Command) -> Command:
@@ -56,14 +61,20 @@ def run_job(name: str, **arguments: Any) -> NoReturn:
     except ValueError as error:
         refuse(str(error), BAD_INPUT)
     except Exception as error:
-        problem = import_module("pipeline.spark.unreadable").problem_of_file(error)
+        problem = import_module("pipeline.spark.unreadable").problem_of(error)
         if not problem:
             raise
         refuse(problem, BAD_INPUT)
 
 
 @usage.command()
-@click.option("--from", "spool", metavar="DIRECTORY", help="The spool, as the proxy writes it.")
+@click.option(
+    "--from",
+    "spools",
+    multiple=True,
+    metavar="DIRECTORY",
+    help="A spool, as a proxy writes it; several with one --from each, or as '/spools/*'.",
+)
 @click.option("--from-topic", "topic", metavar="TOPIC", help="A Kafka topic with the lines of spools.")
 @click.option("--bootstrap-server", "servers", metavar="HOST:PORT[,...]", help="The cluster of the topic.")
 @click.option(
@@ -93,7 +104,7 @@ def run_job(name: str, **arguments: Any) -> NoReturn:
 )
 @spark_options
 def ingest(
-    spool: str | None,
+    spools: tuple[str, ...],
     topic: str | None,
     servers: str | None,
     pairs: tuple[str, ...],
@@ -108,8 +119,8 @@ def ingest(
     """
     if once and every_s is not None:
         refuse("expected either --once or --every, got both")
-    if (spool is None) == (topic is None):
-        refuse(f"expected either --from or --from-topic, got {'neither' if spool is None else 'both'}")
+    if bool(spools) == (topic is not None):
+        refuse(f"expected either --from or --from-topic, got {'both' if spools else 'neither'}")
     if topic is None and (servers is not None or pairs):
         refuse("expected --bootstrap-server and --kafka-conf with --from-topic only")
     if every_s is not None:
@@ -121,7 +132,7 @@ def ingest(
         given = key_values(pairs, "--kafka-conf", r"[a-z0-9.]+", expected)
         arguments["topic"] = (topic, servers, with_files(given, "--kafka-conf"))
         settings = _with_kafka_source(settings)
-    run_job("ingest", spool=spool, once=every_s is None, settings=settings, **arguments)
+    run_job("ingest", spools=spools, once=every_s is None, settings=settings, **arguments)
 
 
 def _with_kafka_source(settings: tuple[str, ...]) -> tuple[str, ...]:
@@ -141,11 +152,12 @@ def _with_kafka_source(settings: tuple[str, ...]) -> tuple[str, ...]:
 @usage.command()
 @table_option
 @click.option(
-    "--at-least",
-    type=click.IntRange(2),
-    default=8,
+    "--keep-hours",
+    type=click.IntRange(24),
+    default=168,
     show_default=True,
-    help="Merge a day that has at least this many small files.",
+    metavar="H",
+    help="How long files stay that are not part of the table, for those who read an earlier version or still write.",
 )
 @spark_options
 def compact(**arguments: Any) -> None:
@@ -154,11 +166,39 @@ def compact(**arguments: Any) -> None:
 
 
 @usage.command()
-@click.option("--table", required=True, metavar="DIRECTORY", help="The table: a path of this machine.")
-def gaps(table: str) -> None:
+@click.option("--from", "old", required=True, metavar="DIRECTORY", help="The table of an earlier version.")
+@table_option
+@spark_options
+def migrate(**arguments: Any) -> None:
+    """Read a table of an earlier version, of the format before Delta Lake, into a new table."""
+    run_job("migrate", **arguments)
+
+
+@usage.command()
+@table_option
+@click.option(
+    "--before",
+    required=True,
+    type=click.DateTime(["%Y-%m-%d"]),
+    metavar="DATE",
+    help="Delete the records of all days before this one, as 2026-11-22, in UTC.",
+)
+@click.option("--user", metavar="NAME", help="Delete the records of this user only.")
+@spark_options
+def expire(before: datetime, **arguments: Any) -> None:
+    """Delete old records from a table. They are not missing afterwards, and are not taken again.
+
+    Other jobs may read the table and write to it meanwhile. `compact` removes the files later.
+    """
+    run_job("expire", before=f"{before:%Y-%m-%d}", **arguments)
+
+
+@usage.command()
+@table_option
+@spark_options
+def gaps(**arguments: Any) -> None:
     """List the records that are missing, by their numbers, and those that proxies dropped.
 
-    Reads only the log of the table and does not start Spark, so the table must be a path of this machine.
     Exit status 1: records are missing.
     """
-    run_job("gaps", table=table)
+    run_job("gaps", **arguments)

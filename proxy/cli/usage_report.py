@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from proxy.cli.period import period_options
+from proxy.cli.period import Moment, period_options
 from proxy.cli.usage import run_job, spark_options, table_option
 
 
@@ -21,6 +21,13 @@ from proxy.cli.usage import run_job, spark_options, table_option
     default=20,
     show_default=True,
     help="The number of rows of each table.",
+)
+@click.option(
+    "--as-of",
+    "as_of_ms",
+    type=Moment(),
+    metavar="TIME",
+    help="Read the records that the table had at this time (UTC), as far as `compact` has kept them.",
 )
 @spark_options
 def report(prices: Path | None, **arguments: Any) -> None:

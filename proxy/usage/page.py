@@ -138,7 +138,8 @@ kafka-throttle usage ship --from SPOOL --to-topic TOPIC --bootstrap-server HOST:
 
 Tab-separated UTF-8: the version ({VERSION}), the kind, the columns of that kind in the order below, and the CRC-32 of
 everything before the last tab as eight hexadecimal digits. In texts `\\\\`, `\\t`, `\\n`, `\\r` stand for backslash,
-tab, line feed, carriage return; `\\N` is a missing value. A later version only adds columns at the end.
+tab, line feed, carriage return; `\\N` is a missing value. Numbers are written as Python's `repr` writes them (`-2`,
+`0.1`, `1e-07`); `usage ingest` refuses others, such as `+5` or `007`. A later version only adds columns at the end.
 
 The version covers columns only. A later proxy may write more numbers at the end of each second of a profile; readers
 ignore numbers that they do not know. The first readers of profiles are an exception: they cannot read a profile with

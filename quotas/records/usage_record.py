@@ -2,8 +2,10 @@
 
 A line is tab-separated UTF-8: version, kind, the columns of that kind in order, and the CRC-32 of everything before
 it as eight hexadecimal digits. In texts a backslash, tab, line feed and carriage return are written `\\\\`, `\\t`,
-`\\n` and `\\r`; a missing value is `\\N`. A later version only adds columns behind the last one: an older reader
-ignores columns that it does not know, a newer reader uses defaults for columns that are missing.
+`\\n` and `\\r`; a missing value is `\\N`. Numbers are written as Python's `repr` writes them. What only
+some languages take for a number, such as ` 5`, `+5`, `1_000` or `0x1p3`, is none. A later version only adds columns
+behind the last one: an older reader ignores columns that it does not know, a newer reader uses defaults for columns
+that are missing.
 
 A file of the spool is a `header`, records, and an `end`; it gets its name only when it is complete. Usage and trace
 have separate files and sequences: each record has the next number of its (instance, epoch, stream), so a reader can
@@ -15,6 +17,7 @@ all say `beside` is no sign of that: the process before it may still have writte
 """
 
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -33,6 +36,9 @@ _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _CRC_DIGITS = 8
 _VERSION_DIGITS = 9
 """The most digits that are read: Python refuses to convert numbers of thousands of digits."""
+FLOAT = r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?|-?inf|nan"
+"""How `repr` writes floats, as a regular expression."""
+_NUMBERS = {int: re.compile("0|-?[1-9][0-9]{0,18}"), float: re.compile(FLOAT)}
 _Row = TypeVar("_Row", bound="Row")
 
 
@@ -335,11 +341,11 @@ _TRANSLATION = str.maketrans(_ESCAPES)
 
 def read_line(line: str) -> Row:
     """The row of a line. Raises BadLine if the line is invalid or of an unknown kind."""
-    body, _, crc = line.removesuffix("\n").rpartition("\t")
-    if crc != f"{crc32(body.encode()):0{_CRC_DIGITS}x}":
+    body, tab, crc = line.removesuffix("\n").rpartition("\t")
+    if not tab or crc != f"{crc32(body.encode()):0{_CRC_DIGITS}x}":
         raise BadLine("the checksum is wrong")
     version, *parts = body.split("\t")
-    if not version.isdecimal() or len(version) > _VERSION_DIGITS or int(version) < 1:
+    if not version.isascii() or not version.isdecimal() or len(version) > _VERSION_DIGITS or int(version) < 1:
         raise BadLine(f"expected a version, got {version[:40]!r}")
     row = ROWS.get(parts[0]) if parts else None
     if row is None:
@@ -372,14 +378,11 @@ def _read(part: str, name: str, kind: type, optional: bool) -> str | float | Non
         return None
     if kind is str:
         return unescaped(part)
-    try:
-        value: float = kind(part)
-    except ValueError:
-        raise BadLine(f"{name}: expected {kind.__name__}, got {part[:40]!r}") from None
-    if kind is int and not -(2**63) <= value < 2**63:
-        raise BadLine(f"{name}: expected 64 bits, got {part[:40]}")
+    value: float | None = kind(part) if _NUMBERS[kind].fullmatch(part) else None
+    if value is None or (kind is int and not -(2**63) <= value < 2**63):
+        raise BadLine(f"{name}: expected {kind.__name__}, got {part[:40]!r}")
     if not math.isfinite(value):
-        raise BadLine(f"{name}: expected a finite number, got {part!r}")
+        raise BadLine(f"{name}: expected a finite number, got {part[:40]!r}")
     return value
 
 

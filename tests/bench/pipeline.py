@@ -1,12 +1,11 @@
 """How fast usage records become a table, beside DuckDB that parses and writes the same files.
 
     python tests/bench/pipeline.py ingest --rows 10000000,50000000    each size, and whether the cost per row grows
-    python tests/bench/pipeline.py parts --rows 5000000               what each step of an ingest costs
+    python tests/bench/pipeline.py small --rounds 20                  100 lines into a table that is there already
 
-Both write Parquet by day and virtual cluster. DuckDB looks at no checksum, compares no sequence numbers and its result
-is not atomic; it is here as a measure of what this machine can do. Runs are taken in turn, after a warm-up of each.
-The machine may be shared, so processor seconds count more than the clock: those of Spark, of its Python and of this
-process, all together.
+Both write Parquet by day. DuckDB looks at no checksum, compares no sequence numbers and its result is not atomic; it is
+here as a measure of what this machine can do. Runs are taken in turn, after a warm-up of each. The machine may be
+shared, so processor seconds count more than the clock: those of Spark, of its Python and of this process, all together.
 """
 
 import argparse
@@ -14,9 +13,9 @@ import json
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pyarrow.parquet as pq
@@ -24,29 +23,25 @@ import pyarrow.parquet as pq
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
-from pipeline.ingest.line_columns import Reader
-from pipeline.ingest.lines import parsed, summed, written
 from pipeline.jobs.ingest import ingest_spool
 from pipeline.spark.session import spark_session
-from pipeline.table.table import state_of
+from pipeline.table.table import read_usage
 from quotas.records.usage_record import VERSION, UsageRecord, columns
 from tests.bench.spark_cost import CORES, measured
-from tests.pipeline.spools import write_many
+from tests.pipeline.spools import Fleet, records, write_many, write_spool
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP_ROWS = 2_000_000
 _DUCKDB_TYPES = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE"}
-_NO_TIME_MS = 2**60
 
 Figures = dict[str, float]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["ingest", "parts"])
+    parser.add_argument("what", choices=["ingest", "small"])
     parser.add_argument("--rows", default="10000000", help="how many; several sizes with commas between them")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", default="3g", help="of Spark's driver")
@@ -54,14 +49,17 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench" / "pipeline")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    settings = dict(setting.split("=", 1) for setting in arguments.conf)
+    if arguments.what == "small":
+        spark = spark_session(f"local[{CORES}]", arguments.memory, "benchmark", settings)
+        print(small(spark, arguments.rounds))
+        return 0
     sizes = sorted(int(rows) for rows in arguments.rows.split(","))
     spools = {count: spool_of(arguments.folder, count) for count in {min(sizes[0], WARM_UP_ROWS), *sizes}}
-    settings = dict(setting.split("=", 1) for setting in arguments.conf)
     spark = spark_session(f"local[{CORES}]", arguments.memory, "benchmark", settings)
     out = arguments.folder / "table"
-    measure = ingest if arguments.what == "ingest" else parts
     try:
-        figures = {size: measure(spark, spools, size, arguments.rounds, out) for size in sizes}
+        figures = {size: ingest(spark, spools, size, arguments.rounds, out) for size in sizes}
     finally:
         spark.stop()
         shutil.rmtree(out, ignore_errors=True)
@@ -75,60 +73,42 @@ def main() -> int:
 def ingest(spark: SparkSession, spools: dict[int, Path], rows: int, rounds: int, out: Path) -> dict[str, Figures]:
     """Medians by side."""
 
-    def ours(spool: Path) -> None:
-        ingest_spool(spark, str(spool), str(out), say=lambda line: None)
-        assert state_of(None, str(out)).counts == {"usage records": rows_of(spool)}
-
     def theirs(spool: Path) -> None:
         duckdb_copy(spool, out)
         assert sum(pq.ParquetFile(file).metadata.num_rows for file in out.rglob("*.parquet")) == rows_of(spool)
 
-    return medians({"ingest": ours, "DuckDB": theirs}, spools, rows, rounds, out)
+    return medians({"ingest": ingest_of(spark, out), "DuckDB": theirs}, spools, rows, rounds, out)
 
 
-def parts(spark: SparkSession, spools: dict[int, Path], rows: int, rounds: int, out: Path) -> dict[str, Figures]:
-    """Medians by step; each step does all that those before it do, the sixth is an ingest."""
+def ingest_of(spark: SparkSession, out: Path) -> Callable[[Path], None]:
+    """An ingest of a spool, which takes all rows."""
 
-    def lines(spool: Path) -> DataFrame:
-        where = (F.col("_metadata.file_path").alias("file"), F.col("_metadata.file_block_start").alias("block"))
-        read = spark.read.format("text").option("lineSep", "\n").load(str(spool))
-        return read.select(F.col("value").alias("text"), *where, F.monotonically_increasing_id().alias("number"))
+    def run(spool: Path) -> None:
+        totals = ingest_spool(spark, str(spool), str(out), say=lambda line: None)
+        assert totals.counts == {"usage records": rows_of(spool)}, totals.counts
 
-    def nothing(frame: DataFrame) -> None:
-        frame.write.format("noop").mode("overwrite").save()
-
-    def swallow(batches: Iterable[Any]) -> Iterator[Any]:
-        for _ in batches:
-            yield from ()
-
-    def read(batches: Iterable[Any]) -> Iterator[Any]:
-        return swallow(Reader(UsageRecord, _NO_TIME_MS).read(batches))
-
-    def records(spool: Path) -> DataFrame:
-        return parsed(lines(spool), UsageRecord, _NO_TIME_MS)
-
-    def write(spool: Path) -> None:
-        written(lines(spool), UsageRecord, _NO_TIME_MS, out).collect()
-
-    def write_by_spark(spool: Path) -> None:
-        records(spool).write.partitionBy("kind", "day", "virtual_cluster").parquet(str(out))
-
-    steps: dict[str, Callable[[Path], None]] = {
-        "lines read": lambda spool: nothing(lines(spool)),
-        "... and summed (CRC-32)": lambda spool: nothing(summed(lines(spool))),
-        "... and brought to Python": lambda spool: nothing(summed(lines(spool)).mapInArrow(swallow, "number long")),
-        "... and read": lambda spool: nothing(summed(lines(spool)).mapInArrow(read, "number long")),
-        "... and written as Parquet": write,
-        "... and known to be new, and committed": lambda spool: ingest_quietly(spark, spool, out),
-        "instead: brought back to Spark": lambda spool: nothing(records(spool)),
-        "... and written as Parquet by Spark": write_by_spark,
-    }
-    return medians(steps, spools, rows, rounds, out)
+    return run
 
 
-def ingest_quietly(spark: SparkSession, spool: Path, out: Path) -> None:
-    """The whole."""
-    ingest_spool(spark, str(spool), str(out), say=lambda line: None)
+def small(spark: SparkSession, rounds: int) -> str:
+    """Medians of ingests of 100 lines each into one table, after as many that warm up."""
+    runs: list[Figures] = []
+    with tempfile.TemporaryDirectory() as folder:
+        spool, table = Path(folder, "spool"), Path(folder, "table")
+        for number in range(1, 2 * rounds + 1):
+            write_spool(spool, records(Fleet(first_sequence=100 * number - 99), 100), first_file=number)
+            before = jobs(spark)
+            figures = measured(lambda: ingest_spool(spark, str(spool), str(table), say=lambda line: None), 100)
+            runs.append({"seconds": figures["seconds"], "jobs": jobs(spark) - before})
+            runs[-1]["cpu_seconds"] = figures["cpu_us_per_row"] * 100 / 1e6
+            print({key: round(value, 2) for key, value in runs[-1].items()}, file=sys.stderr, flush=True)
+        assert read_usage(spark, str(table)).count() == 100 * 2 * rounds
+    return str({key: round(statistics.median(run[key] for run in runs[rounds:]), 2) for key in runs[0]})
+
+
+def jobs(spark: SparkSession) -> int:
+    """How many jobs Spark has run."""
+    return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
 
 
 def medians(
@@ -175,7 +155,7 @@ def duckdb_copy(spool: Path, out: Path) -> None:
             f"""COPY (SELECT * EXCLUDE (version, kind, crc), make_timestamp_ms(begin_ms)::DATE AS day FROM read_csv(
             '{spool}/*.tsv', delim='\t', header=false, quote='', escape='', nullstr='\\N', auto_detect=false,
             ignore_errors=true, columns={{{wanted}}}) WHERE kind = 'usage') TO '{out}'
-            (FORMAT parquet, PARTITION_BY (day, virtual_cluster), COMPRESSION zstd, OVERWRITE_OR_IGNORE)"""
+            (FORMAT parquet, PARTITION_BY (day), COMPRESSION zstd, OVERWRITE_OR_IGNORE)"""
         )
 
 

@@ -35,7 +35,7 @@ from pyspark.sql import SparkSession
 from pipeline.jobs import report
 from pipeline.jobs.simulate import simulate
 from pipeline.spark.session import spark_session
-from pipeline.table import day_summaries
+from pipeline.table import summaries
 from pipeline.table.table import read_usage
 from tests.bench.processes import ROOT, say
 from tests.bench.spark_cost import CORES, KINDS, measured
@@ -145,7 +145,7 @@ def rounded(figures: Figures) -> Figures:
 
 def simulated_first(task: Task, rows: int) -> Figures:
     """Without summaries, which it leaves behind."""
-    shutil.rmtree(Path(task.table, day_summaries.FOLDER), ignore_errors=True)
+    shutil.rmtree(Path(task.table, summaries.NAME), ignore_errors=True)
     return simulated(task, rows)
 
 
@@ -230,7 +230,7 @@ _REPORT = [
 def yardstick(task: Task, rows: int) -> Figures:
     """What DuckDB takes for sums of the same kind."""
     with duckdb.connect(config={"threads": CORES, "memory_limit": "4GB"}) as connection:
-        files = f"read_parquet('{task.table}/usage/*/*/*/*.parquet', hive_partitioning = true)"
+        files = f"read_parquet('{task.table}/usage/day=*/*.parquet', hive_partitioning = true)"
         connection.execute(f"CREATE VIEW usage AS SELECT * FROM {files} WHERE begin_ms < {until_ms(rows)}")
 
         def run() -> None:

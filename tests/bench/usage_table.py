@@ -17,9 +17,9 @@ from pyspark.sql import functions as F
 
 from pipeline.simulate.candidate import Candidate, Rules
 from pipeline.simulate.meter import Meter
-from pipeline.table.files import LocalFiles, folders
-from pipeline.table.schemas import ROWS, defaults, schema_of
-from pipeline.table.table_log import Commit, State, part_at, write_commit
+from pipeline.table.accounts import Account, Writer, rows_of
+from pipeline.table.schemas import NUMBERS, ROWS, defaults, schema_of
+from pipeline.table.table import make_tables
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.records.trace import Operation
@@ -27,6 +27,7 @@ from quotas.records.usage_record import USAGE, UsageRecord
 from tests.pipeline.live_runs import REPORTED, LiveWindow
 from tests.pipeline.spools import MONDAY_MS, Fleet, records
 
+INSTANCE = "proxy-1"
 PER_WINDOW = 600
 WINDOW_MS = 10_000
 TYPES = ("produce", "fetch", "request")
@@ -68,11 +69,13 @@ def table_at(spark: SparkSession, folder: Path, rows: int) -> str:
         frame = spark.range(0, whole, 1, max(2, whole // 1_000_000)).select(
             *(column.alias(name) for name, column in _columns().items())
         )
-        day = F.timestamp_millis(F.col("begin_ms")).cast("date")
-        frame.withColumn("day", day).write.partitionBy("day", "virtual_cluster").parquet(f"{aside}/usage/commit=made")
-        files = LocalFiles(aside)
-        parts = tuple(part_at(USAGE, path, size) for path, size in folders(files, "usage", 3))
-        write_commit(files, State(), Commit(MONDAY_MS, "", 0, parts, counts={"usage records": whole}))
+        make_tables(spark, str(aside))
+        frame.withColumn("day", F.timestamp_millis(F.col("begin_ms")).cast("date")).write.format("delta").mode(
+            "append"
+        ).save(f"{aside}/{USAGE}")
+        numbers = {Writer(USAGE, INSTANCE, MONDAY_MS): Account(present=((1, whole),), reported=whole)}
+        taken = spark.createDataFrame(rows_of(numbers), NUMBERS)
+        taken.write.format("delta").mode("append").save(f"{aside}/numbers")
         aside.rename(table)
     return str(table)
 
@@ -156,7 +159,7 @@ def _columns() -> dict[str, Column]:
     requests = as_live("requests", counted)
     begin = F.lit(MONDAY_MS) + window * WINDOW_MS
     known = {
-        "instance": F.lit("proxy-1"),
+        "instance": F.lit(INSTANCE),
         "epoch": F.lit(MONDAY_MS),
         "sequence": number + 1,
         "begin_ms": begin,

@@ -62,7 +62,7 @@ def test_each_command_has_its_options_and_the_table(night):
     assert night.calls == [
         ["usage", "ingest", *spark, "--from", f"{here}/spool"],
         ["usage", "compact", *spark],
-        ["usage", "gaps", "--table", f"{here}/table"],
+        ["usage", "gaps", *spark],
         ["usage", "report", *spark, "--out", f"{here}/out/report", "--prices", "p.yaml"],
         ["usage", "recommend", *spark, "--out", f"{here}/out/advice", "--by", "user"],
         ["usage", "plan", "--quotas", f"{here}/out/advice/stage-1.yaml", "--out", f"{here}/out/plan.json", "-c",

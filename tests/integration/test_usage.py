@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from kafka import KafkaConsumer, KafkaProducer
 
-from pipeline.ingest.rejects import Line, Sorted
+from pipeline.ingest.frames import Frames
 from pipeline.ingest.summary import gap_lines
 from pipeline.table.accounts import Account, Writer, added, lost_ends
 from pipeline.table.intervals import union
@@ -108,15 +108,15 @@ def produce_and_consume(bootstrap, topic, client_id="limited"):
 
 def accounts_of_spool(directory):
     """What an ingest of the spool notes of headers, ends and records."""
-    found, numbers = Sorted(), {}
+    found, numbers = Frames(), {}
     paths = sorted(directory.glob("*.tsv"))
     for path in paths:
-        for number, line in enumerate(path.read_text().splitlines(keepends=True)):
+        for line in path.read_text().splitlines():
             row = read_line(line)
             if isinstance(row, UsageRecord | TraceEvent):
                 numbers.setdefault(Writer(row.KIND, row.instance, row.epoch), []).append((row.sequence, row.sequence))
             else:
-                found.take(Line(line.removesuffix("\n"), str(path), 0, number), sys.maxsize)
+                assert found.take(line, str(path)) == ""
     found.close(map(str, paths))
     return added(found.accounts, {writer: Account(union(present)) for writer, present in numbers.items()})
 

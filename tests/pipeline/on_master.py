@@ -1,8 +1,8 @@
 """`usage ingest`, `report` and `simulate` one after the other, by their commands, in one process with one Spark.
 
-python -m tests.pipeline.on_master MASTER SPOOL FOLDER CANDIDATE
+spark-submit ... tests/pipeline/on_master.py SPOOL FOLDER CANDIDATE
 
-FOLDER gets `table`, `report` and `response.json`.
+FOLDER gets `table`, `report` and `response.json`. The commands get no --master: that of spark-submit is used.
 """
 
 import contextlib
@@ -10,16 +10,13 @@ import sys
 from pathlib import Path
 
 from proxy.cli.main import main
-from tests.pipeline.spark_cluster import ON_CLUSTER, SMALL_JAVA
 
 
-def run(master: str, spool: str, folder: Path, candidate: str) -> None:
-    small = dict.fromkeys(("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"), SMALL_JAVA)
-    settings = [f"--conf={key}={value}" for key, value in (ON_CLUSTER | small).items()]
-    spark = ["--table", str(folder / "table"), "--master", master, "--memory", "700m", *settings]
-    command(folder / "ingest.txt", "ingest", "--from", spool, *spark)
-    command(folder / "report.txt", "report", "--out", str(folder / "report"), *spark)
-    command(folder / "answer.json", "simulate", "--candidate", candidate, "--json", *spark)
+def run(spool: str, folder: Path, candidate: str) -> None:
+    table = ["--table", str(folder / "table")]
+    command(folder / "ingest.txt", "ingest", "--from", spool, *table)
+    command(folder / "report.txt", "report", "--out", str(folder / "report"), *table)
+    command(folder / "answer.json", "simulate", "--candidate", candidate, "--json", *table)
 
 
 def command(output: Path, *arguments: str) -> None:
@@ -32,4 +29,4 @@ def command(output: Path, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4])
+    run(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -25,7 +25,7 @@ ON_CLUSTER = {
 SMALL_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For programs that run once, on few rows, the fast compiler and the smallest collector are the quicker ones."""
 
-_SPARK = Path(pyspark.__file__).parent
+SPARK = Path(pyspark.__file__).parent
 _TIMEOUT_S = 120.0
 
 
@@ -52,12 +52,12 @@ def spark_cluster(folder: Path, workers: int = 2, memory: str = "1g") -> Iterato
 @contextlib.contextmanager
 def _running(log: Path, program: str, *arguments: str) -> Iterator[None]:
     environment = os.environ | {
-        "SPARK_HOME": str(_SPARK),
+        "SPARK_HOME": str(SPARK),
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": SMALL_JAVA,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    command = [str(_SPARK / "bin" / "spark-class"), f"org.apache.spark.deploy.{program}", *arguments]
+    command = [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.deploy.{program}", *arguments]
     with log.open("w") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, env=environment, cwd=log.parent, start_new_session=True,

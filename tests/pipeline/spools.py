@@ -14,7 +14,7 @@ from pathlib import Path
 from zlib import crc32
 
 from pipeline.spark.day import DAY_MS
-from quotas.records.usage_record import USAGE, VERSION, End, Header, Row, UsageRecord, columns, line_of
+from quotas.records.usage_record import USAGE, VERSION, End, Header, Row, TraceEvent, UsageRecord, columns, line_of
 
 MONDAY_MS = 1_792_972_800_000
 """2026-10-26, 00:00 UTC."""
@@ -97,6 +97,14 @@ def value_rows(fleet: Fleet) -> Iterator[dict[str, object]]:
 
 def records(fleet: Fleet, count: int) -> list[UsageRecord]:
     return [UsageRecord(**values) for values in itertools.islice(value_rows(fleet), count)]
+
+
+def event(sequence: int, **changes: object) -> TraceEvent:
+    values: dict[str, object] = dict.fromkeys(columns(TraceEvent), 0)
+    texts = dict.fromkeys(("virtual_cluster", "user", "client_id", "ip", "rule"), "x")
+    values |= {**texts, "instance": "proxy-1", "epoch": 3, "sequence": sequence, "operation": "charge"}
+    values |= {"quota_type": "produce", "value": -1.5, "limit": None, "wall_ms": MONDAY_MS + sequence}
+    return TraceEvent(**(values | changes))  # type: ignore[arg-type]
 
 
 def file_name(row: type[Row], instance: str, epoch: int, number: int) -> str:

@@ -5,35 +5,34 @@ python -m tests.pipeline.stopped_ingest STEP FILE usage ingest --from ...    FIL
 
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from pipeline.table.files import LocalFiles
+from pipeline.ingest.ingest import _Batch
 from proxy.cli.main import main
 
-STEPS = ("written", "moved", "committed")
-"""All is written aside; it is where it is to stay; the log names it, and Spark does not know."""
+TABLES = ("usage", "trace", "quarantine", "numbers")
+STEPS = tuple(f"{when}-{table}" for table in TABLES for when in ("before", "after"))
+"""Before and after the commit to each of the Delta tables of a batch."""
 
 
 def stand_at(step: str, sign: Path) -> None:
-    move, put_new = LocalFiles.move, LocalFiles.put_new
+    commit = _Batch.commit
 
     def stand() -> None:
         sign.touch()
         threading.Event().wait()
 
-    def moved(self: LocalFiles, path: str, to: str) -> None:
-        if step == "written" and to.startswith("usage/"):
+    def stopping(self: _Batch, name: str, do: Callable[[], Any]) -> Any:
+        if step == f"before-{name}":
             stand()
-        move(self, path, to)
+        result = commit(self, name, do)
+        if step == f"after-{name}":
+            stand()
+        return result
 
-    def put(self: LocalFiles, path: str, data: bytes) -> None:
-        if step == "moved":
-            stand()
-        put_new(self, path, data)
-        if step == "committed":
-            stand()
-
-    LocalFiles.move, LocalFiles.put_new = moved, put  # type: ignore[method-assign]
+    _Batch.commit = stopping  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from common.jars import spark_delta_jars
 from pipeline.jobs import report
 from pipeline.jobs.ingest import ingest_spool
 from pipeline.jobs.simulate import simulate
 from pipeline.simulate.candidate import load_candidate
 from pipeline.table.table import read_usage
-from tests.pipeline.spark_cluster import spark_cluster
+from tests.pipeline.spark_cluster import ON_CLUSTER, SMALL_JAVA, SPARK, spark_cluster
 from tests.pipeline.spools import Fleet, write_many
 
 ROWS = 4_000
@@ -63,15 +64,19 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def there(spark, inputs, cluster, tmp_path_factory):
-    """By the commands, with `--master spark://...`."""
+    """By the commands, with `spark-submit --master spark://...`."""
     folder = tmp_path_factory.mktemp("there")
     root = Path(__file__).parents[2]
     with spark_cluster(cluster) as master:
+        small = dict.fromkeys(("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"), SMALL_JAVA)
+        settings = [word for item in (ON_CLUSTER | small).items() for word in ("--conf", "=".join(item))]
+        jars = ["--jars", ",".join(map(str, spark_delta_jars()))]
+        submit = [SPARK / "bin" / "spark-submit", "--master", master, "--driver-memory", "700m", *jars, *settings]
         done = subprocess.run(
-            [sys.executable, "-m", "tests.pipeline.on_master", master, inputs / "spool", folder,
-             inputs / "candidate.yaml"],
+            [*submit, "tests/pipeline/on_master.py", inputs / "spool", folder, inputs / "candidate.yaml"],
             cwd=root, capture_output=True, text=True, timeout=600,
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(root), "SPARK_HOME": str(SPARK),
+                 "SPARK_LOCAL_IP": "127.0.0.1"},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return Made(spark, folder, json.loads((folder / "answer.json").read_text()))

@@ -3,22 +3,50 @@
 import gzip
 import json
 import random
+import re
 import shutil
-from dataclasses import replace
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from zlib import crc32
 
+import duckdb
 import pytest
+from deltalake import DeltaTable
+from pyspark.sql import Row
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
+from pipeline.ingest.ingest import Batch, Ingest, _Batch, now_ms
 from pipeline.jobs import gaps
-from pipeline.jobs.ingest import ingest_spool
-from pipeline.table.accounts import Account, Writer
-from pipeline.table.compaction import compacted
-from pipeline.table.files import LocalFiles, files_at
-from pipeline.table.table import read_quarantine, read_trace, read_usage, state_of
+from pipeline.jobs.ingest import _alone_at, ingest_spool
+from pipeline.table.accounts import Account, Writer, read_accounts
+from pipeline.table.maintenance import expired, optimized, vacuum
+from pipeline.table.schemas import schema_of
+from pipeline.table.table import (
+    TABLES,
+    BadTable,
+    make_tables,
+    read_quarantine,
+    read_trace,
+    read_usage,
+    version_at,
+    version_of,
+)
 from quotas.records.usage_record import VERSION, Dropped, End, Header, TraceEvent, UsageRecord, columns, line_of
-from tests.pipeline.spools import DAY_MS, MONDAY_MS, Fleet, file_name, records, write_file, write_many, write_spool
+from tests.pipeline.spools import (
+    DAY_MS,
+    MONDAY_MS,
+    Fleet,
+    event,
+    file_name,
+    records,
+    write_file,
+    write_many,
+    write_spool,
+)
 
 FLEET = Fleet(entities=20, per_window=5)
 WRITER = Writer("usage", FLEET.instance, FLEET.epoch)
@@ -41,7 +69,7 @@ class Place:
         return sorted((UsageRecord(**row.asDict()) for row in rows), key=lambda row: (row.epoch, row.sequence))
 
     def account(self, writer=WRITER):
-        return state_of(None, self.table).accounts[writer]
+        return read_accounts(self.spark, self.table)[writer]
 
     def quarantine(self):
         rows = read_quarantine(self.spark, self.table).collect()
@@ -219,14 +247,6 @@ def test_the_end_of_a_killed_process_is_missing_once_a_later_one_is_there(place,
     assert capsys.readouterr().out == "no record is missing\n"
 
 
-def event(sequence, **changes):
-    values = dict.fromkeys(TraceEvent.__slots__, 0)
-    texts = dict.fromkeys(("virtual_cluster", "user", "client_id", "ip", "rule"), "x")
-    values |= texts | {"instance": "proxy-1", "epoch": 3, "sequence": sequence, "operation": "charge"}
-    values |= {"quota_type": "produce", "value": -1.5, "limit": None, "wall_ms": MONDAY_MS + sequence}
-    return TraceEvent(**(values | changes))
-
-
 def test_trace_events_have_a_table_of_their_own(place):
     events = [event(number) for number in range(1, 31)]
     write_file(place.spool, [*events[:20], events[3]], 1)
@@ -257,77 +277,230 @@ def test_a_line_of_a_later_version_is_read_as_far_as_it_is_known(place):
     assert place.usage() == [row]
 
 
-def test_rows_in_no_order_at_all_are_taken_once(place, monkeypatch):
-    monkeypatch.setattr("pipeline.ingest.ingest._MOST_RUNS", 10)
+def test_rows_in_no_order_at_all_are_taken_once(place):
     mine = records(FLEET, 80)
-    mixed = [*mine, *mine[20:40]]
+    mixed = [*mine[:30], *mine[50:], *mine[20:30]]
     random.Random(5).shuffle(mixed)
     path = write_file(place.spool, mixed, 1)
-    path.write_text("".join(map(line_of, [*framed(mixed, 1)[:-1], End(records=100, next_sequence=81)])))
-    assert place.ingest() == {"usage records": 80, "usage duplicates": 20}
-    assert place.usage() == mine
+    path.write_text("".join(map(line_of, [*framed(mixed, 1)[:-1], End(records=70, next_sequence=81)])))
+    assert place.ingest() == {"usage records": 60, "usage duplicates": 10}
+    assert place.usage() == mine[:30] + mine[50:]
+    assert place.account().present == ((1, 30), (51, 80))
+    write_file(place.spool, [mine[40], mine[10], mine[42]], 2)
+    assert place.ingest() == {"usage records": 2, "usage duplicates": 1}
+    assert place.account().gaps == ((31, 40), (42, 42), (44, 50))
 
 
-def test_parts_are_merged_and_who_reads_the_old_ones_goes_on(place):
+def test_files_are_merged_and_who_reads_the_old_ones_goes_on(place):
     mine = records(FLEET, 30)
     for number in range(1, 4):
         write_file(place.spool, mine[10 * number - 10 : 10 * number], number)
         place.ingest()
     before = read_usage(place.spark, place.table)
-    files = files_at(None, place.table)
-    assert compacted(place.spark, files, at_least=4) == 0
-    assert compacted(place.spark, files, at_least=3) == 3
-    assert len(state_of(None, place.table).parts) == 1
+    assert optimized(place.spark, place.table) >= 3
+    assert optimized(place.spark, place.table) == 0
     assert before.count() == 30
-    assert compacted(place.spark, files, at_least=3, kept_ms=-1) == 0
-    assert len(list(Path(place.table).glob("usage/*/*/*/*.parquet"))) == 1
+    assert len(list(Path(place.table).glob("usage/day=*/*.parquet"))) > 1
+    vacuum(place.spark, place.table, 0)
+    assert len(list(Path(place.table).glob("usage/day=*/*.parquet"))) == 1
     assert place.usage() == mine
 
 
-@pytest.mark.parametrize("step", ["make_durable", "put_new", "after", "move"])
-def test_who_is_stopped_at_any_step_leaves_a_table_that_the_next_start_makes_whole(place, monkeypatch, step):
+STEPS = [(when, name) for name in ("usage", "quarantine", "numbers") for when in ("before", "after")]
+
+
+@pytest.mark.parametrize(("when", "step"), STEPS)
+def test_who_is_stopped_at_any_step_leaves_a_table_that_the_next_start_makes_whole(place, monkeypatch, when, step):
     mine = records(FLEET, 30)
     write_spool(place.spool, mine, per_file=10)
-    do = LocalFiles.put_new if step == "after" else getattr(LocalFiles, step)
+    (place.spool / "odd.tsv").write_text("odd\n")
+    commit = _Batch.commit
 
-    def stop(self, *arguments):
-        if step == "after":
-            do(self, *arguments)
-        raise RuntimeError("stopped")
+    def stop(self, name, do):
+        if name != step or when == "after":
+            result = commit(self, name, do)
+        if name == step:
+            raise RuntimeError("stopped")
+        return result
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalFiles, "put_new" if step == "after" else step, stop)
-        patched.setattr(LocalFiles, "remove", lambda self, path: None)
+        patched.setattr(_Batch, "commit", stop)
         with pytest.raises(Exception, match="stopped"):
             place.ingest()
     place.ingest()
     assert place.usage() == mine
-    table = Path(place.table)
-    assert [len(list(table.glob(kind))) for kind in ("_staging/*", "usage/*", "_log/*.json")] == [0, 1, 1]
+    assert place.account() == Account(((1, 30),), (), 30, alone=True)
+    assert [row[2] for row in place.quarantine()] == [
+        "the file has neither header nor end: it is empty, foreign or cannot be read",
+        "the checksum is wrong",
+    ]
+
+
+def test_a_batch_that_is_run_again_is_judged_by_the_time_at_which_it_was_begun(place, monkeypatch):
+    """A record that was in the future then would otherwise be neither in the table nor in the quarantine."""
+    write_spool(place.spool, records(FLEET, 10))
+    with monkeypatch.context() as patched:
+        patched.setattr(_Batch, "run", None)
+        with pytest.raises(Exception, match="TypeError"):
+            place.ingest()
+    [offsets] = Path(place.table).glob("_checkpoint/*/offsets/0")
+    (offsets.parent / ".0.crc").unlink()
+    offsets.write_text(
+        re.sub(r'"batchTimestampMs":\d+', f'"batchTimestampMs":{MONDAY_MS - DAY_MS}', offsets.read_text())
+    )
+    assert place.ingest() == {"rejected: begin_ms: in the future": 10}
+
+
+@pytest.mark.parametrize("sequence", [-(2**63), 2**63 - 1, 0, -1])
+def test_a_line_with_an_odd_number_stops_nobody(place, sequence):
+    mine = records(FLEET, 10)
+    write_spool(place.spool, mine)
+    (place.spool / "odd.tsv").write_text(written(line_of(replace(mine[3], sequence=sequence)).rpartition("\t")[0]))
+    counts = place.ingest()
+    assert counts["usage records"] == 10 + (sequence == 0)
+    assert len(place.quarantine()) == 1 + (sequence != 0)
+    shutil.rmtree(f"{place.table}/_checkpoint")
+    assert place.ingest()["usage duplicates"] == 10 + (sequence == 0)
+    assert len(place.usage()) == 10 + (sequence == 0)
+
+
+def test_two_that_take_the_same_records_at_one_moment_take_them_once(place):
+    mine = records(FLEET, 60)
+    texts = [(line_of(row).rstrip("\n"), "file", 0) for row in mine]
+    ingests = [Ingest(place.spark, place.table) for _ in range(2)]
+
+    def take(number):
+        # Each has a session of its own, as a command has, for the settings of its transaction.
+        lines = place.spark.newSession().createDataFrame(texts, "text string, file string, block long")
+        return ingests[number].take(Batch(f"query-{number}", 0, lines, (), 2**62)).counts
+
+    with ThreadPoolExecutor(2) as both:
+        counts = list(both.map(take, range(2)))
+    assert sorted(count.get("usage records", 0) for count in counts) == [0, 60]
+    assert place.usage() == mine
+    assert place.account().present == ((1, 60),)
+
+
+def test_a_second_ingest_at_a_table_of_this_machine_is_refused(place):
+    write_spool(place.spool, records(FLEET, 10))
+    with (
+        _alone_at(place.table),
+        pytest.raises(ValueError, match=r"--table: another ingest writes to .*: repeat --from"),
+    ):
+        place.ingest()
+    assert place.ingest() == {"usage records": 10}
+
+
+def test_several_spools_are_taken_by_one_ingest(place):
+    mine, theirs = records(FLEET, 60), records(replace(FLEET, instance="proxy-2"), 20)
+    folders = [place.spool / name for name in ("one", "two", "three [x]")]
+    write_spool(folders[0], mine[:30])
+    write_spool(folders[1], theirs)
+    write_spool(folders[2], mine[20:])
+    said = []
+    spools = [str(place.spool / "[ot][nw][eo]"), str(folders[1]), str(place.spool / "three *")]
+    counts = ingest_spool(place.spark, spools, place.table, say=said.append).counts
+    assert counts == {"usage records": 80, "usage duplicates": 10 + 20}
+    assert sorted(place.usage(), key=lambda row: row.instance) == mine + theirs
+    assert said[-1] == "no record is missing"
+    with pytest.raises(ValueError, match="--from: expected a directory"):
+        ingest_spool(place.spark, [str(folders[0]), str(place.spool / "nothing*")], place.table)
+
+
+def test_records_that_are_deleted_are_neither_missing_nor_taken_again(place):
+    mine = records(FLEET, 40)
+    mine[3] = replace(mine[3], user="o'neill\\")
+    mine[20:] = [replace(row, begin_ms=row.begin_ms + DAY_MS, end_ms=row.end_ms + DAY_MS) for row in mine[20:]]
+    write_spool(place.spool, mine)
+    place.ingest()
+    version, at_ms = version_of(place.spark, place.table), now_ms()
+    assert expired(place.spark, place.table, "2026-10-27", mine[3].user) == {
+        "usage": sum(row.user == mine[3].user for row in mine[:20]),
+        "trace": 0,
+    }
+    left = [row for row in mine if row.begin_ms >= MONDAY_MS + DAY_MS or row.user != mine[3].user]
+    assert place.usage() == left
+    assert expired(place.spark, place.table, "2026-10-27") == {"usage": len(left) - 20, "trace": 0}
+    assert place.usage() == mine[20:]
+    assert place.account().gaps == ()
+    shutil.rmtree(f"{place.table}/_checkpoint")
+    assert place.ingest() == {"usage duplicates": 40}
+    assert place.usage() == mine[20:]
+    # As it was before.
+    assert version_at(place.spark, place.table, at_ms) == version
+    assert read_usage(place.spark, place.table, version=version).count() == 40
+    with pytest.raises(BadTable, match="nothing is known of it at that time"):
+        version_at(place.spark, place.table, MONDAY_MS)
 
 
 def test_a_table_written_by_an_older_version_is_read_with_defaults(place):
-    mine = records(FLEET, 10)
-    write_spool(place.spool, mine)
-    place.ingest()
-    [part] = state_of(None, place.table).parts
-    path, old = f"{place.table}/{part}", f"{place.table}/old"
-    place.spark.read.parquet(path).drop("shadow_limit", "unsent_bytes", "scope", "share").write.parquet(old)
-    shutil.rmtree(path)
-    shutil.move(old, path)
+    mine = records(FLEET, 20)
+    write_spool(place.spool, mine[:10])
+    later = ("shadow_limit", "unsent_bytes", "scope", "share")
+    fields = [field for field in TABLES["usage"].fields if field.name not in later]
+    make_tables(place.spark, place.table, {"usage": StructType(fields)})
+    new = place.spark.createDataFrame([Row(**asdict(row)) for row in mine[10:]], schema_of(UsageRecord))
+    day = F.to_date(F.timestamp_millis("begin_ms")).alias("day")
+    old = new.drop(*later).select("*", day)
+    old.write.format("delta").mode("append").save(f"{place.table}/usage")
+    assert place.usage() == mine[10:]
+    assert place.ingest() == {"usage records": 10}
     assert place.usage() == mine
 
 
 def test_a_directory_that_is_no_table_is_said_to_be_none(place):
-    with pytest.raises(ValueError, match="expected a table"):
+    with pytest.raises(BadTable, match="expected a table"):
         read_usage(place.spark, place.table)
-    (place.spool.parent / "table" / "_log").mkdir(parents=True)
-    (place.spool.parent / "table" / "_log" / "000000000001.json").write_text("{")
-    with pytest.raises(ValueError, match="is not readable"):
+    (place.spool.parent / "table" / "usage").mkdir(parents=True)
+    with pytest.raises(BadTable, match="expected a table"):
+        read_usage(place.spark, place.table)
+
+
+def test_a_table_of_a_later_version_of_delta_lake_is_refused(place):
+    write_spool(place.spool, records(FLEET, 10))
+    place.ingest()
+    log = Path(place.table) / "usage" / "_delta_log"
+    number = len(list(log.glob("*.json")))
+    features = {name: ["of-the-future"] for name in ("readerFeatures", "writerFeatures")}
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, **features}
+    (log / f"{number:020d}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
+    with pytest.raises(BadTable, match="it needs a later version of Delta Lake"):
+        read_usage(place.spark, place.table)
+    with pytest.raises(BadTable, match="it needs a later version of Delta Lake"):
         place.ingest()
-    (place.spool.parent / "table" / "_log" / "000000000001.json").write_text(json.dumps({"format": 99}))
-    with pytest.raises(ValueError, match="expected format 1, got 99"):
-        place.ingest()
+
+
+def test_others_read_the_table_while_it_is_written_and_merged(place):
+    """With `deltalake`, which has no Java, and with DuckDB on top of it: sums of a version are always whole."""
+    mine = records(FLEET, 60)
+    write_spool(place.spool, mine[:30], per_file=10)
+    place.ingest()
+    stop, seen, wrong = threading.Event(), set(), []
+
+    def read():
+        while not stop.is_set():
+            usage = DeltaTable(f"{place.table}/usage").to_pyarrow_dataset()
+            by_arrow = usage.to_table(columns=["sequence", "in_bytes"])
+            [by_duckdb] = duckdb.connect().execute("select count(*), sum(in_bytes) from usage").fetchall()
+            count = len(by_arrow)
+            total = sum(row.in_bytes for row in mine[:count])
+            seen.add(count)
+            if by_duckdb != (count, total) or sum(by_arrow["in_bytes"].to_pylist()) != total:
+                wrong.append((count, total, by_duckdb))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for number in range(4, 7):
+            write_file(place.spool, mine[10 * number - 10 : 10 * number], number)
+            place.ingest()
+            optimized(place.spark, place.table)
+    finally:
+        stop.set()
+        reader.join()
+    assert not wrong
+    assert {30, 60} <= seen <= {30, 40, 50, 60}
+    assert place.usage() == mine
 
 
 def test_many_are_written_as_each_would_be(tmp_path):

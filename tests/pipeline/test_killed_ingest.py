@@ -13,14 +13,14 @@ import sys
 import time
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
-from pipeline.table.table import state_of
+from pipeline.table.intervals import union
 from quotas.records.usage_record import UsageRecord, columns
 from tests.pipeline.spark_cluster import SMALL_JAVA
-from tests.pipeline.spools import Fleet, records, write_file
-from tests.pipeline.stopped_ingest import STEPS
+from tests.pipeline.spools import Fleet, event, records, write_file
+from tests.pipeline.stopped_ingest import STEPS, TABLES
 from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +28,8 @@ FLEET = Fleet(entities=50, per_window=20, virtual_clusters=("one", "two"))
 WRITING = "writing"
 RANDOM = "random"
 KILLS = int(os.environ.get("KILLS", "0"))
-MOMENTS = (WRITING, *(STEPS if KILLS else ("moved", "committed")), *[RANDOM] * KILLS)
-"""Each start of Spark takes some seconds; what is written and not yet moved is as what is being written."""
+MOMENTS = (WRITING, *(STEPS if KILLS else ("after-usage", "before-numbers", "after-numbers")), *[RANDOM] * KILLS)
+"""Each start of Spark takes some seconds."""
 PER_FILE = 500
 FILES_A_ROUND = 3
 LONGEST_S = 12.0
@@ -45,10 +45,17 @@ class Spool:
         self.aside.mkdir()
         self.records = records(FLEET, (rounds + 1) * FILES_A_ROUND * PER_FILE)
         self.files = 0
+        self.events = 0
 
     def grow(self):
         for _ in range(FILES_A_ROUND):
             self._write(self.records[self.files * PER_FILE : (self.files + 1) * PER_FILE])
+        self._write_trace()
+
+    def _write_trace(self):
+        batch = [event(number, epoch=FLEET.epoch) for number in range(self.events + 1, self.events + 11)]
+        write_file(self.folder, batch, self.events)
+        self.events += 10
 
     def repeat(self):
         self._write(self.records[100:700])
@@ -132,48 +139,46 @@ def test_an_ingest_that_is_killed_again_and_again_takes_each_record_once(tmp_pat
 
 def _run_and_kill(moment, spool, table, log, chance):
     process = start(spool, table, log, step=moment if moment in STEPS else None)
-    began, commits = time.monotonic(), len(list(table.glob("_log/*.json")))
+    began, before = time.monotonic(), _versions(table)
+    files = set(table.glob("usage/day=*/*.parquet"))
     try:
         if moment == RANDOM:
             time.sleep(LONGEST_S * chance.random())
         elif moment == WRITING:
-            wait_for(lambda: list(table.glob("_staging/*/first/**/*.parquet")), process)
+            wait_for(lambda: set(table.glob("usage/day=*/*.parquet")) - files, process)
         else:
             wait_for((spool.folder.parent / moment).exists, process)
     finally:
         kill(process, chance, "java" if moment == RANDOM and chance.random() < 0.3 else None)
-    orphans = set(table.glob("usage/commit=*")) - {table / Path(path).parents[1] for path in parts_of(table)}
-    new = len(list(table.glob("_log/*.json"))) - commits
-    print(
-        f"{moment}: killed after {time.monotonic() - began:.1f} s, {new} commits, {len(orphans)} directories left over"
-    )
+    new = {name: version - before[name] for name, version in _versions(table).items()}
+    print(f"{moment}: killed after {time.monotonic() - began:.1f} s, commits: {new}")
     if moment in STEPS:
-        assert (len(orphans), new) == {"written": (0, 0), "moved": (1, 0), "committed": (0, 1)}[moment]
+        when, _, name = moment.partition("-")
+        # Making a new table is a commit, too. What a killed run has committed before is not committed again.
+        made = {table: new[table] - (before[table] < 0) for table in TABLES}
+        reached = TABLES.index(name) + (when == "after")
+        assert all(made[table] in (0, 1) for table in TABLES[:reached]), made
+        assert not any(made[table] for table in TABLES[reached:]), made
 
 
-def parts_of(table):
-    return state_of(None, str(table)).parts if list(table.glob("_log/*.json")) else {}
+def _versions(table):
+    """The last version of each of the Delta tables, -1 if there is none."""
+    return {
+        name: max((int(path.stem) for path in table.glob(f"{name}/_delta_log/*.json")), default=-1) for name in TABLES
+    }
 
 
 def _assert_whole(spool, table):
-    state = state_of(None, str(table))
-    [account] = state.accounts.values()
-    assert account.present == ((1, len(spool.records)),)
+    numbers = [row for row in _rows(table, "numbers") if row["what"] == "present"]
+    for kind, count in (("usage", len(spool.records)), ("trace", spool.events)):
+        assert union((row["first"], row["last"]) for row in numbers if row["stream"] == kind) == ((1, count),)
     rows = sorted(_rows(table, "usage"), key=lambda row: row["sequence"])
     assert [UsageRecord(**{name: row[name] for name in columns(UsageRecord)}) for row in rows] == spool.records
-    assert state.counts["usage records"] == len(rows)
+    assert sorted(row["sequence"] for row in _rows(table, "trace")) == list(range(1, spool.events + 1))
     rejects = [(Path(row["file"]).name, row["line"], row["text"]) for row in _rows(table, "quarantine")]
     assert len(rejects) == len(set(rejects)) == spool.files
     assert {text for _, _, text in rejects} == {"rubbish"}
-    # Nothing is left of those who were killed.
-    assert list(table.glob("_staging/*")) == list(table.rglob("_temporary")) == []
-    known = {path.split("/")[1] for path in (*state.parts, *state.removed_ms)}
-    assert {path.name for kind in ("usage", "trace", "quarantine") for path in table.glob(f"{kind}/*")} == known
 
 
-def _rows(table, stream):
-    for part in state_of(None, str(table)).parts.values():
-        if part.stream == stream:
-            for file in sorted((table / part.path).glob("*.parquet")):
-                for row in pq.ParquetFile(file).read().to_pylist():
-                    yield {**row, "virtual_cluster": part.virtual_cluster}
+def _rows(table, name):
+    return DeltaTable(table / name).to_pyarrow_table().to_pylist()

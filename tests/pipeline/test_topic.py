@@ -1,6 +1,7 @@
 """A Kafka topic into a table: what the spool would have given, whatever else is in the topic, whoever is killed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,13 +15,13 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
 from demo.kafka_cluster import KafkaCluster
+from pipeline.ingest.frames import Frames
 from pipeline.ingest.ingest import Batch, Ingest
-from pipeline.ingest.rejects import NO_VALUE, Line, Sorted
+from pipeline.ingest.rules import NO_VALUE
 from pipeline.ingest.topic import Topic, problem_of_topic
 from pipeline.jobs.ingest import ingest_spool, ingest_topic
-from pipeline.table.accounts import Account, Writer
-from pipeline.table.files import files_at
-from pipeline.table.table import read_quarantine, read_usage, state_of
+from pipeline.table.accounts import Account, Writer, read_accounts
+from pipeline.table.table import read_quarantine, read_usage
 from proxy.cli.main import main
 from proxy.usage.kafka_topic import KafkaTopic
 from proxy.usage.shipper import Shipper, TopicUnavailable
@@ -40,16 +41,25 @@ def test_lines_that_come_one_by_one_say_whose_they_are():
     dropped = Dropped(instance="here", epoch=5, stream="usage", first_sequence=7, last_sequence=9, reason="no_room")
     end = End(records=6, next_sequence=10, stream="usage", instance="here", epoch=5)
     of_old = End(records=6, next_sequence=10)
-    found = Sorted()
-    for offset, text in enumerate([line_of(dropped), line_of(end), line_of(of_old), "hello", "", NO_VALUE]):
-        found.take(Line(text, f"records-2@{offset}", 2, offset), NEVER_MS)
-    found.close(())
+    found = Frames()
+    texts = [line_of(dropped), line_of(end), line_of(of_old), "hello", ""]
+    reasons = [found.take(text, f"records-2@{offset}") for offset, text in enumerate(texts)]
+    assert found.close(()) == []
     assert found.accounts == {Writer("usage", "here", 5): Account((), ((7, 9),), 9, alone=True)}
-    assert [(reject.file, reject.reason) for reject in found.rejects] == [
-        ("records-2@3", "the checksum is wrong"),
-        ("records-2@4", "the checksum is wrong"),
-        ("records-2@5", "the message has no value"),
-    ]
+    assert reasons == ["", "", "", "the checksum is wrong", "the checksum is wrong"]
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 5), (1, 2**48 + 1), (2**63 - 1, 2**63 - 1)])
+def test_numbers_that_no_proxy_has_are_refused(first, last):
+    """Anybody who may write to a topic can send them, and nobody could add to them within 64 bits."""
+    dropped = Dropped(
+        instance="here", epoch=5, stream="usage", first_sequence=first, last_sequence=last, reason="no_room"
+    )
+    found = Frames()
+    assert re.match(
+        r"(first|last)_sequence: expected a number from 0 to 281474976710656, got ", found.take(line_of(dropped), "x")
+    )
+    assert found.accounts == {}
 
 
 def test_what_spark_says_about_a_topic_is_said_shortly():
@@ -79,11 +89,11 @@ def test_messages_in_any_order_and_number_are_taken_once_and_the_rest_is_put_asi
     rows = [(text, f"records-0@{offset}", 0) for offset, text in enumerate(messages)]
     table = str(tmp_path / "table")
     lines = spark.createDataFrame(rows, "text string, file string, block long").repartition(3, "text")
-    outcome = Ingest(spark, files_at(spark, table)).take(Batch("topic", "query", 0, lines, (), NEVER_MS))
+    outcome = Ingest(spark, table).take(Batch("query", 0, lines, (), NEVER_MS))
     assert outcome.counts["usage records"] == 60
     assert outcome.counts["usage duplicates"] == 11
     assert rows_of(spark, table) == mine
-    assert state_of(None, table).accounts[WRITER] == Account(((1, 60),), (), 63, alone=True)
+    assert read_accounts(spark, table)[WRITER] == Account(((1, 60),), (), 63, alone=True)
     put_aside = sorted((row.file, row.line, row.reason) for row in read_quarantine(spark, table).collect())
     assert put_aside == [
         ("records-0@41", None, "the checksum is wrong"),
@@ -228,7 +238,7 @@ def test_a_server_that_stands_still_behind_tls_has_all_lines_when_it_goes_on(clu
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_records_go_over_tls_with_a_password_into_the_topic_and_out_of_it(
-    cluster, certificates, password_file, shipping_command, tmp_path
+    spark, cluster, certificates, password_file, shipping_command, tmp_path
 ):
     name = make_topic(cluster, f"records-{uuid4().hex}", PARTITIONS)
     spool = tmp_path / "spool"
@@ -257,7 +267,7 @@ def test_records_go_over_tls_with_a_password_into_the_topic_and_out_of_it(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, "no record is missing" in done.stdout) == (0, True), done.stderr
     assert logins.PASSWORDS["proxy"] not in done.stdout + done.stderr
-    accounts = state_of(None, str(table)).accounts
+    accounts = read_accounts(spark, str(table))
     count = sum(line.split(b"\t")[1] == b"usage" for line in written)
     assert count > 10
     assert [account.present for account in accounts.values()] == [((1, count),)]
@@ -301,7 +311,11 @@ def killed_ingest(cluster, topic, table):
     reader = threading.Thread(target=lambda: said.extend(process.stdout), daemon=True)
     reader.start()
     deadline = time.monotonic() + 3 * TIMEOUT_S
-    while not list(table.glob("_staging/*")) and not list(table.glob("_log/*.json")):
+    # The first commit has made the table.
+    while (
+        not list(table.glob("usage/day=*/*.parquet"))
+        and not (table / "usage" / "_delta_log" / f"{1:020}.json").exists()
+    ):
         assert process.poll() is None, said
         assert time.monotonic() < deadline, said
         time.sleep(0.01)
@@ -338,7 +352,7 @@ def test_the_topic_gives_what_the_spool_gives_and_nobody_is_counted_twice(kafka_
     expected = rows_of(spark, str(other))
     assert len(expected) > 20
     assert rows_of(spark, str(table)) == expected
-    assert state_of(None, str(table)).accounts == state_of(None, str(other)).accounts
+    assert read_accounts(spark, str(table)) == read_accounts(spark, str(other))
     assert read_quarantine(spark, str(table)).count() == 0
 
     # All of it once more, in other partitions; and what is none of ours.

@@ -2,12 +2,16 @@
 
 import pytest
 
-from pipeline.spark.unreadable import problem_of_file
+from pipeline.spark.unreadable import problem_of, problem_of_file
+from pipeline.table.table import make_tables, read_usage
 
 
 @pytest.mark.parametrize(
     ("folder", "what"),
-    [("usage/commit=1", "it is damaged, or gone"), ("_summaries/1", "remove {}/_summaries, which is made again")],
+    [
+        ("usage/day=2026-10-26", "it is damaged, or gone"),
+        ("usage_2h/day=2026-10-26", "remove {}/usage_2h, which is made again"),
+    ],
 )
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_file_that_spark_cannot_read_is_named(spark, tmp_path, folder, what, is_cut):
@@ -23,5 +27,21 @@ def test_a_file_that_spark_cannot_read_is_named(spark, tmp_path, folder, what, i
     assert "\n" not in problem
 
 
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ("s3a://bucket/table", "Spark lacks the jars of this file system (org.apache.hadoop.fs.s3a.S3AFileSystem): "),
+        ("s3a:/bucket/table", "Spark lacks the jars of this file system (org.apache.hadoop.fs.s3a.S3AFileSystem): "),
+        ("nothing-like-it:/table", "Spark knows no file system for nothing-like-it:"),
+    ],
+)
+def test_a_file_system_that_spark_does_not_have_is_named(spark, table, problem):
+    for use in (read_usage, make_tables):
+        with pytest.raises(Exception) as caught:
+            use(spark, table)
+        assert problem_of(caught.value).startswith(problem)
+        assert "\n" not in problem_of(caught.value)
+
+
 def test_another_error_is_none_of_a_file():
-    assert not problem_of_file(ValueError("expected a number"))
+    assert not problem_of(ValueError("expected a number"))

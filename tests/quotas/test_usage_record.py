@@ -92,6 +92,11 @@ def test_bad_lines_are_reported(body, problem):
         read_line(line(body))
 
 
+def test_a_checksum_of_nothing_is_no_line():
+    with pytest.raises(BadLine, match="the checksum is wrong"):
+        read_line("00000000\n")
+
+
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999"])
 def test_numbers_are_finite(number):
     record = UsageRecord(**{name: kind() for name, (kind, _) in columns(UsageRecord).items()})

@@ -1,0 +1,17 @@
+"""`usage migrate`: a table of the format before Delta Lake into a new table."""
+
+from collections.abc import Mapping
+
+from pipeline.spark.session import spark_session
+from pipeline.table.migration import migrated
+
+
+def main(
+    old: str, table: str, master: str | None = None, memory: str = "2g", settings: Mapping[str, str] | None = None
+) -> int:
+    """Read the table `old`, once, into the new one; 0. Raises BadTable."""
+    spark = spark_session(master, memory, "kafka-throttle usage migrate", settings)
+    for name, count in migrated(spark, old, table).items():
+        if name != "numbers":
+            print(f"{name}: {count:,} rows")
+    return 0
