@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from common.problems import WHOLE_FILE, Problem, Problems, show
+from common.remote_path import AnyPath
 from common.yaml_file import YamlFileError, parse_yaml, read_bounded, text_of, yaml_nodes
 
 Result = TypeVar("Result")
@@ -45,7 +46,7 @@ def with_places(file: Path, step: Callable[[], Result]) -> Result:
         raise type(errors)(placed(errors.problems, file)) from errors
 
 
-def made_of(file: Path, make: Callable[[Any], Result], content: bytes | None = None) -> Result:
+def made_of(file: AnyPath, make: Callable[[Any], Result], content: bytes | None = None) -> Result:
     """The result of `make` for the YAML document in a file. Raises Problems with their lines and the file's name.
 
     `content` is the content of the file, if it was already read.

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 WHOLE_FILE = "(file)"
@@ -33,7 +32,7 @@ class Problems(ValueError):
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
 
-    def named(self, file: Path) -> "Problems":
+    def named(self, file: object) -> "Problems":
         """The same problems, each with the name of the file in front."""
         name = str(file)
         return Problems(

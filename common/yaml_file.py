@@ -11,6 +11,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from common.problems import Problem, Problems, show
+from common.remote_path import AnyPath
 
 MAX_FILE_BYTES = 4_194_304
 MAX_NODES = 500_000
@@ -63,7 +64,7 @@ def yaml_nodes(text: str) -> Node | None:
     return node
 
 
-def read_bounded(path: Path) -> bytes:
+def read_bounded(path: AnyPath) -> bytes:
     """The bytes of a file. Raises YamlFileError if it cannot be read, or is longer than MAX_FILE_BYTES."""
     try:
         with path.open("rb") as file:

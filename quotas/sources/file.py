@@ -7,7 +7,6 @@ says that the change is not wanted: the key follows the operator's file again.
 """
 
 import contextlib
-import fcntl
 import os
 import threading
 import time
@@ -15,7 +14,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from common.atomic_file import own_as, write_whole
+from common.atomic_file import write_whole
+from common.file_lock import locked
 from common.file_signature import Signature, signature_of
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable
 from quotas.entities import Entity, QuotaKey
@@ -279,28 +279,11 @@ def _on_disk(path: Path, done: str, step: Callable[[], _Result]) -> _Result:
 def _exclusive(path: Path) -> Iterator[None]:
     """Keep other processes from changing the state file. SourceUnavailable after 5 s in vain."""
     lock = path.with_name(f"{path.name}.lock")
-    file = _on_disk(lock, "opened", lambda: _open_lock(lock))
-    try:
-        deadline = time.monotonic() + _LOCK_WAIT_S
-        while not _on_disk(lock, "locked", lambda: _locked(file)):
-            if time.monotonic() > deadline:
-                raise SourceUnavailable(f"{lock}: held by another process for {_LOCK_WAIT_S:.0f} s")
-            time.sleep(_LOCK_TRY_S)
+    _on_disk(lock, "opened", lambda: lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True))
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while (file := _on_disk(lock, "opened", lambda: locked(lock))) is None:
+        if time.monotonic() > deadline:
+            raise SourceUnavailable(f"{lock}: held by another process for {_LOCK_WAIT_S:.0f} s")
+        time.sleep(_LOCK_TRY_S)
+    with file:
         yield
-    finally:
-        os.close(file)
-
-
-def _open_lock(lock: Path) -> int:
-    lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    own_as(file, lock.parent)
-    return file
-
-
-def _locked(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
