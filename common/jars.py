@@ -1,4 +1,4 @@
-"""The jars of Apache Kafka's server, Spark's Kafka source and Delta Lake, downloaded once by Maven into a cache."""
+"""The jars of Kafka's server, Spark's Kafka source, Delta Lake and Hadoop's S3 client: Maven fetches them once."""
 
 import fcntl
 import hashlib
@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,23 +24,37 @@ LOGGING: Mapping[str, tuple[str, ...]] = {
 }
 """The jars that a node needs to write its log, by the major version of Kafka."""
 
+_KAFKA_SOURCE: Mapping[str, str] = {"4.0": "4.0.4", "4.1": "4.1.3", "4.2": "4.2.0"}
+"""The version of Spark's Kafka source by PySpark's first two numbers; it may differ from PySpark's in the third."""
 _SPARK_KAFKA = (
-    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
     "org.apache.kafka:kafka-clients:3.9.2",
     "org.apache.commons:commons-pool2:2.12.1",
 )
-_SPARK_KAFKA_SUMS: Mapping[str, str] = {
+_DELTA = "4.4.0"
+_SUMS: Mapping[str, str] = {
     "commons-pool2-2.12.1.jar": "5273c8bc8c0dca2211175c0d27efbd7228efae99689aac001a8e1ef8e872e9ef",
+    "delta-spark_4.0_2.13-4.4.0.jar": "49e899667168b9412f83cbe894ce264107d7b896d6c5e12edca4e216845c1104",
+    "delta-spark_4.1_2.13-4.4.0.jar": "75a9400986853c061f5109f012547de2545a5759e5e752e5ef633dabe16a4f10",
+    "delta-spark_4.2_2.13-4.4.0.jar": "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
+    "delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
     "kafka-clients-3.9.2.jar": "014b4ef36884478a932641818b080c36a8f8e2e92dc771e800c9d2694f4f83d8",
+    "spark-sql-kafka-0-10_2.13-4.0.4.jar": "b2f7b3a4fbf292b5bf10bd4dd6af301eded9c9985b16239b407401d66dbc8a25",
+    "spark-sql-kafka-0-10_2.13-4.1.3.jar": "cb31ffd9c8f5527dba061db8af671d295562092e4f3f5ff42fc249fab8a8fde6",
     "spark-sql-kafka-0-10_2.13-4.2.0.jar": "64539c45e5d39f7ddb747312c239f38f5208d08c1a0ddf7d70beb2fbd9373705",
     "spark-token-provider-kafka-0-10_2.13-4.0.0.jar": "f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767",  # noqa: E501
 }
+"""SHA-256 of the jars for Spark, by file name."""
 
-_SPARK_DELTA = ("io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0")
-_SPARK_DELTA_SUMS: Mapping[str, str] = {
-    "delta-spark_4.2_2.13-4.4.0.jar": "27d4fd8b1f879535c573ed1c718177d6a27f24d3e626ba02e216369725721ead",
-    "delta-storage-4.4.0.jar": "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc",
+_SPARK_S3 = (
+    "org.apache.hadoop:hadoop-aws:3.5.0",
+    "software.amazon.awssdk:bundle:2.35.4",
+    "software.amazon.s3.analyticsaccelerator:analyticsaccelerator-s3:1.3.1",
+)
+_SPARK_S3_SUMS: Mapping[str, str] = {
+    "analyticsaccelerator-s3-1.3.1.jar": "4959a9747cbb479c73c3ffbcd479bee5b014f8b2880994585a8693fb9d24675e",
+    "bundle-2.35.4.jar": "db4b55f24ad1b4e70f17eb1717a4de76a8dadc5a27d764be7c44ff67b2c1c677",
+    "hadoop-aws-3.5.0.jar": "66bd9eefb938b1a1657487324b63c13df2d8b17164a1dd24e0ef37b905bc5baa",
 }
 
 _PROGRESS_S = 2.0
@@ -109,17 +124,59 @@ def _servers(version: str) -> tuple[str, ...]:
 
 
 def spark_kafka_jars(say: Say = lambda line: None) -> list[Path]:
-    """The jars with which PySpark 4.2.0 reads Kafka topics. Downloads them if needed, and checks their hashes.
+    """The jars with which this PySpark reads Kafka topics. Downloads them if needed, and checks their hashes.
 
-    Spark can download them with `spark.jars.packages`, but that resolves all dependencies and checks no hashes.
+    Spark can download them with `spark.jars.packages`, but that resolves all dependencies and checks no hashes. Raises
+    ValueError if there are none for this PySpark.
     """
-    wanted = _Wanted("spark-kafka-4.2.0", "Spark's Kafka source", "about 10 MB", _SPARK_KAFKA, True, _SPARK_KAFKA_SUMS)
-    return sorted(_jars(wanted, say).glob("*.jar"))
+    source = kafka_source_package()
+    name = f"spark-kafka-{source.rpartition(':')[2]}"
+    return _for_spark(name, "Spark's Kafka source", (source, *_SPARK_KAFKA), say)
 
 
 def spark_delta_jars(say: Say = lambda line: None) -> list[Path]:
-    """The jars with which PySpark 4.2.0 reads and writes Delta tables; otherwise as `spark_kafka_jars`."""
-    wanted = _Wanted("spark-delta-4.4.0", "Delta Lake", "about 10 MB", _SPARK_DELTA, True, _SPARK_DELTA_SUMS)
+    """The jars with which this PySpark reads and writes Delta tables; otherwise as `spark_kafka_jars`."""
+    name = f"spark-{_pyspark()}-delta-{_DELTA}"
+    return _for_spark(name, "Delta Lake", (delta_package(), f"io.delta:delta-storage:{_DELTA}"), say)
+
+
+def kafka_source_package() -> str:
+    """The Kafka source for this PySpark, as `spark.jars.packages` takes it."""
+    return f"org.apache.spark:spark-sql-kafka-0-10_2.13:{_KAFKA_SOURCE[_pyspark()]}"
+
+
+def delta_package() -> str:
+    """Delta Lake for this PySpark, as `spark.jars.packages` takes it."""
+    return f"io.delta:delta-spark_{_pyspark()}_2.13:{_DELTA}"
+
+
+def _pyspark() -> str:
+    """The first two numbers of PySpark's version. Raises ValueError if it is none of those that have jars."""
+    try:
+        version = metadata.version("pyspark")
+    except metadata.PackageNotFoundError:
+        version = "none"
+    first_two = ".".join(version.split(".")[:2])
+    if first_two not in _KAFKA_SOURCE:
+        expected = ", ".join(_KAFKA_SOURCE)
+        raise ValueError(f"expected PySpark {expected}, found {version}: pip install '.[pipeline]' in the repository")
+    return first_two
+
+
+def _for_spark(name: str, what: str, packages: tuple[str, ...], say: Say) -> list[Path]:
+    sums = {jar: _SUMS[jar] for jar in map(_file_of, packages)}
+    return sorted(_jars(_Wanted(name, what, "about 10 MB", packages, True, sums), say).glob("*.jar"))
+
+
+def _file_of(package: str) -> str:
+    """The name of a jar."""
+    _, artifact, version = package.split(":")
+    return f"{artifact}-{version}.jar"
+
+
+def spark_s3_jars(say: Say = lambda line: None) -> list[Path]:
+    """The jars with which the Hadoop of PySpark 4.2.0 reaches S3; otherwise as `spark_kafka_jars`."""
+    wanted = _Wanted("spark-s3-3.5.0", "Hadoop's S3 client", "about 690 MB", _SPARK_S3, True, _SPARK_S3_SUMS)
     return sorted(_jars(wanted, say).glob("*.jar"))
 
 
@@ -168,9 +225,14 @@ def _check(jars: Path, wanted: _Wanted) -> None:
     """Raise RuntimeError if a jar does not have its expected hash."""
     for name, expected in wanted.sums.items():
         path = jars / name
-        found = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "nothing"
+        found = _sha256(path) if path.exists() else "nothing"
         if found != expected:
             raise RuntimeError(f"{wanted.what}: {name}: expected the SHA-256 {expected}, got {found}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _run_maven(command: list[str], log: Path, wanted: _Wanted, say: Say) -> None:
