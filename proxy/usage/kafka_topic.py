@@ -1,4 +1,4 @@
-"""The Kafka topic that the shipper writes to, with kafka-python's producer."""
+"""The Kafka topic that the shipper writes to, with kafka-python's producer. Lines become JSON here."""
 
 import contextlib
 import gc
@@ -16,7 +16,8 @@ from kafka.net.selector import NetworkSelector
 
 from common.plain_words import plain_words
 from proxy.usage.producer_connections import PLAIN
-from proxy.usage.shipper import TopicUnavailable
+from proxy.usage.shipper import LONGEST_BYTES, TopicUnavailable
+from quotas.records.topic_message import message_of
 
 for _logs_sasl_bytes_at_debug in ("kafka.net.connection", "kafka.protocol.parser"):
     logging.getLogger(_logs_sasl_bytes_at_debug).setLevel(logging.INFO)
@@ -65,7 +66,7 @@ class KafkaTopic:
         try:
             if self._producer is None:
                 self._producer = KafkaProducer(**self._settings, kafka_client=self._client)
-            responses = [self._producer.send(self.name, line, key=key) for line in lines]
+            responses = [self._producer.send(self.name, key=key, **_message(line)) for line in lines]
             self._producer.flush(timeout=_FLUSH_S)
             for response in responses:
                 response.get(timeout=0)
@@ -139,6 +140,12 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
         """Close all sockets, also those of connections that never became ready."""
         self.close()
         self._net.close()
+
+
+def _message(line: bytes) -> Mapping[str, Any]:
+    """Value and headers. A predicate of Kafka Connect sees only the name of a header, so the kind is a name."""
+    message = message_of(line, LONGEST_BYTES)
+    return {"value": message.value, "headers": [(message.kind, b"")] if message.kind else []}
 
 
 def _words_of(error: BaseException) -> str:

@@ -1,11 +1,15 @@
 """Generates docs/usage.md from the columns: python -m proxy.usage.page > docs/usage.md."""
 
+import json
+import textwrap
 from dataclasses import fields
 
+from proxy.usage.shipper import LONGEST_BYTES
+from quotas.records.topic_message import message_of
 from quotas.records.trace import Operation
-from quotas.records.usage_record import VERSION, Dropped, End, Header, Row, TraceEvent, UsageRecord, columns
+from quotas.records.usage_record import VERSION, Dropped, End, Header, Row, TraceEvent, UsageRecord, columns, line_of
 
-_INTRODUCTION = f"""# Usage records and the trace
+_INTRODUCTION = """# Usage records and the trace
 
 Generated from `quotas/records/usage_record.py` and `quotas/records/trace.py` by `python -m
 proxy.usage.page > docs/usage.md`; a test checks that it is up to date.
@@ -93,9 +97,9 @@ usage:
     password_file: usage-password
 ```
 
-- **A message is a line**, without its line feed. Its key is its writer, `stream:instance:epoch`, so the lines that one
-  process writes of one stream are in one partition, in order. Headers, ends and `dropped` lines are sent too: what a
-  reader can verify in files can also be verified in the topic.
+- **A message is a line as [JSON with its schema](#a-message).** Its key is its writer, `stream:instance:epoch`, so the
+  lines that one process writes of one stream are in one partition, in order. Headers, ends and `dropped` lines are sent
+  too: what a reader can verify in files can also be verified in the topic.
 - **The spool remains the primary copy.** A separate process, which the proxy starts and which ends with it (some
   50 MB), sends the lines of complete files: in the proxy itself, compressing them would delay clients. When the cluster
   has all lines of a file, that is noted in `.shipped.json` in the spool. If a process is killed before that, the file
@@ -133,7 +137,64 @@ kafka-throttle usage ship --from SPOOL --to-topic TOPIC --bootstrap-server HOST:
     [--kafka-conf security_protocol=SASL_SSL --kafka-conf ssl_cafile=ca.pem --kafka-conf sasl_mechanism=SCRAM-SHA-512
      --kafka-conf sasl_plain_username=NAME --kafka-conf sasl_plain_password=@FILE]
 ```
+"""
 
+_MESSAGE = """
+### A message
+
+```
+{example}
+```
+
+`payload` has the parts of [the line](#a-line) in their order: `version`, `kind`, the columns of that kind, and `crc`,
+the checksum of the line. `schema` is Kafka Connect's. A missing value is null. A line of an earlier version lacks its
+newest columns, and the schema has their defaults. Fields of a later version come before `crc`. The message has a
+header whose name is the kind (`usage`, `trace`, `header`, `end` or `dropped`), with an empty value.
+
+With `(kind, instance, epoch, sequence)` a reader recognises records that it gets twice. Numbers are written as in the
+line, so `usage ingest` makes the line again from the values, and its checksum shows that it is the same. Only what
+keeps the messages as they are (MirrorMaker, for example) can stand between the proxy and `usage ingest`: JSON in
+which numbers were written anew, as `1.0E-7`, goes to the quarantine.
+
+Some messages are not JSON, but lines without their line feed: those of earlier proxies, and lines of the spool that are
+damaged or of a later version. `usage ingest` reads them, in any mixture. Other readers should be able to leave them
+out, as below.
+
+**Kafka Connect.** This gives a sink connector the usage records, each as a `Struct`. `HasHeaderKey` selects one kind
+of messages, because a table has one schema.
+
+```
+topics=kafka-throttle-usage
+key.converter=org.apache.kafka.connect.storage.StringConverter
+value.converter=org.apache.kafka.connect.json.JsonConverter
+value.converter.schemas.enable=true
+transforms=select
+transforms.select.type=org.apache.kafka.connect.transforms.Filter
+transforms.select.predicate=isUsage
+transforms.select.negate=true
+predicates=isUsage
+predicates.isUsage.type=org.apache.kafka.connect.transforms.predicates.HasHeaderKey
+predicates.isUsage.name=usage
+errors.tolerance=all
+errors.deadletterqueue.topic.name=kafka-throttle-usage-unreadable
+```
+
+**Flink SQL** names the fields that it wants; tried with Flink 2.0.0 and its Kafka connector 4.0.0-2.0.
+
+```sql
+CREATE TABLE kafka_throttle (
+  payload ROW<kind STRING, instance STRING, epoch BIGINT, sequence BIGINT, begin_ms BIGINT, `user` STRING,
+              client_id STRING, quota_type STRING, used DOUBLE, `limit` DOUBLE>,
+  begins AS TO_TIMESTAMP_LTZ(payload.begin_ms, 3)
+) WITH (
+  'connector' = 'kafka', 'topic' = 'kafka-throttle-usage', 'properties.bootstrap.servers' = 'kafka-1:9092',
+  'scan.startup.mode' = 'earliest-offset', 'format' = 'json', 'json.ignore-parse-errors' = 'true'
+);
+SELECT begins, payload.`user`, payload.used FROM kafka_throttle WHERE payload.kind = 'usage';
+```
+"""
+
+_LINE = f"""
 ## A line
 
 Tab-separated UTF-8: the version ({VERSION}), the kind, the columns of that kind in the order below, and the CRC-32 of
@@ -164,7 +225,17 @@ def usage_page() -> str:
     """The page as Markdown."""
     tables = "".join(map(_table, (UsageRecord, TraceEvent, Header, End, Dropped)))
     reported = "\n".join(line.removeprefix("    ") for line in (Operation.__doc__ or "").splitlines())
-    return f"{_INTRODUCTION}{tables}{_TRACE}{reported.strip()}\n"
+    message = _MESSAGE.replace("{example}", _example())
+    return f"{_INTRODUCTION}{message}{_LINE}{tables}{_TRACE}{reported.strip()}\n"
+
+
+def _example() -> str:
+    """A message, on several lines."""
+    row = Dropped(instance="proxy-1", epoch=5, stream="usage", first_sequence=7, last_sequence=9, reason="no_room")
+    form = json.loads(message_of(line_of(row).removesuffix("\n").encode(), LONGEST_BYTES).value)
+    schema, payload = textwrap.wrap(json.dumps(form["schema"]), 100), textwrap.wrap(json.dumps(form["payload"]), 100)
+    indented = [("\n" + " " * 12).join(lines) for lines in (schema, payload)]
+    return f'{{"schema":  {indented[0]},\n "payload": {indented[1]}}}'
 
 
 def _table(row: type[Row]) -> str:

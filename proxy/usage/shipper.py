@@ -5,14 +5,12 @@ file, which is written under another name and renamed. A shipper that is killed 
 which readers recognise by their sequence numbers, and leaves none out. Files that retention deletes before they were
 sent are counted and logged.
 
-In the topic a message is a line without its line feed. Its key is its writer, `stream:instance:epoch`, so the lines
-that one process wrote of one stream are in one partition, in order.
+Each line becomes a message of the topic (`quotas.records.topic_message`). Its key is its writer,
+`stream:instance:epoch`, so the lines that one process wrote of one stream are in one partition, in order.
 """
 
 import contextlib
-import fcntl
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +19,8 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import structlog
 
-from common.atomic_file import own_as, write_whole
+from common.atomic_file import write_whole
+from common.file_lock import locked
 from proxy.usage.spool import FILE_NAME
 
 log = structlog.get_logger()
@@ -30,8 +29,8 @@ POSITION = ".shipped.json"
 _LOCK = ".shipping.lock"
 _FORMAT = 1
 _LINES_AT_ONCE = 1_000
-_LONGEST_LINE_BYTES = 900_000
-"""Less than the default limit of a cluster. No line of kafka-throttle comes near it."""
+LONGEST_BYTES = 900_000
+"""Of a line, and of a message: less than the default limit of a cluster. No line of kafka-throttle comes near it."""
 
 
 class TopicUnavailable(Exception):
@@ -152,15 +151,11 @@ def _is_position(form: Any) -> bool:
 @contextlib.contextmanager
 def alone_at(directory: Path) -> Iterator[None]:
     """Hold the lock for shipping from this spool. Raises SpoolBusy, or OSError if the spool cannot be written to."""
-    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        own_as(lock, directory)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock = locked(directory / _LOCK)
+    if lock is None:
+        raise SpoolBusy(f"{directory}: another process ships from it")
+    with lock:
         yield
-    except BlockingIOError:
-        raise SpoolBusy(f"{directory}: another process ships from it") from None
-    finally:
-        os.close(lock)
 
 
 class Shipper:
@@ -263,13 +258,13 @@ class Shipper:
     def _some_lines(self, file: BinaryIO) -> list[bytes]:
         lines: list[bytes] = []
         is_rest = False
-        while len(lines) < _LINES_AT_ONCE and (data := file.readline(_LONGEST_LINE_BYTES)):
-            is_whole = data.endswith(b"\n") or len(data) < _LONGEST_LINE_BYTES
+        while len(lines) < _LINES_AT_ONCE and (data := file.readline(LONGEST_BYTES)):
+            is_whole = data.endswith(b"\n") or len(data) < LONGEST_BYTES
             if is_whole and not is_rest:
                 lines.append(data.removesuffix(b"\n"))
             elif not is_rest:
                 self.totals.long_lines += 1
-                log.warning("usage_line_too_long", file=file.name, bytes_at_least=_LONGEST_LINE_BYTES)
+                log.warning("usage_line_too_long", file=file.name, bytes_at_least=LONGEST_BYTES)
             is_rest = not is_whole
         return lines
 

@@ -332,7 +332,7 @@ def _written(value: str | float | None) -> str:
     if value is None:
         return _NULL
     if isinstance(value, str):
-        return value.translate(_TRANSLATION).encode("utf-8", "backslashreplace").decode()
+        return value.encode("utf-8", "backslashreplace").decode().translate(_TRANSLATION)
     return repr(value)
 
 

@@ -277,7 +277,7 @@ def test_where_it_stood_cannot_be_read_and_all_is_sent_again(tmp_path, content):
 
 
 def test_lines_that_no_cluster_takes_are_left_out_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr("proxy.usage.shipper._LONGEST_LINE_BYTES", 1000)
+    monkeypatch.setattr("proxy.usage.shipper.LONGEST_BYTES", 1000)
     monkeypatch.setattr("proxy.usage.shipper._LINES_AT_ONCE", 2)
     name = "usage-here-5-000001.tsv"
     (tmp_path / name).write_bytes(b"one\n" + 3 * (b"x" * 2500 + b"\n") + b"two\n" + b"y" * 999 + b"\nend")
