@@ -1,8 +1,14 @@
-"""The day in UTC, by which tables are partitioned."""
+"""Times: now, and the day in UTC, by which tables are partitioned."""
 
+import time
 from datetime import UTC, date, datetime
 
 DAY_MS = 86_400_000
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 def day_of(ms: int) -> str:
