@@ -11,31 +11,34 @@ commit, and the merge is done again.
 """
 
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from py4j.protocol import Py4JJavaError
 from pyspark import StorageLevel
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
+from pyspark.sql import types as T  # noqa: N812
 
 from pipeline.ingest import frames
 from pipeline.ingest.frames import Frames
 from pipeline.ingest.rules import (
+    Rule,
     is_broken,
     kind_of,
     reason_of,
     rule_of_kinds,
     rules_of_all,
+    rules_of_messages,
     rules_of_record,
     split_lines,
     with_columns,
 )
+from pipeline.ingest.spool import Unreadable
+from pipeline.spark.day import now_ms
+from pipeline.spark.unreadable import SPARK_ERRORS
 from pipeline.table.accounts import Account, Accounts, Writer, added, read_accounts, rows_of
 from pipeline.table.intervals import Interval, union
 from pipeline.table.schemas import MOST, NUMBERS, QUARANTINE, ROWS
@@ -43,6 +46,9 @@ from pipeline.table.table import TABLES, make_tables, root_of, sql_name, stored
 from quotas.records.usage_record import Row
 
 _KEY = ("instance", "epoch")
+_PLACED = T.StructType([field for field in QUARANTINE.fields if field.name != "at_ms"])
+_WRITTEN = 6
+"""The part of a line that says when it was written: `end_ms` of usage records, `wall_ms` of trace events."""
 _MOST_TEXT = 1_000
 """At most this many characters of a rejected line are stored."""
 _MOST_RANGES = 64
@@ -76,6 +82,8 @@ class Outcome:
     counts: Mapping[str, int] = field(default_factory=dict)
     accounts: Accounts = field(default_factory=dict)
     """What the batch has learned."""
+    newest_ms: int = 0
+    """When the newest of its records was written, in ms since 1970; 0 if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,7 @@ class Ingest:
         taken = _Batch(self._table, batch, self._known)
         found = taken.run()
         self._known = added(self._known, found)
-        return Outcome(batch.number, len(batch.files), dict(+taken.counts), found)
+        return Outcome(batch.number, len(batch.files), dict(+taken.counts), found, taken.newest_ms)
 
 
 class _Batch:
@@ -117,16 +125,17 @@ class _Batch:
         self._table = table
         self._root = root_of(table)
         self._batch = batch
+        self._lines = batch.lines
         self._known = known
         self._frames = Frames()
         self._refused: list[tuple[Any, ...]] = []
-        """Lines of frames.KINDS with a right checksum that cannot be read: as columns of `_NUMBERED`, with the reason.
-        """
+        """Lines of frames.KINDS with a right checksum that cannot be read: text, file, block, number and reason."""
         self.counts: Counter[str] = Counter()
+        self.newest_ms = 0
 
     def run(self) -> Accounts:
         """Commit everything; what was learned of the numbers."""
-        ranges, others = self._look()
+        ranges, others = self._look_at_readable()
         self._read_frames()
         problems = self._frames.close(self._batch.files)
         for kind in ROWS:
@@ -151,34 +160,49 @@ class _Batch:
 
     # ------------------------------------------------------------------ looking
 
+    def _look_at_readable(self) -> tuple[Mapping[str, list[_Range]], int]:
+        """As `_look`, without files that are gone; of damaged ones what can be read of them."""
+        unreadable = Unreadable()
+        while True:
+            try:
+                return self._look()
+            except SPARK_ERRORS as error:
+                if not unreadable.take(self._spark, error):
+                    raise
+                self._lines = unreadable.others(self._spark, self._batch.files)
+
     def _look(self) -> tuple[Mapping[str, list[_Range]], int]:
         """By stream what is there of each writer, and how many lines are of no kind or not sound enough to have one."""
-        begins = self._batch.lines.select(F.split(F.substring_index("text", "\t", 5), "\t").alias("parts"))
+        begins = self._lines.select(F.split(F.substring_index("text", "\t", _WRITTEN + 1), "\t").alias("parts"))
         kind = F.get("parts", F.lit(1))
         is_record = F.coalesce(kind.isin(*ROWS), F.lit(False))
-        of_record = [F.when(is_record, F.get("parts", F.lit(number))) for number in (2, 3, 4)]
-        sequence = of_record[2].try_cast("long")
+        instance, epoch, sequence, written_ms = (
+            F.when(is_record, F.get("parts", F.lit(number))) for number in (2, 3, 4, _WRITTEN)
+        )
+        sequence, written_ms = sequence.try_cast("long"), written_ms.try_cast("long")
         lines = begins.select(
             F.when(is_record, kind).when(kind.isin(*frames.KINDS), F.lit("frame")).otherwise(F.lit("")).alias("stream"),
-            of_record[0].alias("instance"),
-            of_record[1].try_cast("long").alias("epoch"),
-            # Others are no record's, and Spark's bitmaps do not take the least of all numbers.
+            instance.alias("instance"),
+            epoch.try_cast("long").alias("epoch"),
+            # Others are no record's.
             F.when(sequence.between(0, MOST), sequence).alias("sequence"),
+            F.when(written_ms <= self._batch.latest_ms, written_ms).alias("written_ms"),
         )
         ranges: dict[str, list[_Range]] = {kind: [] for kind in ROWS}
         others = 0
-        for row in _spans(_buckets(lines, "stream")).collect():
+        for row in _spans(lines, "stream", F.max("written_ms").alias("written_ms")).collect():
             writer = Writer(row["stream"], row["instance"] or "", row["epoch"] or 0)
             if row["stream"] in ranges:
                 interval = (row["first"] or 0, row["last"] or 0)
-                ranges[row["stream"]].append(_Range(writer, row["lines"], row["numbers"], interval))
+                ranges[row["stream"]].append(_Range(writer, row["lines"], row["numbers"] or 0, interval))
+                self.newest_ms = max(self.newest_ms, row["written_ms"] or 0)
             elif not row["stream"]:
                 others += row["lines"]
         return ranges, others
 
     def _numbered(self) -> DataFrame:
         """The lines with `number`, which grows by one from line to line of a block."""
-        return self._batch.lines.withColumn("number", F.monotonically_increasing_id())
+        return self._lines.withColumn("number", F.monotonically_increasing_id())
 
     def _read_frames(self) -> None:
         lines = split_lines(self._numbered().where(kind_of(F.col("text")).isin(*frames.KINDS)))
@@ -188,19 +212,19 @@ class _Batch:
 
     # ------------------------------------------------------------------ records
 
-    def _judged(self, kind: str, lines: DataFrame) -> tuple[DataFrame, list[Any]]:
-        """The lines of a stream as columns, and what must hold for them."""
+    def _judged(self, kind: str, lines: DataFrame) -> tuple[DataFrame, list[Rule]]:
+        """The lines of a stream as columns, with `is_good`, and what must hold for them."""
         row: type[Row] = ROWS[kind]
         of_kind = lines.where(kind_of(F.col("text")) == kind)
         rules = [*rules_of_all(), *rules_of_record(row, self._batch.latest_ms)]
-        return with_columns(split_lines(of_kind), row), rules
+        # As a column: otherwise Spark moves the rules below the columns, and computes many of those twice.
+        return with_columns(split_lines(of_kind), row).withColumn("is_good", ~is_broken(rules)), rules
 
     def _merge(self, kind: str, ranges: list[_Range]) -> int:
         """Add the records of a stream that are not in the table; how many."""
-        rows, rules = self._judged(kind, self._batch.lines)
+        rows, _ = self._judged(kind, self._lines)
         names = TABLES[kind].names
-        # As a column: otherwise Spark moves the rules below the columns, and computes many of those twice.
-        new = rows.withColumn("is_good", ~is_broken(rules)).where("is_good").select(*names)
+        new = rows.where("is_good").select(*names)
         if known := self._known_rows(kind, ranges):
             taken = F.broadcast(
                 self._spark.createDataFrame(known, "instance string, epoch long, first long, last long")
@@ -244,7 +268,7 @@ class _Batch:
         rows = stored(self._spark, self._table, kind).where(_condition(ranges, "")).select(*_KEY, "sequence")
         found: dict[Writer, list[Interval]] = {}
         holed = []
-        for row in _buckets(rows).collect():
+        for row in _spans(rows.withColumn("bucket", _bucket()), "bucket").collect():
             if row["numbers"] == row["last"] - row["first"] + 1:
                 found.setdefault(Writer(kind, row["instance"], row["epoch"]), []).append((row["first"], row["last"]))
             else:
@@ -259,9 +283,8 @@ class _Batch:
             return []
         keys = self._spark.createDataFrame(holed, "instance string, epoch long, bucket long")
         in_order = Window.partitionBy(*_KEY, "bucket").orderBy("sequence")
-        bucket = F.bitmap_bucket_number("sequence")
         pieces: list[Any] = (
-            rows.withColumn("bucket", bucket)
+            rows.withColumn("bucket", _bucket())
             .join(F.broadcast(keys), [*_KEY, "bucket"], "left_semi")
             .dropDuplicates([*_KEY, "sequence"])
             .withColumn("piece", F.col("sequence") - F.row_number().over(in_order))
@@ -277,9 +300,8 @@ class _Batch:
         """Write what is wrong to the quarantine, and count it; how many lines of each of the suspect streams."""
         rejects = self._rejects(suspect, others).persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            placed = self._placed(rejects).unionByName(self._spark.createDataFrame(
-                [(file, None, reason, None, None) for file, reason in problems], QUARANTINE
-            ))  # fmt: skip
+            of_files = [(file, None, reason, None) for file, reason in problems]
+            placed = self._placed(rejects).union(self._spark.createDataFrame(of_files, _PLACED))
             self._append("quarantine", placed.withColumn("at_ms", F.lit(now_ms())))
             rejected: Counter[str] = Counter()
             short = F.substring_index("reason", ", got", 1).alias("reason")
@@ -298,24 +320,26 @@ class _Batch:
         found = self._spark.createDataFrame([("", *refused) for refused in self._refused], schema)
         for kind in suspect:
             rows, rules = self._judged(kind, lines)
-            bad = rows.where(is_broken(rules)).select(
+            bad = rows.where("not is_good").select(
                 F.lit(kind).alias("stream"), *place, reason_of(rules).alias("reason")
             )
             found = found.unionByName(bad)
         if others or suspect:
             kind = F.coalesce(kind_of(F.col("text")), F.lit(""))
             rest = split_lines(lines.where(~kind.isin(*ROWS)))
-            rules = [*rules_of_all(), rule_of_kinds()]
+            rules = [*rules_of_messages(), *rules_of_all(), rule_of_kinds()]
             bad = rest.where(~kind.isin(*frames.KINDS) | ~F.col("is_sound"))
             found = found.unionByName(bad.select(F.lit("").alias("stream"), *place, reason_of(rules).alias("reason")))
         return found
 
     def _placed(self, rejects: DataFrame) -> DataFrame:
-        """QUARANTINE without `at_ms`."""
-        text = F.make_valid_utf8(F.substring("text", 1, _MOST_TEXT)).alias("text")
+        """As _PLACED."""
+        # Of JSON what it tells, and not its schema.
+        begin = F.when(F.startswith("text", F.lit("{")), F.locate('"payload"', F.col("text")))
+        begin = F.greatest(F.lit(1), begin)
+        text = F.make_valid_utf8(F.substring("text", begin, F.lit(_MOST_TEXT))).alias("text")
         if not self._batch.files:
-            line = F.lit(None).cast("long").alias("line")
-            return rejects.select("file", line, "reason", text, F.lit(None).cast("long").alias("at_ms"))
+            return rejects.select("file", F.lit(None).cast("long").alias("line"), "reason", text)
         before = Window.partitionBy("file").orderBy("block").rowsBetween(Window.unboundedPreceding, -1)
         blocks = (
             self._numbered()
@@ -326,7 +350,7 @@ class _Batch:
         )
         line = (F.col("number") - F.col("begin") + F.col("before") + 1).alias("line")
         placed = rejects.join(blocks, ["file", "block"])
-        return placed.select(_plain(F.col("file")), line, "reason", text, F.lit(None).cast("long").alias("at_ms"))
+        return placed.select(_plain(F.col("file")), line, "reason", text)
 
     # ------------------------------------------------------------------ commits
 
@@ -340,7 +364,7 @@ class _Batch:
         for left in reversed(range(_MOST_TRIES)):
             try:
                 return do()
-            except (PySparkException, Py4JJavaError) as error:
+            except SPARK_ERRORS as error:
                 if not left or not _CONFLICT.search(str(error)):
                     raise
         raise AssertionError(name)
@@ -358,21 +382,27 @@ class _Batch:
                 self._spark.conf.unset(f"spark.databricks.delta.write.{name}")
 
 
-def _buckets(rows: DataFrame, *by: str) -> DataFrame:
-    """By writer and bucket of 32,768 numbers: how many `lines` and different `numbers`, the `first` and the `last`."""
-    different = F.bitmap_count(F.bitmap_construct_agg(F.bitmap_bit_position("sequence")))
-    return rows.groupBy(*by, *_KEY, F.bitmap_bucket_number("sequence").alias("bucket")).agg(
+def _spans(rows: DataFrame, by: str, *others: Column) -> DataFrame:
+    """By writer and another column: how many `lines` and different `numbers`, the `first` and the `last`, and others
+    whose aggregates can be aggregated again.
+
+    Numbers are counted as bits of words. Spark sorts all rows for its own bitmaps.
+    """
+    word, bit = F.shiftright("sequence", 6), F.expr("shiftleft(1L, cast(sequence & 63 as int))")
+    words = rows.groupBy(by, *_KEY, word.alias("word")).agg(
         F.count(F.lit(1)).alias("lines"),
-        different.alias("numbers"),
+        F.bit_count(F.bit_or(bit)).alias("numbers"),
         F.min("sequence").alias("first"),
         F.max("sequence").alias("last"),
+        *others,
     )
-
-
-def _spans(buckets: DataFrame) -> DataFrame:
-    """The same by stream and writer."""
     sums = [F.sum(name).alias(name) for name in ("lines", "numbers")]
-    return buckets.groupBy("stream", *_KEY).agg(*sums, F.min("first").alias("first"), F.max("last").alias("last"))
+    return words.groupBy(by, *_KEY).agg(*sums, F.min("first").alias("first"), F.max("last").alias("last"), *others)
+
+
+def _bucket() -> Column:
+    """Numbers are sought in so many pieces that the driver has room for, and not all of them."""
+    return F.shiftright("sequence", 15)
 
 
 def _condition(ranges: list[_Range], table: str) -> str:
@@ -392,8 +422,3 @@ def _plain(file: Column) -> Column:
     """As `frames.plain`."""
     path = F.regexp_replace(file, "^file:/+", "/")
     return F.coalesce(F.try_url_decode(F.replace(path, F.lit("+"), F.lit("%2B"))), path).alias("file")
-
-
-def now_ms() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000

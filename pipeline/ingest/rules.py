@@ -62,9 +62,14 @@ def split_lines(lines: DataFrame) -> DataFrame:
     return lines.withColumn("parts", F.split("text", "\t")).withColumn("is_sound", is_sound)
 
 
+def rules_of_messages() -> Iterator[Rule]:
+    """What a message of a topic is that has no line."""
+    yield Rule(F.col("text") == NO_VALUE, F.lit("the message has no value"))
+    yield Rule(F.startswith("text", F.lit("{")), F.lit("the JSON is not that of a line, or was changed"))
+
+
 def rules_of_all() -> Iterator[Rule]:
     """What holds for every line."""
-    yield Rule(F.col("text") == NO_VALUE, F.lit("the message has no value"))
     yield Rule(~F.col("is_sound"), F.lit("the checksum is wrong"))
     version = F.get("parts", F.lit(0))
     is_number = version.rlike(rf"^[0-9]{{1,{_MOST_DIGITS}}}\z") & (version.try_cast("int") >= 1)
@@ -124,7 +129,11 @@ def with_columns(lines: DataFrame, row: type[Row]) -> DataFrame:
     values = {}
     for number, field in enumerate(schema_of(row).fields):
         part = F.get("parts", F.lit(number + 2))
-        value = _unescaped(part) if isinstance(field.dataType, T.StringType) else part.try_cast(field.dataType)
+        if isinstance(field.dataType, T.StringType):
+            value = _unescaped(part)
+        else:
+            # A text that is no number costs an exception of Java.
+            value = F.nullif(part, F.lit(_NULL)).try_cast(field.dataType)
         if field.name in later:
             is_there = F.size("parts") - _AROUND > number
             value = F.when(is_there, value).otherwise(F.lit(later[field.name]).cast(field.dataType))
@@ -154,9 +163,8 @@ def _shown(part: Column) -> Column:
 
 def _unescaped(part: Column) -> Column:
     """As `quotas.records.usage_record.unescaped`: pairs of backslashes are found first, from the left."""
-    piece = part
     pieces = F.transform(F.split(part, r"\\\\"), _with_controls)
-    return F.when(F.contains(part, F.lit("\\")), F.array_join(pieces, "\\")).otherwise(piece)
+    return F.when(F.contains(part, F.lit("\\")), F.array_join(pieces, "\\")).otherwise(part)
 
 
 def _with_controls(piece: Column) -> Column:

@@ -11,6 +11,7 @@ from typing import Final
 from uuid import uuid4
 
 from common.problems import Problems
+from common.remote_path import AnyPath
 from pipeline.rollout.apply import (
     Audited,
     ChangeStatus,
@@ -37,11 +38,11 @@ AUDIT_NAME: Final = "quota-audit.jsonl"
 
 
 def main(
-    plan: Path,
+    plan: AnyPath,
     place: Place,
     dry_run: bool = False,
-    audit: Path | None = None,
-    rollback_out: Path | None = None,
+    audit: AnyPath | None = None,
+    rollback_out: AnyPath | None = None,
     by: str | None = None,
 ) -> int:
     """Carry out the plan, and report the result of each change; 0 if all is as planned, 1 if not.
@@ -51,8 +52,8 @@ def main(
     user of this process.
     """
     found = read_plan(plan)
-    audit, rollback = audit or plan.with_name(AUDIT_NAME), rollback_out or _rollback(plan, found)
-    _refuse_as_audit(audit, (plan, rollback))
+    rollback = rollback_out or _rollback(plan, found)
+    audit = _audit(audit or plan.with_name(AUDIT_NAME), (plan, rollback))
     if found.made.place != place.name:
         _say(f"warning: the plan was made at {found.made.place}, and is applied at {place.name}")
     try:
@@ -73,18 +74,24 @@ def main(
         return 1
 
 
-def _refuse_as_audit(audit: Path, plans: Sequence[Path]) -> None:
-    """Lines are appended to an audit file, which would damage a plan or a file of another kind."""
+def _audit(audit: AnyPath, plans: Sequence[AnyPath]) -> Path:
+    """The file, if lines may be appended to it: that would damage a plan or a file of another kind.
+
+    An object of a store can only be replaced, so that lines of two runs at one moment would be lost. Raises ValueError.
+    """
+    if not isinstance(audit, Path):
+        raise ValueError(f"--audit: expected a file of this machine, to which lines are appended, got {audit}")
     for plan in plans:
         with suppress(OSError):  # one of the files does not exist yet
-            if audit.samefile(plan):
+            if isinstance(plan, Path) and audit.samefile(plan):
                 raise ValueError(f"{audit}: expected another file for the audit than {plan}, which is a plan")
     with suppress(OSError):  # reported when the file is opened
         if not is_audit(audit):
             raise ValueError(f"{audit}: expected a new file for the audit, or an audit: its first line is of none")
+    return audit
 
 
-def _rollback(path: Path, plan: PlanFile) -> Path:
+def _rollback(path: AnyPath, plan: PlanFile) -> AnyPath:
     """The path beside the plan; if a file of that name undoes another plan, a path with this plan's checksum."""
     suffix = path.suffix or ".json"
     usual = path.with_name(f"{path.stem}.rollback{suffix}")
@@ -93,7 +100,7 @@ def _rollback(path: Path, plan: PlanFile) -> Path:
     return path.with_name(f"{path.stem}.rollback-{plan.checksum.removeprefix('sha256:')[:8]}{suffix}")
 
 
-def _taken_back(path: Path) -> str:
+def _taken_back(path: AnyPath) -> str:
     """The checksum of the plan that the plan in this file undoes; "" if there is none."""
     try:
         return read_plan(path).made.takes_back
@@ -143,7 +150,7 @@ class _Run:
     """A run that makes changes."""
 
     def __init__(
-        self, place: Place, plan: PlanFile, path: Path, audit: Path, rollback: Path, about: Mapping[str, str]
+        self, place: Place, plan: PlanFile, path: AnyPath, audit: Path, rollback: AnyPath, about: Mapping[str, str]
     ) -> None:
         self._place = place
         self._plan = plan

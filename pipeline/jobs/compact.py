@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pipeline.ingest.ingest import now_ms
+from pipeline.spark.day import now_ms
 from pipeline.spark.session import spark_session
 from pipeline.table.maintenance import optimized, vacuum
 from pipeline.table.summaries import keep_summaries

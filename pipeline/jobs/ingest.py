@@ -1,32 +1,31 @@
 """`usage ingest`: from a spool or a topic into the table, once or repeatedly."""
 
-import fcntl
 import hashlib
-import json
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from glob import glob
-from pathlib import Path
 from threading import Event, Lock, current_thread, main_thread
 from typing import Any
 
 from pyspark.errors import AnalysisException, IllegalArgumentException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
+from common.file_lock import locked
+from pipeline.ingest.checkpoint import planned
+from pipeline.ingest.frames import plain
 from pipeline.ingest.ingest import Batch, Ingest, Outcome
+from pipeline.ingest.spool import check_spool, spool_lines
 from pipeline.ingest.summary import Totals, gap_lines
 from pipeline.ingest.topic import Topic, problem_of_topic, topic_lines
-from pipeline.spark.session import spark_session
+from pipeline.spark.day import now_ms
+from pipeline.spark.session import refuse_connect, spark_session
+from pipeline.spark.unreadable import cause_of, file_of
 from pipeline.table.accounts import read_accounts
-from pipeline.table.table import root_of
+from pipeline.table.table import local_path, refuse_local, root_of
 
 FUTURE_TOLERANCE_S = 3_600
-_MOST_FILES = 5_000
-"""The largest number of files in one batch."""
 
 
 def main(
@@ -47,6 +46,7 @@ def main(
     """
     print("starting Spark", file=sys.stderr)
     spark = spark_session(master, memory, "kafka-throttle usage ingest", settings)
+    refuse_connect("usage ingest", "its batches are taken by a function that needs this process")
     every = None if once else every_s
     if topic is not None:
         ingest_topic(spark, Topic(*topic), table, every, future_tolerance_s)
@@ -65,17 +65,24 @@ def ingest_spool(
     future_tolerance_s: int = FUTURE_TOLERANCE_S,
     say: Any = print,
 ) -> Totals:
-    """See `main`; without `every_s` once. Messages go to `say`, one line at a time."""
+    """See `main`; without `every_s` once. Messages go to `say`, one line at a time.
 
-    def files(checkpoint: str, number: int) -> Sequence[str]:
-        return batch_files(spark, checkpoint, number)
-
+    Raises ValueError if a file cannot be read. Its batch is then run again by the next ingest.
+    """
     inlets = {}
     for spool in [spools] if isinstance(spools, str) else spools:
+        refuse_local(spark, spool)
         root = root_of(spool)
-        _check(spool, root, say)
-        inlets[root] = _Inlet(root, _lines(spark, root), files)
-    return _ingest(spark, list(inlets.values()), table, every_s, future_tolerance_s, say)
+        check_spool(spool, root, say)
+        inlets[root] = _Inlet(root, spool_lines(spark, root), True)
+    try:
+        return _ingest(spark, list(inlets.values()), table, every_s, future_tolerance_s, say)
+    except StreamingQueryException as error:
+        file = file_of(error)
+        if file and not plain(file).startswith(f"{plain(root_of(table))}/"):
+            problem = f"{file} cannot be read: {cause_of(error)}"
+            raise ValueError(f"--from: {problem}; its batch is not taken yet: run again, or move it away") from error
+        raise
 
 
 def ingest_topic(
@@ -89,7 +96,7 @@ def ingest_topic(
     """As `ingest_spool`. Spark needs the jars of its Kafka source."""
     try:
         lines = topic_lines(spark, topic.servers, topic.name, topic.settings)
-        inlet = _Inlet(f"kafka://{topic.servers}/{topic.name}", lines, lambda checkpoint, number: ())
+        inlet = _Inlet(f"kafka://{topic.servers}/{topic.name}", lines, False)
         return _ingest(spark, [inlet], table, every_s, future_tolerance_s, say)
     except (AnalysisException, StreamingQueryException, IllegalArgumentException) as error:
         if problem := problem_of_topic(error):
@@ -105,13 +112,13 @@ class _Inlet:
     """The name of its checkpoint."""
     lines: DataFrame
     """As those of a Batch, as a stream."""
-    files: Callable[[str, int], Sequence[str]]
-    """The files that batch n of a checkpoint has."""
+    of_files: bool
 
 
 def _ingest(
     spark: SparkSession, inlets: Sequence[_Inlet], table: str, every_s: int | None, future_tolerance_s: int, say: Any
 ) -> Totals:
+    refuse_local(spark, table)
     totals, one_batch_at_a_time = Totals(), Lock()
     every = {"availableNow": True} if every_s is None else {"processingTime": f"{every_s} seconds"}
     with _alone_at(table):
@@ -122,12 +129,11 @@ def _ingest(
             checkpoint = f"{root_of(table)}/_checkpoint/{source}"
 
             def take(lines: DataFrame, number: int) -> None:
-                files = inlet.files(checkpoint, number)
+                plan = planned(spark, checkpoint, number, inlet.of_files)
                 # By the minute: Spark compiles the rules again for each other time.
-                latest_ms = -(-begun_ms(spark, checkpoint, number) // 60_000) * 60_000 + 1000 * future_tolerance_s
-                batch = Batch(query_of(spark, checkpoint), number, lines, files, latest_ms)
+                latest_ms = -(-plan.begun_ms // 60_000) * 60_000 + 1000 * future_tolerance_s
                 with one_batch_at_a_time:
-                    outcome = ingest.take(batch)
+                    outcome = ingest.take(Batch(plan.query, number, lines, plan.files, latest_ms))
                     totals.add(outcome)
                 say(_in_short(outcome))
 
@@ -143,78 +149,19 @@ def _ingest(
 @contextmanager
 def _alone_at(table: str) -> Iterator[None]:
     """Refuse a second ingest at a table of this machine. ValueError if there is one."""
-    root = root_of(table)
-    if not root.startswith("file://"):
+    folder = local_path(root_of(table))
+    if folder is None:
         yield
         return
-    folder = Path(root.removeprefix("file://"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "_ingest.lock").open("w")
+        lock = locked(folder / "_ingest.lock", 0o666)
     except OSError as error:
         raise ValueError(f"--table: expected a directory to write to, got {table!r}: {error.strerror}") from error
+    if lock is None:
+        raise ValueError(f"--table: another ingest writes to {table}; one ingest takes several spools: repeat --from")
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"--table: another ingest writes to {table}; one ingest takes several spools: repeat --from"
-            ) from None
         yield
-
-
-def _check(spool: str, root: str, say: Any) -> None:
-    if not root.startswith("file://"):
-        return
-    path = root.removeprefix("file://")
-    folders = [Path(found) for found in sorted(glob(path)) if Path(found).is_dir()]  # noqa: PTH207, it may be absolute
-    if not folders:
-        raise ValueError(f"--from: expected a directory, got {spool!r}")
-    for folder in folders:
-        for found in sorted(folder.iterdir()):
-            if found.is_dir() and found.name[0] not in "._":
-                say(f"not taken: {found}: it is a directory")
-
-
-def _lines(spark: SparkSession, spool: str) -> DataFrame:
-    """A file that cannot be read is left out; it then lacks its end, which is reported."""
-    return (
-        spark.readStream.format("text")
-        .option("lineSep", "\n")
-        .option("maxFilesPerTrigger", _MOST_FILES)
-        # No file is too old: files that come late are taken.
-        .option("maxFileAge", "36500d")
-        .option("ignoreCorruptFiles", True)
-        .option("ignoreMissingFiles", True)
-        .load(spool)
-        .select(
-            F.col("value").alias("text"),
-            F.col("_metadata.file_path").alias("file"),
-            F.col("_metadata.file_block_start").alias("block"),
-        )
-    )
-
-
-def query_of(spark: SparkSession, checkpoint: str) -> str:
-    """The identity that Spark gives a checkpoint when it makes it."""
-    [row] = spark.read.text(f"{checkpoint}/metadata").collect()
-    identity: str = json.loads(row["value"])["id"]
-    return identity
-
-
-def begun_ms(spark: SparkSession, checkpoint: str, number: int) -> int:
-    """When a batch was begun for the first time, in ms since 1970: a batch that is run again is judged as before."""
-    lines = spark.read.text(f"{checkpoint}/offsets/{number}").where("value like '{%'").collect()
-    [begun] = [form["batchTimestampMs"] for row in lines if "batchTimestampMs" in (form := json.loads(row["value"]))]
-    at_ms: int = begun
-    return at_ms
-
-
-def batch_files(spark: SparkSession, checkpoint: str, number: int) -> Sequence[str]:
-    """The files of a batch, as Spark has written them down before it began the batch."""
-    written = spark.read.text(f"{checkpoint}/sources/0/{{{number},{number}.compact}}")
-    entries = [json.loads(row["value"]) for row in written.where("value like '{%'").collect()]
-    return sorted({entry["path"] for entry in entries if entry["batchId"] == number})
 
 
 def _await(queries: Sequence[Any]) -> None:
@@ -237,4 +184,6 @@ def _await(queries: Sequence[Any]) -> None:
 
 def _in_short(outcome: Outcome) -> str:
     files = f"{outcome.files} files, " if outcome.files else ""
-    return f"batch {outcome.batch}: {files}{Totals.of(outcome).in_short()}"
+    age_s = (now_ms() - outcome.newest_ms) / 1000
+    newest = f", the newest {age_s:,.0f} s old" if outcome.newest_ms else ""
+    return f"batch {outcome.batch}: {files}{Totals.of(outcome).in_short()}{newest}"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from pipeline.spark.session import spark_session
 from pipeline.table.migration import migrated
+from pipeline.table.table import refuse_local
 
 
 def main(
@@ -11,6 +12,8 @@ def main(
 ) -> int:
     """Read the table `old`, once, into the new one; 0. Raises BadTable."""
     spark = spark_session(master, memory, "kafka-throttle usage migrate", settings)
+    for path in (old, table):
+        refuse_local(spark, path)
     for name, count in migrated(spark, old, table).items():
         if name != "numbers":
             print(f"{name}: {count:,} rows")

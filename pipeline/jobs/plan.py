@@ -2,10 +2,10 @@
 
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
 from common.problems import Problems
+from common.remote_path import AnyPath
 from pipeline.rollout.author import now, who
 from pipeline.rollout.page import plan_page, warnings_of
 from pipeline.rollout.place import Place, in_words_of_commands
@@ -17,9 +17,9 @@ from quotas.changes import SourceUnavailable, tables_of
 
 def main(
     place: Place,
-    quotas: Path,
+    quotas: AnyPath,
     virtual_cluster: str | None = None,
-    out: Path | None = None,
+    out: AnyPath | None = None,
     most_change: float = 2.0,
     most_entities: int | None = None,
     prune: bool = False,
@@ -67,7 +67,7 @@ def main(
     return 0
 
 
-def wanted_rules(path: Path, virtual_cluster: str | None) -> tuple[Rules, str]:
+def wanted_rules(path: AnyPath, virtual_cluster: str | None) -> tuple[Rules, str]:
     """The quotas that a file wants, and the file's checksum.
 
     Raises Problems with each problem and its place, or ValueError if it is not clear which quotas are meant.
@@ -76,7 +76,7 @@ def wanted_rules(path: Path, virtual_cluster: str | None) -> tuple[Rules, str]:
     return _chosen(candidate, path, virtual_cluster), checksum
 
 
-def _chosen(candidate: Candidate, path: Path, name: str | None) -> Rules:
+def _chosen(candidate: Candidate, path: AnyPath, name: str | None) -> Rules:
     if candidate.all_others is not None:
         return candidate.all_others
     names = sorted(candidate.clusters)
@@ -88,10 +88,10 @@ def _chosen(candidate: Candidate, path: Path, name: str | None) -> Rules:
     return candidate.clusters[name]
 
 
-def _refuse_what_is_no_plan(out: Path) -> None:
+def _refuse_what_is_no_plan(out: AnyPath) -> None:
     """Refuse to replace anything but a plan or an empty file."""
     try:
-        if not out.exists() or (out.is_file() and not out.stat().st_size):
+        if not out.exists() or (out.is_file() and _is_empty(out)):
             return
         is_plan = out.is_file() and bool(read_plan(out))
     except OSError as error:
@@ -102,7 +102,12 @@ def _refuse_what_is_no_plan(out: Path) -> None:
         raise ValueError(f"{out}: is there already, and is no plan")
 
 
-def _write(out: Path, plan: PlanFile) -> None:
+def _is_empty(path: AnyPath) -> bool:
+    with path.open("rb") as file:
+        return not file.read(1)
+
+
+def _write(out: AnyPath, plan: PlanFile) -> None:
     try:
         write_plan(out, plan)
     except OSError as error:

@@ -4,14 +4,13 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from common.atomic_file import write_whole
 from common.places import made_of
+from common.remote_path import AnyPath, path_of, replace_whole, writable_folder
 from pipeline.jobs.report import EMPTY, Steps, killed_of, missing_of
 from pipeline.jobs.simulate import response_of
 from pipeline.recommend import demand
@@ -56,8 +55,8 @@ def main(
     for what cannot be used.
     """
     asked = Settings(**options)
-    carried = Capacity() if capacity is None else made_of(Path(capacity), capacity_of)
-    folder = _folder(out)
+    carried = Capacity() if capacity is None else made_of(path_of(capacity), capacity_of)
+    folder = writable_folder(out)
     steps = Steps(_STEPS)
     steps.next("starting Spark")
     with own_session(master, memory, "kafka-throttle recommend", settings) as spark:
@@ -72,18 +71,6 @@ def main(
     print_advice(advice, asked, known, sys.stdout)
     _say(f"{folder / 'quotas.yaml'}: {count(len(advice.recommendations))} limits, {steps.seconds:.0f} s")
     return 0 if advice.recommendations else EMPTY
-
-
-def _folder(out: str) -> Path:
-    folder = Path(out)
-    probe = folder / ".writable"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(probe, [])
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"{out}: expected a directory to write to: {error.strerror or error}") from error
-    return folder
 
 
 # ----------------------------------------------------------------- recommending
@@ -166,7 +153,7 @@ def _limits(recommendations: Iterable[Recommendation], stage: int = -1) -> Limit
 # ---------------------------------------------------------------------- writing
 
 
-def write(folder: Path, advice: Advice, asked: Settings, known: Mapping[str, Any]) -> None:
+def write(folder: AnyPath, advice: Advice, asked: Settings, known: Mapping[str, Any]) -> None:
     """Write quotas.yaml, stage-<n>.yaml, and recommendation.json, .csv and .txt; remove stages of an earlier run."""
     period = f"use from {moment(known['begin_ms'])} to {moment(known['end_ms'])} UTC"
     comment = f"kafka-throttle usage recommend, {period}; evidence: recommendation.json"
@@ -188,9 +175,9 @@ def write(folder: Path, advice: Advice, asked: Settings, known: Mapping[str, Any
     _put(folder / "recommendation.txt", text.getvalue())
 
 
-def _put(path: Path, text: str) -> None:
+def _put(path: AnyPath, text: str) -> None:
     try:
-        write_whole(path, [text.encode("utf-8", "backslashreplace")])
+        replace_whole(path, text.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise ValueError(f"{path}: cannot be written: {error.strerror or error}") from error
 

@@ -1,11 +1,11 @@
 """`usage report`: from the usage table to one page of HTML, and every table in it as CSV and Parquet."""
 
+import io
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from common.places import made_of
+from common.remote_path import AnyPath, RemotePath, writable_folder
 from pipeline.report import figures, neighbours
 from pipeline.report.chargeback import bills, by_tenant, tenant_of
 from pipeline.report.findings import (
@@ -33,6 +34,7 @@ from pipeline.report.page import page_of
 from pipeline.report.price_sheet import UNASSIGNED, PriceSheet, price_sheet
 from pipeline.report.tables import Table, arrow_of, csv_of
 from pipeline.report.views import tables_of
+from pipeline.spark.day import now_ms
 from pipeline.spark.kept import Kept
 from pipeline.spark.session import spark_session
 from pipeline.table.accounts import Accounts, lost_ends, read_accounts
@@ -47,7 +49,7 @@ def main(
     out: str,
     since_ms: int | None = None,
     until_ms: int | None = None,
-    prices: Path | None = None,
+    prices: AnyPath | None = None,
     top_n: int = 20,
     as_of_ms: int | None = None,
     master: str | None = None,
@@ -61,11 +63,8 @@ def main(
     Raises ValueError (BadTable, Problems) for what cannot be used.
     """
     sheet = None if prices is None else made_of(prices, price_sheet)
-    folder = Path(out)
-    try:
-        (folder / "tables").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{out}: expected a directory to write to: {error.strerror}") from error
+    folder = writable_folder(out)
+    (folder / "tables").mkdir(parents=True, exist_ok=True)
     steps = Steps(7)
     steps.next("starting Spark")
     spark = spark_session(master, memory, "kafka-throttle report", settings)
@@ -276,25 +275,28 @@ def killed_of(accounts: Accounts) -> list[KilledProcess]:
     ]
 
 
-def write(findings: Findings, folder: Path) -> None:
+def write(findings: Findings, folder: AnyPath) -> None:
     """Write `report.html`, and `tables/<name>.csv` and `.parquet`. Each file appears when it is whole."""
     tables = tables_of(findings)
     for table in tables:
         _put(folder / "tables" / f"{table.name}.csv", csv_of(table).encode())
-        _put_parquet(folder / "tables" / f"{table.name}.parquet", table)
-    _put(folder / "report.html", page_of(findings, tables, time.time_ns() // 1_000_000).encode())
+        _put(folder / "tables" / f"{table.name}.parquet", _parquet_of(table))
+    _put(folder / "report.html", page_of(findings, tables, now_ms()).encode())
 
 
-def _put(path: Path, data: bytes) -> None:
+def _put(path: AnyPath, data: bytes) -> None:
+    if isinstance(path, RemotePath):
+        path.write_bytes(data)
+        return
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_bytes(data)
     aside.replace(path)
 
 
-def _put_parquet(path: Path, table: Table) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    pq.write_table(arrow_of(table), aside)
-    aside.replace(path)
+def _parquet_of(table: Table) -> bytes:
+    data = io.BytesIO()
+    pq.write_table(arrow_of(table), data)
+    return data.getvalue()
 
 
 class Steps:

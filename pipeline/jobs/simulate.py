@@ -5,12 +5,12 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import IO, Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
+from common.remote_path import path_of
 from pipeline.simulate.candidate import Candidate, load_candidate
 from pipeline.simulate.page import print_response
 from pipeline.simulate.response import of_clients, of_sensors, reported
@@ -50,7 +50,7 @@ def main(
     settings: Mapping[str, str] | None = None,
 ) -> int:
     """Print the response; `output` is table, json or csv. ValueError for input that cannot be used."""
-    rules = load_candidate(Path(candidate))
+    rules = load_candidate(path_of(candidate))
     with own_session(master, memory, "kafka-throttle simulate", settings) as spark:
         response = simulate(spark, table, rules, since_ms, until_ms, trace)
     write(response, output, sys.stdout)

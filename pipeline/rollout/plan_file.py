@@ -7,14 +7,13 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.atomic_file import write_whole
 from common.kinds import Many, Number, Optional, Text
 from common.problems import WHOLE_FILE, Problem, Problems, either, show
+from common.remote_path import AnyPath, replace_whole
 from common.settings import Settings, items, part, read_settings, valid
 from pipeline.rollout.plan import Change
 from quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, QuotaType, Scope
@@ -80,12 +79,12 @@ class PlanFile:
         return json.dumps({**self._content(), "checksum": self.checksum}, indent=1, ensure_ascii=False) + "\n"
 
 
-def write_plan(path: Path, plan: PlanFile) -> None:
-    """Write the file whole or not at all. Raises OSError."""
-    write_whole(path, [plan.text().encode("utf-8", "surrogatepass")])
+def write_plan(path: AnyPath, plan: PlanFile) -> None:
+    """Write the file whole or not at all, as `replace_whole` does. Raises OSError."""
+    replace_whole(path, plan.text().encode("utf-8", "surrogatepass"))
 
 
-def read_plan(path: Path) -> PlanFile:
+def read_plan(path: AnyPath) -> PlanFile:
     """The plan in a file. Raises Problems with each problem and its place in the file."""
     try:
         with path.open("rb") as file:

@@ -12,7 +12,6 @@ Any of these shapes, as YAML or JSON:
 import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ConfigDict
@@ -20,6 +19,7 @@ from pydantic import ConfigDict
 from common.kinds import Many, Some, Text
 from common.places import made_of
 from common.problems import WHOLE_FILE, Problem, Problems, show
+from common.remote_path import AnyPath
 from common.settings import Settings, found_at, items, read_settings, repeated_names
 from common.yaml_file import read_bounded
 from quotas.entities import Entity, QuotaType, Scope
@@ -114,12 +114,12 @@ class Candidate:
         return self.clusters.get(virtual_cluster, self.all_others)
 
 
-def load_candidate(path: Path) -> Candidate:
+def load_candidate(path: AnyPath) -> Candidate:
     """The candidate in the file. Problems with every one and its place."""
     return load_with_checksum(path)[0]
 
 
-def load_with_checksum(path: Path) -> tuple[Candidate, str]:
+def load_with_checksum(path: AnyPath) -> tuple[Candidate, str]:
     """The same, and the checksum of the bytes that it was read from: a pipe has them only once."""
     content = read_bounded(path)
 
@@ -130,7 +130,7 @@ def load_with_checksum(path: Path) -> tuple[Candidate, str]:
     return made_of(path, made, content), f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def _of_state_file(content: bytes, path: Path) -> Candidate:
+def _of_state_file(content: bytes, path: AnyPath) -> Candidate:
     try:
         overlay = parse_overlay(content)
     except DamagedOverlay as error:

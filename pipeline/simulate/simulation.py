@@ -31,6 +31,7 @@ from pipeline.simulate.candidate import Candidate
 from pipeline.simulate.loud_runs import COLUMNS, SHARER, runs_in
 from pipeline.simulate.meter import PERCENT_SECONDS_PER_MS, MeasuredQuota, measured_quota
 from pipeline.simulate.quiet import Most, allowed, memory_of, runs
+from pipeline.spark.session import tasks_at_once
 from quotas.client_quotas import WHOLE_CLUSTER
 from quotas.entities import Scope
 
@@ -423,7 +424,7 @@ def in_runs(rows: DataFrame, found: DataFrame) -> DataFrame:
     There are several partitions for each core, so that those of long runs do not make the others wait.
     """
     keys = ["sensor_id", "run"]
-    partitions = _PARTITIONS_PER_CORE * rows.sparkSession.sparkContext.defaultParallelism
+    partitions = _PARTITIONS_PER_CORE * tasks_at_once(rows.sparkSession)
     within = F.col("begin_ms").between(F.col("first_ms"), F.col("last_ms"))
     return (
         rows.join(found, ["sensor_id", "bucket"], "inner")

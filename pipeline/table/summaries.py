@@ -14,13 +14,12 @@ from functools import reduce
 from operator import or_
 from urllib.parse import unquote
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from pipeline.simulate.simulation import BUCKET_MS, LATE_MS, summarised
 from pipeline.spark.day import DAY_MS, begin_of
+from pipeline.spark.unreadable import SPARK_ERRORS, cause_of
 from pipeline.table.table import DAY, BadTable, make_tables, read_usage, root_of, sql_name, stored, version_of
 from quotas.records.usage_record import USAGE
 
@@ -108,18 +107,11 @@ def _make(spark: SparkSession, table: str, version: int, made_of: Mapping[str, s
         make_tables(spark, table, {NAME: rows.schema})
         writer = rows.repartition(DAY).write.format("delta").mode("overwrite")
         writer.option("replaceWhere", f"{DAY} IN ({days})").save(f"{root_of(table)}/{NAME}")
-    except (OSError, BadTable, Py4JError, PySparkException) as error:
-        why = _cause_of(error)
-        print(f"{table}/{NAME}: summaries cannot be kept, so all is read again next time: {why}", file=sys.stderr)
+    except (OSError, BadTable, *SPARK_ERRORS) as error:
+        why = f"summaries cannot be kept, so all is read again next time: {cause_of(error)}"
+        print(f"{table}/{NAME}: {why}", file=sys.stderr)
         return False
     return True
-
-
-def _cause_of(error: Exception) -> str:
-    cause = getattr(error, "java_exception", None)
-    while cause is not None and cause.getCause() is not None:
-        cause = cause.getCause()
-    return str(error if cause is None else cause.toString()).splitlines()[0]
 
 
 def _is_made_of(made_of: Mapping[str, str]) -> Column:

@@ -12,13 +12,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
 from pipeline.spark.day import day_of
+from pipeline.spark.session import on_one_machine
+from pipeline.spark.unreadable import SPARK_ERRORS
 from pipeline.table.schemas import NUMBERS, QUARANTINE, ROWS, defaults, schema_of, time_column
 from quotas.records.usage_record import TRACE, USAGE, Row
 
@@ -35,6 +35,7 @@ TABLES: Mapping[str, T.StructType] = {
 """What ingest writes, by name."""
 
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_ONE_SLASH = re.compile("^file:/(?!/)")
 _NO_TABLE = ("PATH_NOT_FOUND", "DELTA_TABLE_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST", "DELTA_MISSING_DELTA_TABLE")
 _TOO_NEW = ("DELTA_INVALID_PROTOCOL_VERSION", "DELTA_UNSUPPORTED_FEATURES")
 
@@ -45,7 +46,23 @@ class BadTable(ValueError):
 
 def root_of(table: str) -> str:
     """The URI of a table, or of a spool. A bare path is one of this machine, whatever Spark's default is."""
-    return table.rstrip("/") if _URI.match(table) else f"file://{Path(table).absolute()}"
+    if not _URI.match(table):
+        return f"file://{Path(table).absolute()}"
+    return _ONE_SLASH.sub("file:///", table.rstrip("/"))
+
+
+def refuse_local(spark: SparkSession, path: str) -> None:
+    """Raise ValueError for a bare path if other machines do the work: to them it is another place."""
+    if not _URI.match(path) and not on_one_machine(spark):
+        raise ValueError(
+            f"{path}: expected a place that all machines of the cluster see, as s3a://... or hdfs://..., got a path of "
+            f"this machine; where the same directory is mounted on all of them: {root_of(path)}"
+        )
+
+
+def local_path(root: str) -> Path | None:
+    """The path of a root on this machine; None of those elsewhere."""
+    return Path(root.removeprefix("file://")) if root.startswith("file://") else None
 
 
 def sql_name(root: str, name: str) -> str:
@@ -87,7 +104,7 @@ def read_quarantine(spark: SparkSession, table: str) -> DataFrame:
 def version_of(spark: SparkSession, table: str, name: str = USAGE) -> int:
     """The number of the last commit. Raises BadTable."""
     stored(spark, table, name)
-    version: int = spark.sql(f"DESCRIBE HISTORY {sql_name(root_of(table), name)} LIMIT 1").head()["version"]
+    version: int = spark.sql(f"DESCRIBE HISTORY {sql_name(root_of(table), name)} LIMIT 1").collect()[0]["version"]
     return version
 
 
@@ -106,13 +123,16 @@ def version_at(spark: SparkSession, table: str, at_ms: int) -> int:
 
 def stored(spark: SparkSession, table: str, name: str, version: int | None = None) -> DataFrame:
     """One of the Delta tables, in this version or the present one. Raises BadTable."""
+    refuse_local(spark, table)
     root = root_of(table)
     reader = spark.read.format("delta")
     if version is not None:
         reader = reader.option("versionAsOf", version)
     try:
-        return reader.load(f"{root}/{name}")
-    except (PySparkException, Py4JJavaError) as error:
+        rows = reader.load(f"{root}/{name}")
+        _ = rows.schema  # Spark Connect looks at a table only when its columns or rows are asked for
+        return rows
+    except SPARK_ERRORS as error:
         raise _explained(table, error) from error
 
 
@@ -136,7 +156,7 @@ def make_tables(spark: SparkSession, table: str, tables: Mapping[str, T.StructTy
         parts = [DAY] if DAY in schema.names else []
         try:
             writer.partitionBy(*parts).save(f"{root}/{name}")
-        except (PySparkException, Py4JJavaError) as error:
+        except SPARK_ERRORS as error:
             raise _explained(table, error) from error
         known = stored(spark, table, name).schema.names
         if added := [field for field in schema.fields if field.name not in known]:

@@ -1,6 +1,7 @@
 """`kafka-throttle usage`: commands that process usage records, on Spark. The work is done in `pipeline.jobs`."""
 
 import sys
+import traceback
 from collections.abc import Callable
 from datetime import datetime
 from importlib import import_module
@@ -15,9 +16,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _OF_THE_EXTRA = {"pyspark", "py4j", "pandas", "pyarrow", "jinja2", "numpy", "rich"}
 
+FAILED = 70
+"""The exit status after an error that nobody expected, as sysexits.h has it: 1 is an answer of `usage gaps`."""
+
 _SPARK_OPTIONS = (
     click.option(
-        "--master", help="Spark's master, as spark://host:7077; without it that of spark-submit, or this machine."
+        "--master",
+        help="Spark's master, as spark://host:7077, or a Spark Connect server, as sc://host:15002; without it that of "
+        "spark-submit or SPARK_REMOTE, or this machine.",
     ),
     click.option("--memory", default="2g", show_default=True, help="Memory of Spark's driver."),
     click.option("--conf", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark."),
@@ -43,8 +49,9 @@ def usage() -> None:
 def run_job(name: str, **arguments: Any) -> NoReturn:
     """Run `pipeline.jobs.<name>.main` and end the process with its exit status.
 
-    The status is 2 (bad input) if the job raises ValueError or cannot read a file. Spark is imported only here: other
-    commands work without it.
+    The status is 2 (bad input) if the job raises ValueError or cannot read or write a file, and FAILED after any other
+    error.
+    Spark is imported only here: other commands work without it.
     """
     if "settings" in arguments:
         given = key_values(arguments["settings"], "--conf", r"spark\..+", "spark.SOMETHING=VALUE")
@@ -61,10 +68,12 @@ def run_job(name: str, **arguments: Any) -> NoReturn:
     except ValueError as error:
         refuse(str(error), BAD_INPUT)
     except Exception as error:
-        problem = import_module("pipeline.spark.unreadable").problem_of(error)
-        if not problem:
-            raise
-        refuse(problem, BAD_INPUT)
+        if isinstance(error, OSError) and error.filename:
+            refuse(f"{error.filename}: {error.strerror}", BAD_INPUT)
+        if problem := import_module("pipeline.spark.unreadable").problem_of(error):
+            refuse(problem, BAD_INPUT)
+        traceback.print_exc()
+        sys.exit(FAILED)
 
 
 @usage.command()
@@ -139,12 +148,14 @@ def _with_kafka_source(settings: tuple[str, ...]) -> tuple[str, ...]:
     """The settings with the jars of Spark's Kafka source, unless they name jars themselves."""
     if any(setting.startswith(("spark.jars=", "spark.jars.packages=")) for setting in settings):
         return settings
-    from common.jars import ToolMissing, spark_kafka_jars
+    from common.jars import kafka_source_package, spark_kafka_jars
 
     try:
         jars = spark_kafka_jars(lambda line: click.echo(line, err=True))
-    except (ToolMissing, RuntimeError) as error:
-        packages = "--conf spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
+    except ValueError as error:
+        refuse(str(error))
+    except RuntimeError as error:
+        packages = f"--conf spark.jars.packages={kafka_source_package()}"
         raise click.ClickException(f"{error}\nOr have Spark fetch its Kafka source: {packages}") from error
     return (*settings, f"spark.jars={','.join(map(str, jars))}")
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from common.problems import Problems
+from common.remote_path import AnyPath
 from proxy.cli.config_file import cluster_of, load, refuse, virtual_cluster_option
+from proxy.cli.file_path import FilePath
 from proxy.cli.number_range import NumberRange
 from proxy.cli.servers import servers_of
 from proxy.cli.usage import run_job
@@ -71,11 +73,11 @@ def place_options(command: Command) -> Command:
 @click.option(
     "--quotas",
     required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(),
     help="The wanted quotas: a file of `usage recommend`, a proxy's YAML file, or a list `entries`.",
 )
 @place_options
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file for the plan, for `apply`.")
+@click.option("--out", type=FilePath(), help="The file for the plan, for `apply`.")
 @click.option(
     "--most-change",
     type=NumberRange(1.01),
@@ -98,22 +100,27 @@ def plan(virtual_cluster: str | None, **arguments: Any) -> None:
 
 
 @click.command()
-@click.argument("plan", metavar="PLAN", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("plan", metavar="PLAN", type=FilePath())
 @place_options
 @click.option("--dry-run", is_flag=True, help="Check whether each change would be accepted, and change nothing.")
 @click.option(
     "--audit",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(),
     help="The file to record every change in; by default quota-audit.jsonl beside the plan.",
 )
 @click.option(
     "--rollback-out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(),
     help="The file for the plan that reverts this one; by default PLAN.rollback.json beside the plan.",
 )
 @by_option
 def apply(
-    plan: Path, dry_run: bool, audit: Path | None, rollback_out: Path | None, by: str | None, **where: Any
+    plan: AnyPath,
+    dry_run: bool,
+    audit: AnyPath | None,
+    rollback_out: AnyPath | None,
+    by: str | None,
+    **where: Any,
 ) -> None:
     """Carry out a plan, unless the quotas in force have changed since it was made. A second run does nothing.
 

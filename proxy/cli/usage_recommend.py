@@ -1,10 +1,11 @@
 """`kafka-throttle usage recommend`: quotas that fit the recorded use."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
+from common.remote_path import AnyPath
+from proxy.cli.file_path import FilePath
 from proxy.cli.number_range import NumberRange
 from proxy.cli.period import period_options
 from proxy.cli.usage import run_job, spark_options, table_option
@@ -58,7 +59,7 @@ class _Types(click.ParamType[tuple[str, ...]]):
 )
 @click.option(
     "--capacity",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(),
     help="The capacity of the cluster (YAML): the sum of the limits is fitted to it.",
 )
 @click.option(
@@ -97,7 +98,7 @@ class _Types(click.ParamType[tuple[str, ...]]):
     "--simulate/--no-simulate", default=True, show_default=True, help="Simulate what these quotas would have done."
 )
 @spark_options
-def recommend(capacity: Path | None, **arguments: Any) -> None:
+def recommend(capacity: AnyPath | None, **arguments: Any) -> None:
     """Recommend quotas: percentile x headroom of what was used, fitted to the capacity, in stages, with evidence.
 
     Writes quotas.yaml and stage-1.yaml, stage-2.yaml, ... as `usage plan` takes them, and recommendation.json, .csv and

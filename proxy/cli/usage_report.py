@@ -1,10 +1,11 @@
 """`kafka-throttle usage report`: a report about the recorded use."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
+from common.remote_path import AnyPath
+from proxy.cli.file_path import FilePath
 from proxy.cli.period import Moment, period_options
 from proxy.cli.usage import run_job, spark_options, table_option
 
@@ -13,7 +14,7 @@ from proxy.cli.usage import run_job, spark_options, table_option
 @table_option
 @click.option("--out", required=True, metavar="DIRECTORY", help="The directory for report.html and tables/.")
 @period_options
-@click.option("--prices", type=click.Path(path_type=Path, dir_okay=False), help="A price sheet (YAML), for chargeback.")
+@click.option("--prices", type=FilePath(), help="A price sheet (YAML), for chargeback.")
 @click.option(
     "--top",
     "top_n",
@@ -30,7 +31,7 @@ from proxy.cli.usage import run_job, spark_options, table_option
     help="Read the records that the table had at this time (UTC), as far as `compact` has kept them.",
 )
 @spark_options
-def report(prices: Path | None, **arguments: Any) -> None:
+def report(prices: AnyPath | None, **arguments: Any) -> None:
     """Write a report, with its tables, about use, throttling, costs and trends.
 
     Exit status 0: done; 2: an argument or a file is invalid; 3: there are no records in this period.

@@ -1,10 +1,11 @@
 """`kafka-throttle usage simulate`: what quotas would have done to the recorded use."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
+from common.remote_path import AnyPath
+from proxy.cli.file_path import FilePath
 from proxy.cli.period import period_options
 from proxy.cli.usage import run_job, spark_options, table_option
 
@@ -14,7 +15,7 @@ from proxy.cli.usage import run_job, spark_options, table_option
 @click.option(
     "--candidate",
     required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FilePath(),
     help="The quotas to try: a proxy's YAML file, its section `quotas`, or its list `entries`.",
 )
 @period_options
@@ -22,7 +23,7 @@ from proxy.cli.usage import run_job, spark_options, table_option
 @click.option("--json", "output", flag_value="json", help="Print one JSON object.")
 @click.option("--csv", "output", flag_value="csv", help="Print CSV, one line for each client at each node.")
 @spark_options
-def simulate(candidate: Path, output: str | None, **arguments: Any) -> None:
+def simulate(candidate: AnyPath, output: str | None, **arguments: Any) -> None:
     """Show what these quotas would have done to the recorded traffic.
 
     The recorded throttling is removed first. The result is an interval: between a client that wants exactly what was
