@@ -2,19 +2,25 @@
 
 spark-submit ... tests/pipeline/on_master.py SPOOL FOLDER CANDIDATE
 
-FOLDER gets `table`, `report` and `response.json`. The commands get no --master: that of spark-submit is used.
+FOLDER gets `table`, `report` and `answer.json`, and in `refused.txt` what is said of a bare path. The commands get no
+--master: that of spark-submit is used.
 """
 
 import contextlib
+import io
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from proxy.cli.main import main
 
 
 def run(spool: str, folder: Path, candidate: str) -> None:
-    table = ["--table", str(folder / "table")]
-    command(folder / "ingest.txt", "ingest", "--from", spool, *table)
+    with contextlib.redirect_stderr(io.StringIO()) as refused, suppress(SystemExit):
+        command(folder / "refused.txt", "ingest", "--from", spool, "--table", str(folder / "table"))
+    (folder / "refused.txt").write_text(refused.getvalue())
+    table = ["--table", f"file://{folder}/table"]
+    command(folder / "ingest.txt", "ingest", "--from", f"file://{spool}", *table)
     command(folder / "report.txt", "report", "--out", str(folder / "report"), *table)
     command(folder / "answer.json", "simulate", "--candidate", candidate, "--json", *table)
 

@@ -79,7 +79,9 @@ def there(spark, inputs, cluster, tmp_path_factory):
                  "SPARK_LOCAL_IP": "127.0.0.1"},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return Made(spark, folder, json.loads((folder / "answer.json").read_text()))
+    made = Made(spark, folder, json.loads((folder / "answer.json").read_text()))
+    made.refused = (folder / "refused.txt").read_text()
+    return made
 
 
 def test_the_table_is_the_same(here, there):
@@ -108,6 +110,13 @@ def rows_of(response, kind):
         for key, value in row.items()
         if isinstance(value, int | float)
     }
+
+
+def test_a_path_of_the_driver_is_refused(inputs, there):
+    spool = inputs / "spool"
+    [refused] = [line for line in there.refused.splitlines() if line.startswith(str(spool))]
+    assert refused.startswith(f"{spool}: expected a place that all machines of the cluster see")
+    assert refused.endswith(f"file://{spool}")
 
 
 def test_both_workers_had_executors_that_ran_python(there, cluster):

@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import os
 import random
 import re
 import shutil
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -19,9 +21,12 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from pipeline.ingest.ingest import Batch, Ingest, _Batch, now_ms
+from pipeline.ingest.checkpoint import Planned, planned
+from pipeline.ingest.ingest import Batch, Ingest, _Batch
 from pipeline.jobs import gaps
 from pipeline.jobs.ingest import _alone_at, ingest_spool
+from pipeline.spark.day import now_ms
+from pipeline.spark.unreadable import problem_of
 from pipeline.table.accounts import Account, Writer, read_accounts
 from pipeline.table.maintenance import expired, optimized, vacuum
 from pipeline.table.schemas import schema_of
@@ -182,6 +187,112 @@ def test_what_is_wrong_is_put_aside_with_its_place_and_the_rest_is_taken(place):
     assert place.ingest() == {"usage records": 14, "usage duplicates": 16}
     assert place.account().gaps == ()
     assert place.usage() == mine[:40]
+
+
+def unreadable(file):
+    """Hadoop cannot read the file as long as there are these checksums of it, which are wrong."""
+    sums = file.with_name(f".{file.name}.crc")
+    sums.write_bytes(b"crc\0" + (512).to_bytes(4, "big") + bytes(4 * 100))
+    return sums
+
+
+def test_a_file_that_cannot_be_opened_is_not_taken_for_one_that_is_gone(place):
+    """Hadoop says that there is no such file, whatever the reason is."""
+    mine = records(FLEET, 20)
+    file = write_file(place.spool, mine[:10], 1)
+    sums = unreadable(file)
+    with pytest.raises(ValueError, match="cannot be read"):
+        place.ingest()
+    sums.unlink()
+    content = file.read_bytes()
+    if os.geteuid():
+        file.chmod(0)
+    else:  # root may open any file, but not these for reading
+        file.unlink()
+        file.symlink_to(
+            next(path for path in Path("/sys").glob("*/*/*") if path.stat().st_mode == stat.S_IFREG | 0o200)
+        )
+    with pytest.raises(ValueError, match=f"{file.name} cannot be read"):
+        place.ingest()
+    assert place.usage() == []
+    file.unlink()
+    file.write_bytes(content)
+    assert place.ingest() == {"usage records": 10}
+
+
+def test_a_damaged_file_of_the_table_is_not_one_of_the_spool(place):
+    write_file(place.spool, records(FLEET, 20)[:10], 1)
+    place.ingest()
+    [file] = Path(place.table).glob("usage/*/*.parquet")
+    file.write_bytes(bytes(file.stat().st_size))
+    write_file(place.spool, records(FLEET, 20)[5:], 2)
+    with pytest.raises(Exception) as caught:
+        place.ingest()
+    assert "--from" not in str(caught.value)
+    assert problem_of(caught.value).startswith(f"file:{file} cannot be read: ")
+
+
+def test_a_topic_may_have_any_name(spark, tmp_path):
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "metadata").write_text('{"id":"mine"}')
+    offsets = ["v1", '{"batchWatermarkMs":0,"batchTimestampMs":5}', '{"id":{"0":3},"batchTimestampMs":{"0":1}}']
+    (tmp_path / "offsets" / "0").write_text("\n".join(offsets))
+    assert planned(spark, str(tmp_path), 0, False) == Planned("mine", 5, [])
+
+
+def test_a_file_that_cannot_be_read_ends_the_ingest_and_nothing_of_it_is_lost(place):
+    mine = records(FLEET, 30)
+    write_file(place.spool, mine[:10], 1)
+    file = write_file(place.spool, mine[10:], 2)
+    sums = unreadable(file)
+    with pytest.raises(
+        ValueError, match=rf"^--from: file://{file} cannot be read: Checksum error: .* run again"
+    ) as caught:
+        place.ingest()
+    assert "\n" not in str(caught.value)
+    assert place.usage() == []
+    assert place.quarantine() == []
+    sums.unlink()
+    assert place.ingest() == {"usage records": 30}
+    assert place.quarantine() == []
+
+
+def test_a_file_that_cannot_be_read_and_is_moved_away_is_reported_and_the_rest_is_taken(place):
+    mine = records(FLEET, 30)
+    write_file(place.spool, mine[:10], 1)
+    file = write_file(place.spool, mine[10:20], 2)
+    unreadable(file)
+    with pytest.raises(ValueError, match="cannot be read"):
+        place.ingest()
+    file.rename(place.spool.parent / "aside.tsv")
+    write_file(place.spool, mine[20:], 3)
+    place.ingest()
+    assert place.usage() == mine[:10] + mine[20:]
+    assert [(name, line) for name, line, _ in place.quarantine()] == [(file.name, 0)]
+    assert place.account().gaps == ((11, 20),)
+
+
+def test_what_can_be_unpacked_of_a_damaged_file_is_taken(place):
+    mine = records(FLEET, 4_000)
+    file = write_file(place.spool, mine[100:], 1)
+    packed = gzip.compress(file.read_bytes())
+    file.unlink()
+    name = "a [b]{c}, %20+ä.tsv.gz"
+    (place.spool / name).write_bytes(packed[: len(packed) // 2])
+    gone = write_file(place.spool, mine[:100], 2)
+    sums = unreadable(gone)
+    with pytest.raises(ValueError, match=f"{gone.name} cannot be read"):
+        place.ingest()
+    sums.unlink()
+    gone.unlink()
+    place.ingest()
+    taken = [row.sequence for row in place.usage()]
+    assert 0 < len(taken) < 3_900
+    assert taken == list(range(101, 101 + len(taken)))
+    assert [(file, reason) for file, line, reason in place.quarantine() if not line] == [
+        (name, "the file has no end: it is cut short, or damaged from somewhere on"),
+        (gone.name, "the file has neither header nor end: it is empty, foreign or cannot be read"),
+    ]
 
 
 def framed(batch, number):

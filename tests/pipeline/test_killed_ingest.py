@@ -7,7 +7,6 @@ By hand with as many kills at random moments as one likes:
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from deltalake import DeltaTable
 
 from pipeline.table.intervals import union
 from quotas.records.usage_record import UsageRecord, columns
+from tests.pipeline.killed import kill, wait_for
 from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import Fleet, event, records, write_file
 from tests.pipeline.stopped_ingest import STEPS, TABLES
@@ -75,46 +75,6 @@ def start(spool, table, log, *, step=None):
     return subprocess.Popen(
         [sys.executable, "-m", *module, *arguments], cwd=ROOT, stdout=log, stderr=log, start_new_session=True
     )
-
-
-def wait_for(condition, process):
-    deadline = time.monotonic() + 4 * TIMEOUT_S
-    while not condition():
-        assert process.poll() is None, "the ingest has ended by itself"
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.001)
-
-
-def members(session):
-    """All that run in a session, with their names: the command, Spark's Java, Spark's Python."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
-        except OSError:
-            continue
-        state, _, _, its_session = rest.split()[:4]
-        if int(its_session) == session and state not in "ZX":
-            found[int(folder.name)] = name
-    return found
-
-
-def kill(process, chance, only=None):
-    """SIGKILL to all of them in any order; or first to those of one name only."""
-    if only:
-        for pid in [pid for pid, name in members(process.pid).items() if name == only]:
-            os.kill(pid, signal.SIGKILL)
-        # Who has lost its Java ends by itself.
-        process.wait(TIMEOUT_S)
-    while found := list(members(process.pid)):
-        chance.shuffle(found)
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        time.sleep(0.001)
-    process.wait()
 
 
 @pytest.mark.spark

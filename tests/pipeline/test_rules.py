@@ -20,6 +20,7 @@ from pipeline.ingest.rules import (
     reason_of,
     rule_of_kinds,
     rules_of_all,
+    rules_of_messages,
     rules_of_record,
     split_lines,
     with_columns,
@@ -168,7 +169,7 @@ def judged(spark, folder, lines, row):
     )  # fmt: skip
     is_mine, is_known = kind_of(F.col("text")) == row.KIND, kind_of(F.col("text")).isin(*ROWS, *KINDS)
     rules = [*rules_of_all(), *rules_of_record(row, LATEST_MS)]
-    rest = [*rules_of_all(), rule_of_kinds()]
+    rest = [*rules_of_messages(), *rules_of_all(), rule_of_kinds()]
     rows = with_columns(split_lines(text), row).select(
         "block",
         "number",

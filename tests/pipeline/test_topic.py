@@ -18,23 +18,26 @@ from demo.kafka_cluster import KafkaCluster
 from pipeline.ingest.frames import Frames
 from pipeline.ingest.ingest import Batch, Ingest
 from pipeline.ingest.rules import NO_VALUE
-from pipeline.ingest.topic import Topic, problem_of_topic
+from pipeline.ingest.topic import Topic, lines_of, problem_of_topic
 from pipeline.jobs.ingest import ingest_spool, ingest_topic
 from pipeline.table.accounts import Account, Writer, read_accounts
 from pipeline.table.table import read_quarantine, read_usage
 from proxy.cli.main import main
 from proxy.usage.kafka_topic import KafkaTopic
-from proxy.usage.shipper import Shipper, TopicUnavailable
+from proxy.usage.shipper import LONGEST_BYTES, Shipper, TopicUnavailable
+from quotas.records.topic_message import message_of
 from quotas.records.usage_record import Dropped, End, UsageRecord, line_of
 from tests.integration import logins
 from tests.integration.certified import Certificates
 from tests.integration.proxy_process import ROOT, ProxyProcess
 from tests.pipeline.spools import Fleet, records, write_spool
 from tests.timeouts import TIMEOUT_S
+from tests.topic_messages import line_in, row_in
 
 PARTITIONS = 3
 WRITER = Writer("usage", "proxy-1", Fleet().epoch)
 NEVER_MS = 2**62
+KINDS = {"header", "usage", "end"}
 
 
 def test_lines_that_come_one_by_one_say_whose_they_are():
@@ -68,6 +71,10 @@ def test_what_spark_says_about_a_topic_is_said_shortly():
     assert problem_of_topic(ValueError("[PATH_NOT_FOUND] something else")) == ""
 
 
+def message(text):
+    return message_of(text.encode(), LONGEST_BYTES).value.decode()
+
+
 def rows_of(spark, table):
     rows = read_usage(spark, table).drop("day").collect()
     return sorted((UsageRecord(**row.asDict()) for row in rows), key=lambda row: (row.epoch, row.sequence))
@@ -86,19 +93,26 @@ def test_messages_in_any_order_and_number_are_taken_once_and_the_rest_is_put_asi
         *texts[30:],
         line_of(end).rstrip(),
     ]
-    rows = [(text, f"records-0@{offset}", 0) for offset, text in enumerate(messages)]
+    # The first and the last are from proxies before: lines as they are.
+    whole = [text if offset % 40 < 10 else message(text) for offset, text in enumerate(messages)]
+    cut = message(texts[0])[:-1]
+    rows = [(text, f"records-0@{offset}", 0) for offset, text in enumerate([*whole, cut])]
     table = str(tmp_path / "table")
-    lines = spark.createDataFrame(rows, "text string, file string, block long").repartition(3, "text")
+    messages = spark.createDataFrame(rows, "message string, file string, block long").repartition(3, "message")
+    lines = lines_of(messages).localCheckpoint()  # a batch of a stream is a plan by itself, too
     outcome = Ingest(spark, table).take(Batch("query", 0, lines, (), NEVER_MS))
     assert outcome.counts["usage records"] == 60
     assert outcome.counts["usage duplicates"] == 11
     assert rows_of(spark, table) == mine
     assert read_accounts(spark, table)[WRITER] == Account(((1, 60),), (), 63, alone=True)
-    put_aside = sorted((row.file, row.line, row.reason) for row in read_quarantine(spark, table).collect())
+    rejected = read_quarantine(spark, table).collect()
+    assert cut[cut.index('"payload"') :][:1_000] in {row.text for row in rejected}
+    put_aside = sorted((row.file, row.line, row.reason) for row in rejected)
     assert put_aside == [
         ("records-0@41", None, "the checksum is wrong"),
         ("records-0@42", None, "the message has no value"),
         ("records-0@43", None, "the checksum is wrong"),
+        (f"records-0@{len(rows) - 1}", None, "the JSON is not that of a line, or was changed"),
     ]
 
 
@@ -175,7 +189,7 @@ def test_a_cluster_that_goes_away_has_all_lines_when_it_is_back(cluster, tmp_pat
     assert {message.key for message in sent} == {b"usage:proxy-1:%d" % WRITER.epoch}
     [partition] = {message.partition for message in sent}
     lines = [line for path in paths for line in path.read_bytes().splitlines()]
-    in_order = list(dict.fromkeys(message.value for message in sent))
+    in_order = list(dict.fromkeys(line_in(message.value) for message in sent))
     assert in_order == list(dict.fromkeys(lines)), f"partition {partition}"
 
 
@@ -230,7 +244,7 @@ def test_a_server_that_stands_still_behind_tls_has_all_lines_when_it_goes_on(clu
     until_shipped(Shipper(tmp_path, topic))
     topic.close()
     lines = [line for path in paths for line in path.read_bytes().splitlines()]
-    in_order = list(dict.fromkeys(message.value for message in messages_in(cluster, name)))
+    in_order = list(dict.fromkeys(line_in(message.value) for message in messages_in(cluster, name)))
     assert in_order == list(dict.fromkeys(lines))
 
 
@@ -255,7 +269,7 @@ def test_records_go_over_tls_with_a_password_into_the_topic_and_out_of_it(
     # What the proxy had no time for.
     assert shipping_command(spool, name).exit_code == 0
     written = [line for path in spool.glob("*.tsv") for line in path.read_bytes().splitlines()]
-    assert {message.value for message in messages_in(cluster, name)} == set(written)
+    assert {line_in(message.value) for message in messages_in(cluster, name)} == set(written)
 
     java = {**logins.java(logins.SHA_512, "proxy", logins.PASSWORDS["proxy"]), "security.protocol": "SASL_SSL"}
     (tmp_path / "jaas").write_text(java["sasl.jaas.config"] + "\n")
@@ -323,6 +337,10 @@ def killed_ingest(cluster, topic, table):
     process.wait()
 
 
+def is_usage(message):
+    return row_in(message.value).KIND == "usage"
+
+
 def in_table(spark, topic, table):
     said = []
     counts = ingest_topic(spark, topic, str(table), say=said.append).counts
@@ -339,7 +357,8 @@ def test_the_topic_gives_what_the_spool_gives_and_nobody_is_counted_twice(kafka_
     Shipper(spool, KafkaTopic(name, servers)).ship()  # what the proxy had no time for
     written = [line for path in spool.glob("*.tsv") for line in path.read_bytes().splitlines()]
     sent = messages_in(cluster, name)
-    assert {message.value for message in sent} == set(written)
+    assert {line_in(message.value) for message in sent} == set(written)
+    assert {(message.headers[0][0], row_in(message.value).KIND) for message in sent} == {(kind, kind) for kind in KINDS}
     partitions = {(message.key, message.partition) for message in sent}
     assert len(partitions) == len({key for key, _ in partitions}) == 2, "one partition for each writer"
 
@@ -355,23 +374,25 @@ def test_the_topic_gives_what_the_spool_gives_and_nobody_is_counted_twice(kafka_
     assert read_accounts(spark, str(table)) == read_accounts(spark, str(other))
     assert read_quarantine(spark, str(table)).count() == 0
 
-    # All of it once more, in other partitions; and what is none of ours.
+    # All of it once more, in other partitions, every other one as a proxy before sent it; and what is none of ours.
     producer = KafkaProducer(bootstrap_servers=cluster.bootstrap_servers)
-    for message in sent:
-        producer.send(name, message.value, key=message.key, partition=(message.partition + 1) % PARTITIONS)
+    for number, message in enumerate(sent):
+        value = line_in(message.value) if number % 2 else message.value
+        producer.send(name, value, key=message.key, partition=(message.partition + 1) % PARTITIONS)
     producer.flush()
-    damaged = next(message.value for message in sent if b"\tusage\t" in message.value).replace(b"here", b"hier")
+    damaged = next(message.value for message in sent if is_usage(message)).replace(b"here", b"hier")
     values = [b"Dear diary", b"", None, b"\xff\xfe\x00", damaged, b"x" * 300_000]
     at = [producer.send(name, value, key=b"mine", partition=2).get(TIMEOUT_S).offset for value in values]
     producer.close()
     counts, _ = in_table(spark, topic, table)
-    again = sum(message.value.split(b"\t")[1] == b"usage" for message in sent)
+    again = sum(map(is_usage, sent))
     assert again >= len(expected)
     assert (counts["usage records"], counts["usage duplicates"]) == (0, again)
     assert rows_of(spark, str(table)) == expected
     rows = read_quarantine(spark, str(table)).collect()
     wrong = ["the checksum is wrong"] * len(values)
     wrong[2] = "the message has no value"
+    wrong[4] = "the JSON is not that of a line, or was changed"
     reported = sorted(
         (int(row.file.rpartition("@")[2]), row.file.rpartition("@")[0], row.line, row.reason) for row in rows
     )

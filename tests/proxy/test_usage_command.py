@@ -60,6 +60,15 @@ def test_of_an_invalid_setting_only_its_place_is_shown(option, good, bad, expect
     assert (result.exit_code, result.output) == (2, f"{option} (2 of 2): expected {expected}, got something else\n")
 
 
+def test_an_error_that_nobody_expected_is_no_answer_of_gaps(monkeypatch):
+    from pipeline.jobs import gaps
+
+    monkeypatch.setattr(gaps, "main", lambda **arguments: 1 // 0)
+    done = run("gaps", "--table", "x")
+    assert done.exit_code == 70
+    assert "ZeroDivisionError" in done.output
+
+
 @pytest.mark.parametrize(
     "command", ["ingest", "compact", "gaps", "expire", "migrate", "report", "simulate", "recommend"]
 )
