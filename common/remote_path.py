@@ -156,12 +156,12 @@ def path_of(text: str) -> AnyPath:
     return RemotePath(f"{scheme}://{server}/", path)
 
 
-def replace_whole(path: AnyPath, data: bytes) -> None:
-    """Replace a file whole or not at all (but on HDFS); on this machine only its owner may read it. Raises OSError."""
+def replace_whole(path: AnyPath, data: bytes, mode: int = 0o600) -> None:
+    """Replace a file whole or not at all (but on HDFS); the mode is that of a file of this machine. Raises OSError."""
     if isinstance(path, RemotePath):
         path.write_bytes(data)
     else:
-        write_whole(path, [data])
+        write_whole(path, [data], mode)
 
 
 def writable_folder(text: str) -> AnyPath:

@@ -61,9 +61,10 @@ class Unreadable:
         file = file_of(error)
         if not file or file in self.found:
             return False
-        if not _exists(spark, [file]):
+        existing = _existing(spark, [file])
+        if not existing:
             self.found.add(file)
-        elif file.endswith(_PACKED) and not _is_read(_texts(spark, [file])) and _is_read(_bytes_of(spark, [file])):
+        elif file.endswith(_PACKED) and not _is_read(_texts(spark, existing)) and _is_read(_bytes_of(spark, existing)):
             self.found.add(file)
             self.damaged.add(file)
         return file in self.found
@@ -73,18 +74,19 @@ class Unreadable:
         whole = [file for file in files if file not in self.damaged]
         lines = spark.createDataFrame([], "text string, file string, block long")
         for some, is_strict in ((whole, True), (sorted(self.damaged), False)):
-            if some and _exists(spark, some):
-                lines = lines.union(_placed(_texts(spark, some, is_strict)))
+            existing = _existing(spark, some)
+            if existing:
+                lines = lines.union(_placed(_texts(spark, existing, is_strict)))
         return lines
 
 
-def _texts(spark: SparkSession, files: Iterable[str], is_strict: bool = True) -> DataFrame:
+def _texts(spark: SparkSession, patterns: list[str], is_strict: bool = True) -> DataFrame:
     reader = spark.read.format("text").options(**_STRICT).option("ignoreCorruptFiles", not is_strict)
-    return reader.load(_existing(spark, files))
+    return reader.load(patterns)
 
 
-def _bytes_of(spark: SparkSession, files: Iterable[str]) -> DataFrame:
-    return spark.read.format("binaryFile").load(_existing(spark, files)).select(F.octet_length("content"))
+def _bytes_of(spark: SparkSession, patterns: list[str]) -> DataFrame:
+    return spark.read.format("binaryFile").load(patterns).select(F.octet_length("content"))
 
 
 def _is_read(rows: DataFrame) -> bool:
@@ -101,11 +103,6 @@ def _placed(lines: DataFrame) -> DataFrame:
         F.col("_metadata.file_path").alias("file"),
         F.col("_metadata.file_block_start").alias("block"),
     )
-
-
-def _exists(spark: SparkSession, files: Iterable[str]) -> bool:
-    """Whether any of them does."""
-    return bool(_existing(spark, files))
 
 
 def _existing(spark: SparkSession, files: Iterable[str]) -> list[str]:

@@ -79,7 +79,7 @@ def ingest_spool(
         return _ingest(spark, list(inlets.values()), table, every_s, future_tolerance_s, say)
     except StreamingQueryException as error:
         file = file_of(error)
-        if file and not plain(file).startswith(f"{plain(root_of(table))}/"):
+        if file and not plain(file).startswith(f"{root_of(table).removeprefix('file://')}/"):
             problem = f"{file} cannot be read: {cause_of(error)}"
             raise ValueError(f"--from: {problem}; its batch is not taken yet: run again, or move it away") from error
         raise

@@ -1,7 +1,6 @@
 """`usage report`: from the usage table to one page of HTML, and every table in it as CSV and Parquet."""
 
 import io
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from common.places import made_of
-from common.remote_path import AnyPath, RemotePath, writable_folder
+from common.remote_path import AnyPath, replace_whole, writable_folder
 from pipeline.report import figures, neighbours
 from pipeline.report.chargeback import bills, by_tenant, tenant_of
 from pipeline.report.findings import (
@@ -42,6 +41,8 @@ from pipeline.table.table import read_quarantine, read_usage, version_at
 
 EMPTY = 3
 """The exit status if there are no records: the page is written all the same and says so."""
+_MODE = 0o666
+"""Of the files, less the umask: a report is there to be read by others."""
 
 
 def main(
@@ -64,7 +65,7 @@ def main(
     """
     sheet = None if prices is None else made_of(prices, price_sheet)
     folder = writable_folder(out)
-    (folder / "tables").mkdir(parents=True, exist_ok=True)
+    writable_folder(str(folder / "tables"))
     steps = Steps(7)
     steps.next("starting Spark")
     spark = spark_session(master, memory, "kafka-throttle report", settings)
@@ -279,18 +280,9 @@ def write(findings: Findings, folder: AnyPath) -> None:
     """Write `report.html`, and `tables/<name>.csv` and `.parquet`. Each file appears when it is whole."""
     tables = tables_of(findings)
     for table in tables:
-        _put(folder / "tables" / f"{table.name}.csv", csv_of(table).encode())
-        _put(folder / "tables" / f"{table.name}.parquet", _parquet_of(table))
-    _put(folder / "report.html", page_of(findings, tables, now_ms()).encode())
-
-
-def _put(path: AnyPath, data: bytes) -> None:
-    if isinstance(path, RemotePath):
-        path.write_bytes(data)
-        return
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_bytes(data)
-    aside.replace(path)
+        replace_whole(folder / "tables" / f"{table.name}.csv", csv_of(table).encode(), _MODE)
+        replace_whole(folder / "tables" / f"{table.name}.parquet", _parquet_of(table), _MODE)
+    replace_whole(folder / "report.html", page_of(findings, tables, now_ms()).encode(), _MODE)
 
 
 def _parquet_of(table: Table) -> bytes:

@@ -1,5 +1,7 @@
 """Which paths are of this machine, which are at a URI, and which cannot be read. tests/pipeline has a real store."""
 
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +77,16 @@ def test_a_file_of_this_machine_needs_no_pyarrow(tmp_path):
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
     assert (tmp_path / "a" / "b").read_bytes() == b"c"
+
+
+@pytest.mark.parametrize(("modes", "expected"), [((), 0o600), ((0o666,), 0o644)])
+def test_only_the_owner_reads_a_file_unless_more_is_asked(tmp_path, modes, expected):
+    umask = os.umask(0o022)
+    try:
+        replace_whole(tmp_path / "a", b"", *modes)
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == expected
 
 
 def test_without_pyarrow_a_uri_is_refused_with_the_reason(monkeypatch):
