@@ -1,6 +1,7 @@
 """How fast usage records become a table, beside DuckDB that parses and writes the same files.
 
     python tests/bench/pipeline.py ingest --rows 10000000,50000000    each size, and whether the cost per row grows
+    python tests/bench/pipeline.py ingest --master cluster            two workers of a core each, started here
     python tests/bench/pipeline.py small --rounds 20                  100 lines into a table that is there already
 
 Both write Parquet by day. DuckDB looks at no checksum, compares no sequence numbers and its result is not atomic; it is
@@ -26,10 +27,9 @@ if not __package__:  # started as a script: what is imported below counts from t
 from pyspark.sql import SparkSession
 
 from pipeline.jobs.ingest import ingest_spool
-from pipeline.spark.session import spark_session
 from pipeline.table.table import read_usage
 from quotas.records.usage_record import VERSION, UsageRecord, columns
-from tests.bench.spark_cost import CORES, measured
+from tests.bench.spark_cost import CLUSTER, CORES, measured, session
 from tests.pipeline.spools import Fleet, records, write_many, write_spool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,23 +45,25 @@ def main() -> int:
     parser.add_argument("--rows", default="10000000", help="how many; several sizes with commas between them")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", default="3g", help="of Spark's driver")
+    parser.add_argument("--master", default=f"local[{CORES}]", help=f"or `{CLUSTER}`: started here")
     parser.add_argument("--conf", action="append", default=[], metavar="spark.KEY=VALUE", help="a setting of Spark")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench" / "pipeline")
+    parser.add_argument(
+        "--folder", type=lambda text: Path(text).absolute(), default=ROOT / "build" / "bench" / "pipeline"
+    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     settings = dict(setting.split("=", 1) for setting in arguments.conf)
     if arguments.what == "small":
-        spark = spark_session(f"local[{CORES}]", arguments.memory, "benchmark", settings)
-        print(small(spark, arguments.rounds))
+        with session(arguments.master, arguments.memory, settings) as spark:
+            print(small(spark, arguments.rounds))
         return 0
     sizes = sorted(int(rows) for rows in arguments.rows.split(","))
     spools = {count: spool_of(arguments.folder, count) for count in {min(sizes[0], WARM_UP_ROWS), *sizes}}
-    spark = spark_session(f"local[{CORES}]", arguments.memory, "benchmark", settings)
     out = arguments.folder / "table"
     try:
-        figures = {size: ingest(spark, spools, size, arguments.rounds, out) for size in sizes}
+        with session(arguments.master, arguments.memory, settings) as spark:
+            figures = {size: ingest(spark, spools, size, arguments.rounds, out) for size in sizes}
     finally:
-        spark.stop()
         shutil.rmtree(out, ignore_errors=True)
     print(table(figures))
     print(growth(figures))
@@ -84,7 +86,7 @@ def ingest_of(spark: SparkSession, out: Path) -> Callable[[Path], None]:
     """An ingest of a spool, which takes all rows."""
 
     def run(spool: Path) -> None:
-        totals = ingest_spool(spark, str(spool), str(out), say=lambda line: None)
+        totals = ingest_spool(spark, spool.as_uri(), out.as_uri(), say=lambda line: None)
         assert totals.counts == {"usage records": rows_of(spool)}, totals.counts
 
     return run
@@ -98,11 +100,11 @@ def small(spark: SparkSession, rounds: int) -> str:
         for number in range(1, 2 * rounds + 1):
             write_spool(spool, records(Fleet(first_sequence=100 * number - 99), 100), first_file=number)
             before = jobs(spark)
-            figures = measured(lambda: ingest_spool(spark, str(spool), str(table), say=lambda line: None), 100)
+            figures = measured(lambda: ingest_spool(spark, spool.as_uri(), table.as_uri(), say=lambda line: None), 100)
             runs.append({"seconds": figures["seconds"], "jobs": jobs(spark) - before})
             runs[-1]["cpu_seconds"] = figures["cpu_us_per_row"] * 100 / 1e6
             print({key: round(value, 2) for key, value in runs[-1].items()}, file=sys.stderr, flush=True)
-        assert read_usage(spark, str(table)).count() == 100 * 2 * rounds
+        assert read_usage(spark, table.as_uri()).count() == 100 * 2 * rounds
     return str({key: round(statistics.median(run[key] for run in runs[rounds:]), 2) for key in runs[0]})
 
 

@@ -3,13 +3,23 @@
 The machine may be shared, so processor seconds count more than the clock.
 """
 
+import contextlib
 import os
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
+from pyspark.sql import SparkSession
+
+from pipeline.spark.session import spark_session
 from tests.bench.processes import Process, family_of
+from tests.pipeline.spark_cluster import ON_CLUSTER, spark_cluster
 
 CORES = 2
+CLUSTER = "cluster"
+"""The master of a cluster that is started here, with two workers of a core each."""
 KINDS = ("driver", "jvm", "workers")
 """This process; Java, that of a cluster's executors included; and the Python workers that Java starts."""
 
@@ -45,3 +55,19 @@ def measured(run: Callable[[], object], rows: int) -> dict[str, float]:
         "rows_per_second_by_cpu": rows / (total / CORES),
         **{f"{kind}_us_per_row": seconds / rows * 1e6 for kind, seconds in cpu.items()},
     }
+
+
+@contextlib.contextmanager
+def session(master: str, memory: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """Spark on `master`, and the cluster if it is to be started. Paths are URIs then."""
+    with contextlib.ExitStack() as stack:
+        if master == CLUSTER:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="spark-cluster-"))
+            master = stack.enter_context(spark_cluster(Path(folder)))
+            settings = {**ON_CLUSTER, **settings}
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        spark = spark_session(master, memory, "benchmark", settings)
+        try:
+            yield spark
+        finally:
+            spark.stop()

@@ -13,9 +13,7 @@ shared, so processor seconds count more than the clock: "if both cores were its 
 """
 
 import argparse
-import contextlib
 import json
-import os
 import shutil
 import statistics
 import sys
@@ -34,15 +32,12 @@ from pyspark.sql import SparkSession
 
 from pipeline.jobs import report
 from pipeline.jobs.simulate import simulate
-from pipeline.spark.session import spark_session
 from pipeline.table import summaries
-from pipeline.table.table import read_usage
+from pipeline.table.table import local_path, read_usage
 from tests.bench.processes import ROOT, say
-from tests.bench.spark_cost import CORES, KINDS, measured
+from tests.bench.spark_cost import CLUSTER, CORES, KINDS, measured, session
 from tests.bench.usage_table import BIG_LIMITS, CANDIDATES, LIMITS, candidate_of, table_at, until_ms
-from tests.pipeline.spark_cluster import ON_CLUSTER, spark_cluster
 
-CLUSTER = "cluster"
 PARALLEL_GC = {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}
 """Nobody waits for a response within a pause: the collector that takes the least in all."""
 WARM_UP_ROWS = 1_000_000
@@ -58,14 +53,16 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=WARM_UP_ROWS, help="records in a first go of each")
     parser.add_argument("--memory", default="2g", help="of Spark's driver")
     parser.add_argument("--master", default=f"local[{CORES}]", help=f"or `{CLUSTER}`: started here")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench" / "pipeline")
+    parser.add_argument(
+        "--folder", type=lambda text: Path(text).absolute(), default=ROOT / "build" / "bench" / "pipeline"
+    )
     parser.add_argument("--keep", action="store_true", help="do not remove the table: it is taken the next time")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     sizes = sorted(map(int, arguments.rows.split(",")))
     arguments.folder.mkdir(parents=True, exist_ok=True)
     try:
-        with session(arguments.master, arguments.memory) as spark:
+        with session(arguments.master, arguments.memory, PARALLEL_GC) as spark:
             say(f"a table with {sizes[-1]:,} records")
             table = table_at(spark, arguments.folder, sizes[-1])
             tasks = [Task(spark, table, what, of) for what, of in named(arguments.what, arguments.candidates)]
@@ -77,23 +74,6 @@ def main() -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))
     return 0
-
-
-@contextlib.contextmanager
-def session(master: str, memory: str) -> Iterator[SparkSession]:
-    """Spark on `master`, and the cluster if it is to be started."""
-    with contextlib.ExitStack() as stack:
-        settings = PARALLEL_GC
-        if master == CLUSTER:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="spark-cluster-"))
-            master = stack.enter_context(spark_cluster(Path(folder)))
-            settings = PARALLEL_GC | ON_CLUSTER
-        os.environ["PYSPARK_PYTHON"] = sys.executable
-        spark = spark_session(master, memory, "usage speed", settings)
-        try:
-            yield spark
-        finally:
-            spark.stop()
 
 
 @dataclass(frozen=True)
@@ -145,7 +125,7 @@ def rounded(figures: Figures) -> Figures:
 
 def simulated_first(task: Task, rows: int) -> Figures:
     """Without summaries, which it leaves behind."""
-    shutil.rmtree(Path(task.table, summaries.NAME), ignore_errors=True)
+    shutil.rmtree(local_path(task.table) / summaries.NAME, ignore_errors=True)
     return simulated(task, rows)
 
 
@@ -230,7 +210,7 @@ _REPORT = [
 def yardstick(task: Task, rows: int) -> Figures:
     """What DuckDB takes for sums of the same kind."""
     with duckdb.connect(config={"threads": CORES, "memory_limit": "4GB"}) as connection:
-        files = f"read_parquet('{task.table}/usage/day=*/*.parquet', hive_partitioning = true)"
+        files = f"read_parquet('{local_path(task.table)}/usage/day=*/*.parquet', hive_partitioning = true)"
         connection.execute(f"CREATE VIEW usage AS SELECT * FROM {files} WHERE begin_ms < {until_ms(rows)}")
 
         def run() -> None:

@@ -60,7 +60,7 @@ def until_ms(rows: int) -> int:
 
 
 def table_at(spark: SparkSession, folder: Path, rows: int) -> str:
-    """A table with so many records at least, in whole windows; what is there already is taken."""
+    """The URI of a table with so many records at least, in whole windows; what is there already is taken."""
     whole = -(-rows // PER_WINDOW) * PER_WINDOW
     table = folder / f"table-{whole}"
     if not table.exists():
@@ -69,15 +69,15 @@ def table_at(spark: SparkSession, folder: Path, rows: int) -> str:
         frame = spark.range(0, whole, 1, max(2, whole // 1_000_000)).select(
             *(column.alias(name) for name, column in _columns().items())
         )
-        make_tables(spark, str(aside))
+        make_tables(spark, aside.as_uri())
         frame.withColumn("day", F.timestamp_millis(F.col("begin_ms")).cast("date")).write.format("delta").mode(
             "append"
-        ).save(f"{aside}/{USAGE}")
+        ).save(f"{aside.as_uri()}/{USAGE}")
         numbers = {Writer(USAGE, INSTANCE, MONDAY_MS): Account(present=((1, whole),), reported=whole)}
         taken = spark.createDataFrame(rows_of(numbers), NUMBERS)
-        taken.write.format("delta").mode("append").save(f"{aside}/numbers")
+        taken.write.format("delta").mode("append").save(f"{aside.as_uri()}/numbers")
         aside.rename(table)
-    return str(table)
+    return table.as_uri()
 
 
 def throttled_records() -> list[UsageRecord]:
