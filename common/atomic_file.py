@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def write_whole(path: Path, pieces: Iterable[bytes], mode: int = 0o600) -> os.stat_result:
-    """Replace a file by one with these bytes, and this mode less the umask. Returns the `stat` of the new file.
+def write_whole(path: Path, pieces: Iterable[bytes]) -> os.stat_result:
+    """Replace a file by one with these bytes, which only its owner may read. Returns the `stat` of the new file.
 
     There must be only one writer of a file at a time. Raises OSError if it is not certain that the file was replaced.
     """
     aside = path.with_name(f"{path.name}.new")
     try:
         aside.unlink(missing_ok=True)
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
             own_as(file.fileno(), path if path.exists() else path.parent)
             file.writelines(pieces)
             file.flush()

@@ -156,12 +156,36 @@ def path_of(text: str) -> AnyPath:
     return RemotePath(f"{scheme}://{server}/", path)
 
 
-def replace_whole(path: AnyPath, data: bytes, mode: int = 0o600) -> None:
-    """Replace a file whole or not at all (but on HDFS); the mode is that of a file of this machine. Raises OSError."""
+def replace_whole(path: AnyPath, data: bytes) -> None:
+    """Replace a file whole or not at all (but on HDFS); on this machine only its owner may read it. Raises OSError."""
     if isinstance(path, RemotePath):
         path.write_bytes(data)
     else:
-        write_whole(path, [data], mode)
+        write_whole(path, [data])
+
+
+def put(path: AnyPath, data: bytes) -> None:
+    """Replace a file whole (but on HDFS), for all to read whom the umask lets. Several processes may do so at once.
+
+    Raises ValueError if it cannot be written.
+    """
+    try:
+        _put(path, data)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _put(path: AnyPath, data: bytes) -> None:
+    if isinstance(path, RemotePath):
+        path.write_bytes(data)
+        return
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        aside.write_bytes(data)
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def writable_folder(text: str) -> AnyPath:
@@ -170,8 +194,8 @@ def writable_folder(text: str) -> AnyPath:
     probe = folder / ".writable"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        replace_whole(probe, b"")
-        probe.unlink()
+        _put(probe, b"")
+        probe.unlink(missing_ok=True)
     except OSError as error:
         raise ValueError(f"{text}: expected a directory to write to: {error.strerror or error}") from error
     return folder

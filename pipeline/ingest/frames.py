@@ -14,7 +14,12 @@ KINDS = tuple(row.KIND for row in (Header, End, Dropped))
 
 def plain(file: str) -> str:
     """A file's name as people write it; Spark has several ways to write it as a URI."""
-    return unquote(re.sub("^file:/+", "/", file))
+    return unquote(without_scheme(file))
+
+
+def without_scheme(uri: str) -> str:
+    """The path if the URI is of this machine."""
+    return re.sub("^file:/+", "/", uri)
 
 
 @dataclass(slots=True)

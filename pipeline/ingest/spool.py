@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from glob import glob
 from pathlib import Path
@@ -64,7 +64,7 @@ class Unreadable:
         existing = _existing(spark, [file])
         if not existing:
             self.found.add(file)
-        elif file.endswith(_PACKED) and not _is_read(_texts(spark, existing)) and _is_read(_bytes_of(spark, existing)):
+        elif file.endswith(_PACKED) and not _is_read(_texts, spark, existing) and _is_read(_bytes, spark, existing):
             self.found.add(file)
             self.damaged.add(file)
         return file in self.found
@@ -85,13 +85,13 @@ def _texts(spark: SparkSession, patterns: list[str], is_strict: bool = True) -> 
     return reader.load(patterns)
 
 
-def _bytes_of(spark: SparkSession, patterns: list[str]) -> DataFrame:
+def _bytes(spark: SparkSession, patterns: list[str]) -> DataFrame:
     return spark.read.format("binaryFile").load(patterns).select(F.octet_length("content"))
 
 
-def _is_read(rows: DataFrame) -> bool:
+def _is_read(rows: Callable[[SparkSession, list[str]], DataFrame], spark: SparkSession, patterns: list[str]) -> bool:
     try:
-        rows.write.format("noop").mode("overwrite").save()
+        rows(spark, patterns).write.format("noop").mode("overwrite").save()
     except SPARK_ERRORS:
         return False
     return True

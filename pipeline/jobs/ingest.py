@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from common.file_lock import locked
 from pipeline.ingest.checkpoint import planned
-from pipeline.ingest.frames import plain
+from pipeline.ingest.frames import plain, without_scheme
 from pipeline.ingest.ingest import Batch, Ingest, Outcome
 from pipeline.ingest.spool import check_spool, spool_lines
 from pipeline.ingest.summary import Totals, gap_lines
@@ -79,7 +79,7 @@ def ingest_spool(
         return _ingest(spark, list(inlets.values()), table, every_s, future_tolerance_s, say)
     except StreamingQueryException as error:
         file = file_of(error)
-        if file and not plain(file).startswith(f"{root_of(table).removeprefix('file://')}/"):
+        if file and not plain(file).startswith(f"{without_scheme(root_of(table))}/"):
             problem = f"{file} cannot be read: {cause_of(error)}"
             raise ValueError(f"--from: {problem}; its batch is not taken yet: run again, or move it away") from error
         raise

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from common.places import made_of
-from common.remote_path import AnyPath, path_of, replace_whole, writable_folder
+from common.remote_path import AnyPath, path_of, put, writable_folder
 from pipeline.jobs.report import EMPTY, Steps, killed_of, missing_of
 from pipeline.jobs.simulate import response_of
 from pipeline.recommend import demand
@@ -163,23 +163,21 @@ def write(folder: AnyPath, advice: Advice, asked: Settings, known: Mapping[str, 
             path.unlink()
     for stage, name in enumerate(names):
         head = [f"Stage {stage + 1} of {len(names)}.", comment]
-        _put(folder / name, yaml_of(document(_limits(advice.recommendations, stage)), head))
+        put(folder / name, _encoded(yaml_of(document(_limits(advice.recommendations, stage)), head)))
     if names:
-        _put(folder / "quotas.yaml", yaml_of(document(_limits(advice.recommendations)), ["The last stage.", comment]))
+        last = yaml_of(document(_limits(advice.recommendations)), ["The last stage.", comment])
+        put(folder / "quotas.yaml", _encoded(last))
     else:
         (folder / "quotas.yaml").unlink(missing_ok=True)
-    _put(folder / "recommendation.json", json.dumps(plain(advice, asked, known), indent=1))
-    _put(folder / "recommendation.csv", csv_of(csv_table(advice)))
+    put(folder / "recommendation.json", _encoded(json.dumps(plain(advice, asked, known), indent=1)))
+    put(folder / "recommendation.csv", _encoded(csv_of(csv_table(advice))))
     text = io.StringIO()
     print_advice(advice, asked, known, text, shown=_ALL_ROWS)
-    _put(folder / "recommendation.txt", text.getvalue())
+    put(folder / "recommendation.txt", _encoded(text.getvalue()))
 
 
-def _put(path: AnyPath, text: str) -> None:
-    try:
-        replace_whole(path, text.encode("utf-8", "backslashreplace"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be written: {error.strerror or error}") from error
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _say(text: str) -> None:

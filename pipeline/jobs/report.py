@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from common.places import made_of
-from common.remote_path import AnyPath, replace_whole, writable_folder
+from common.remote_path import AnyPath, put, writable_folder
 from pipeline.report import figures, neighbours
 from pipeline.report.chargeback import bills, by_tenant, tenant_of
 from pipeline.report.findings import (
@@ -41,8 +41,6 @@ from pipeline.table.table import read_quarantine, read_usage, version_at
 
 EMPTY = 3
 """The exit status if there are no records: the page is written all the same and says so."""
-_MODE = 0o666
-"""Of the files, less the umask: a report is there to be read by others."""
 
 
 def main(
@@ -61,11 +59,11 @@ def main(
 
     With `as_of_ms`, ms since 1970, the records that the table had at that time.
 
-    Raises ValueError (BadTable, Problems) for what cannot be used.
+    Raises ValueError (BadTable, Problems) for what cannot be used, OSError if `tables` cannot be made.
     """
     sheet = None if prices is None else made_of(prices, price_sheet)
     folder = writable_folder(out)
-    writable_folder(str(folder / "tables"))
+    (folder / "tables").mkdir(parents=True, exist_ok=True)
     steps = Steps(7)
     steps.next("starting Spark")
     spark = spark_session(master, memory, "kafka-throttle report", settings)
@@ -280,9 +278,9 @@ def write(findings: Findings, folder: AnyPath) -> None:
     """Write `report.html`, and `tables/<name>.csv` and `.parquet`. Each file appears when it is whole."""
     tables = tables_of(findings)
     for table in tables:
-        replace_whole(folder / "tables" / f"{table.name}.csv", csv_of(table).encode(), _MODE)
-        replace_whole(folder / "tables" / f"{table.name}.parquet", _parquet_of(table), _MODE)
-    replace_whole(folder / "report.html", page_of(findings, tables, now_ms()).encode(), _MODE)
+        put(folder / "tables" / f"{table.name}.csv", csv_of(table).encode())
+        put(folder / "tables" / f"{table.name}.parquet", _parquet_of(table))
+    put(folder / "report.html", page_of(findings, tables, now_ms()).encode())
 
 
 def _parquet_of(table: Table) -> bytes:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException, PySparkImportError
@@ -151,9 +150,7 @@ def _server(master: str | None) -> str:
 def _connected(url: str, settings: Mapping[str, str]) -> SparkSession:
     """A new session at a server, which is ended with this process. ValueError if the server cannot be reached."""
     try:
-        from pyspark.sql.connect.client import DefaultChannelBuilder
-
-        _reach(DefaultChannelBuilder(url))
+        _reach(url)
         builder = SparkSession.builder.remote(url)
     except (ImportError, PySparkImportError) as error:
         raise ValueError(f"Spark Connect needs more packages: pip install 'pyspark[connect]' ({error})") from error
@@ -169,13 +166,20 @@ def _connected(url: str, settings: Mapping[str, str]) -> SparkSession:
     return spark
 
 
-def _reach(server: Any) -> None:
+def _reach(url: str) -> None:
     """Raise ValueError if nothing listens there: by itself Spark tries for minutes."""
-    host, _, port = server.endpoint.rpartition(":")
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACHED_WITHIN_S).close()
+        endpoint = DefaultChannelBuilder(url).endpoint
+        host, _, port = endpoint.rpartition(":")
+        address = (host.strip("[]"), int(port))
+    except ValueError as error:
+        raise ValueError(f"{url}: {error}") from error
+    try:
+        socket.create_connection(address, _REACHED_WITHIN_S).close()
     except OSError as error:
-        raise ValueError(f"no Spark Connect server at {server.endpoint}: {error.strerror or error}") from error
+        raise ValueError(f"no Spark Connect server at {endpoint}: {error.strerror or error}") from error
 
 
 def _submitted() -> Mapping[str, str]:

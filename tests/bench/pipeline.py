@@ -27,7 +27,7 @@ if not __package__:  # started as a script: what is imported below counts from t
 from pyspark.sql import SparkSession
 
 from pipeline.jobs.ingest import ingest_spool
-from pipeline.table.table import read_usage
+from pipeline.table.table import read_usage, root_of
 from quotas.records.usage_record import VERSION, UsageRecord, columns
 from tests.bench.spark_cost import CLUSTER, CORES, measured, session
 from tests.pipeline.spools import Fleet, records, write_many, write_spool
@@ -86,7 +86,7 @@ def ingest_of(spark: SparkSession, out: Path) -> Callable[[Path], None]:
     """An ingest of a spool, which takes all rows."""
 
     def run(spool: Path) -> None:
-        totals = ingest_spool(spark, spool.as_uri(), out.as_uri(), say=lambda line: None)
+        totals = ingest_spool(spark, root_of(str(spool)), root_of(str(out)), say=lambda line: None)
         assert totals.counts == {"usage records": rows_of(spool)}, totals.counts
 
     return run
@@ -100,11 +100,13 @@ def small(spark: SparkSession, rounds: int) -> str:
         for number in range(1, 2 * rounds + 1):
             write_spool(spool, records(Fleet(first_sequence=100 * number - 99), 100), first_file=number)
             before = jobs(spark)
-            figures = measured(lambda: ingest_spool(spark, spool.as_uri(), table.as_uri(), say=lambda line: None), 100)
+            figures = measured(
+                lambda: ingest_spool(spark, root_of(str(spool)), root_of(str(table)), say=lambda line: None), 100
+            )
             runs.append({"seconds": figures["seconds"], "jobs": jobs(spark) - before})
             runs[-1]["cpu_seconds"] = figures["cpu_us_per_row"] * 100 / 1e6
             print({key: round(value, 2) for key, value in runs[-1].items()}, file=sys.stderr, flush=True)
-        assert read_usage(spark, table.as_uri()).count() == 100 * 2 * rounds
+        assert read_usage(spark, root_of(str(table))).count() == 100 * 2 * rounds
     return str({key: round(statistics.median(run[key] for run in runs[rounds:]), 2) for key in runs[0]})
 
 

@@ -19,7 +19,7 @@ from pipeline.simulate.candidate import Candidate, Rules
 from pipeline.simulate.meter import Meter
 from pipeline.table.accounts import Account, Writer, rows_of
 from pipeline.table.schemas import NUMBERS, ROWS, defaults, schema_of
-from pipeline.table.table import make_tables
+from pipeline.table.table import make_tables, root_of
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.records.trace import Operation
@@ -69,15 +69,15 @@ def table_at(spark: SparkSession, folder: Path, rows: int) -> str:
         frame = spark.range(0, whole, 1, max(2, whole // 1_000_000)).select(
             *(column.alias(name) for name, column in _columns().items())
         )
-        make_tables(spark, aside.as_uri())
+        make_tables(spark, root_of(str(aside)))
         frame.withColumn("day", F.timestamp_millis(F.col("begin_ms")).cast("date")).write.format("delta").mode(
             "append"
-        ).save(f"{aside.as_uri()}/{USAGE}")
+        ).save(f"{root_of(str(aside))}/{USAGE}")
         numbers = {Writer(USAGE, INSTANCE, MONDAY_MS): Account(present=((1, whole),), reported=whole)}
         taken = spark.createDataFrame(rows_of(numbers), NUMBERS)
-        taken.write.format("delta").mode("append").save(f"{aside.as_uri()}/numbers")
+        taken.write.format("delta").mode("append").save(f"{root_of(str(aside))}/numbers")
         aside.rename(table)
-    return table.as_uri()
+    return root_of(str(table))
 
 
 def throttled_records() -> list[UsageRecord]:

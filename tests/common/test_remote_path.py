@@ -1,7 +1,5 @@
 """Which paths are of this machine, which are at a URI, and which cannot be read. tests/pipeline has a real store."""
 
-import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -79,14 +77,30 @@ def test_a_file_of_this_machine_needs_no_pyarrow(tmp_path):
     assert (tmp_path / "a" / "b").read_bytes() == b"c"
 
 
-@pytest.mark.parametrize(("modes", "expected"), [((), 0o600), ((0o666,), 0o644)])
-def test_only_the_owner_reads_a_file_unless_more_is_asked(tmp_path, modes, expected):
-    umask = os.umask(0o022)
-    try:
-        replace_whole(tmp_path / "a", b"", *modes)
-    finally:
-        os.umask(umask)
-    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == expected
+def test_several_processes_put_a_file_at_once(tmp_path):
+    code = (
+        "import sys; from common.remote_path import *\n"
+        f"for _ in range(300): put(writable_folder({str(tmp_path)!r}) / 'a', sys.argv[1].encode() * 99999)"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, text], cwd=Path(__file__).parents[2]) for text in "ab"]
+    while any(writer.poll() is None for writer in writers):
+        if (tmp_path / "a").exists():
+            assert (tmp_path / "a").read_text() in ("a" * 99999, "b" * 99999)
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+
+
+def test_a_file_that_cannot_be_put_is_named_and_the_old_one_stays(tmp_path):
+    (tmp_path / "a").write_text("old")
+    code = (
+        "import resource; from common.remote_path import *\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4, 4))\n"
+        f"try: put(path_of({str(tmp_path / 'a')!r}), b'longer')\n"
+        "except ValueError as error: print(error, end='')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.stdout == f"{tmp_path}/a: cannot be written: File too large"
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
 def test_without_pyarrow_a_uri_is_refused_with_the_reason(monkeypatch):

@@ -32,9 +32,10 @@ def members(session):
 
 def kill(process, chance, only=None):
     """SIGKILL to all of them in any order; or first to those of one name only."""
-    if only:
-        for pid in [pid for pid, name in members(process.pid).items() if name == only]:
-            os.kill(pid, signal.SIGKILL)
+    first = [pid for pid, name in members(process.pid).items() if name == only]
+    for pid in first:
+        os.kill(pid, signal.SIGKILL)
+    if first:
         # Who has lost its Java ends by itself.
         process.wait(TIMEOUT_S)
     while found := list(members(process.pid)):
