@@ -1,8 +1,7 @@
 """A Kafka topic into a table: what the spool would have given, whatever else is in the topic, whoever is killed."""
 
-import os
+import random
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -30,6 +29,7 @@ from quotas.records.usage_record import Dropped, End, UsageRecord, line_of
 from tests.integration import logins
 from tests.integration.certified import Certificates
 from tests.integration.proxy_process import ROOT, ProxyProcess
+from tests.pipeline.killed import kill
 from tests.pipeline.spools import Fleet, records, write_spool
 from tests.timeouts import TIMEOUT_S
 from tests.topic_messages import line_in, row_in
@@ -326,15 +326,16 @@ def killed_ingest(cluster, topic, table):
     reader.start()
     deadline = time.monotonic() + 3 * TIMEOUT_S
     # The first commit has made the table.
-    while (
-        not list(table.glob("usage/day=*/*.parquet"))
-        and not (table / "usage" / "_delta_log" / f"{1:020}.json").exists()
-    ):
-        assert process.poll() is None, said
-        assert time.monotonic() < deadline, said
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    try:
+        while (
+            not list(table.glob("usage/day=*/*.parquet"))
+            and not (table / "usage" / "_delta_log" / f"{1:020}.json").exists()
+        ):
+            assert process.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.01)
+    finally:
+        kill(process, random.Random(7))
 
 
 def is_usage(message):
