@@ -250,7 +250,7 @@ def test_a_server_that_stands_still_behind_tls_has_all_lines_when_it_goes_on(clu
 
 @pytest.mark.kafka
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_records_go_over_tls_with_a_password_into_the_topic_and_out_of_it(
     spark, cluster, certificates, password_file, shipping_command, tmp_path
 ):
@@ -349,7 +349,7 @@ def in_table(spark, topic, table):
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_topic_gives_what_the_spool_gives_and_nobody_is_counted_twice(kafka_source, cluster, tmp_path):
     spark = kafka_source
     name = make_topic(cluster, f"records-{uuid4().hex}", PARTITIONS)
