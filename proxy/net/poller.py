@@ -132,12 +132,14 @@ class Poller:
     def at_end(self, call: Callable[[], object]) -> None:
         """Make a call when the sweep is over; at once if there is no sweep, or if many calls wait already.
 
+        An exception of the call goes to the loop's exception handler.
+
         A socket that is closed then keeps its number as long as the sweep may still come to it.
         """
         if self.sweeps and len(self._at_end) < _MOST_AT_END:
             self._at_end.append(call)
         else:
-            call()
+            do_all(deque((call,)))
 
     async def ready(self, fd: int, events: int) -> None:
         """Wait for one of these events on a descriptor that nothing else watches, or until it has failed."""

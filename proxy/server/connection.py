@@ -202,8 +202,13 @@ class Connection:
         A client that is muted has no request under way, unless it has sent one that is not read yet.
         """
         self._leaves = True
-        if not self.closing and self.relay.idle and (self._client is None or not self._client.unread):
-            self.give_up(CloseReason.SHUTDOWN)
+        if not self.closing and self.relay.idle:
+            self._do(self._leave_unless_unread)
+
+    def _leave_unless_unread(self, now_us: int) -> list[Action]:
+        if self._client is not None and self._client.unread:
+            return []
+        return self.relay.on_lost(CloseReason.SHUTDOWN, "", now_us)
 
     def read_bytes(self) -> int:
         """The most that the next read from the client may take: little while only a request head is wanted."""
@@ -339,12 +344,14 @@ class Connection:
             return
         if self._episodes:
             self._end_episodes([episode for episode in self._episodes if episode.over(now_ms)], now_ms)
+        self._do(partial(self._look_at_times, step_ms, time_outs))
+
+    def _look_at_times(self, step_ms: int, time_outs: TimeOuts, now_us: int) -> list[Action]:
         client = self._client
         unsent_bytes = client.unsent_bytes if client is not None else 0
         taken_bytes = client.taken_bytes if client is not None and unsent_bytes else 0
         reason = self._timeouts.look(self.relay, unsent_bytes, taken_bytes, step_ms, time_outs)
-        if reason is not None:
-            self.give_up(reason)
+        return [] if reason is None else self.relay.on_lost(reason, "", now_us)
 
     def is_throttled(self, now_ms: int) -> bool:
         """Whether the client is muted by a throttle."""
@@ -466,8 +473,13 @@ class Connection:
         """Log a bug of the proxy and end this connection, also if the relay had just ended by itself. Others go on."""
         self._log.exception("internal_error")
         self._steps.clear()
-        if self._ended:
-            return
+        if not self._ended:
+            try:
+                self._end_of_a_bug()
+            except Exception:
+                self._log.exception("internal_error")
+
+    def _end_of_a_bug(self) -> None:
         self.closing = True
         try:
             self._carry_out(self.relay.on_lost(CloseReason.INTERNAL_ERROR), self._now_us())

@@ -1,6 +1,8 @@
 """`Connection` with simulated streams and a simulated clock."""
 
 import asyncio
+import errno
+import os
 from struct import pack
 from types import SimpleNamespace
 
@@ -40,8 +42,8 @@ MALFORMED = b"\xff" * 4 + bytes(12)
 class Shell:
     """A connection whose two streams are fakes."""
 
-    def __init__(self, reachable=True, limits=None, **quota):
-        self.client, self.node, self.clock = FakeStream(), FakeStream(), FakeClock()
+    def __init__(self, reachable=True, limits=None, client=None, **quota):
+        self.client, self.node, self.clock = client or FakeStream(), FakeStream(), FakeClock()
         self.ended, self.throttles, self.lingering = [], [], False
         self.written, self.altered = asyncio.Event(), 0
         quota_manager = quota_manager_with(**quota)
@@ -429,6 +431,35 @@ async def test_a_bug_amid_telling_an_end_leaves_nothing_open():
         await shell.client_sends(MALFORMED)
     assert shell.ended == [CloseReason.INTERNAL_ERROR]
     assert (shell.client.closed, shell.node.closed) == (True, True)
+
+
+class LostSocket(FakeStream):
+    """A stream whose descriptor is not open any more, without its doing: whatever asks the kernel fails."""
+
+    unread = taken_bytes = property(lambda self: self._fail(), lambda self, value: None)
+
+    def _fail(self):
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    def close(self):
+        self._fail()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda connection: connection.leave(),
+        lambda connection: connection.look_after(1000, 1000, TimeOuts()),
+    ],
+    ids=["leave", "look_after"],
+)
+async def test_a_socket_that_is_lost_ends_its_connection_and_nothing_around_it(ask):
+    with capture_logs() as logs:
+        shell = Shell(client=LostSocket())
+        shell.client.unsent_bytes = 1
+        ask(shell.connection)
+    assert (shell.ended, shell.lingering) == ([CloseReason.INTERNAL_ERROR], True)
+    assert {line["event"] for line in logs} == {"internal_error", "connection_closed"}
 
 
 async def test_responses_reach_the_client():

@@ -1,6 +1,8 @@
 """Streams on real sockets: reads, writes, full buffers, and the end of either side."""
 
 import asyncio
+import errno
+import os
 import socket
 import struct
 
@@ -398,3 +400,13 @@ async def test_what_is_large_is_written_at_once_amid_a_sweep_behind_what_waits_t
 
     await Swept(ends).does(write)
     assert there == [b"small" + large]
+
+
+async def test_a_stream_whose_socket_somebody_else_has_closed_is_lost_when_it_is_aborted(ends):
+    os.close(ends.stream._fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        assert ends.stream.unread
+    failures = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context["exception"].errno))
+    ends.stream.abort()
+    assert (ends.owner.reported, failures) == (["lost"], [errno.EBADF])
