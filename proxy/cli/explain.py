@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import click
@@ -21,9 +22,10 @@ from proxy.cli.history import from_history
 from proxy.cli.opened_source import opened_source, print_problems, warn_of_problems
 from proxy.cli.quota_text import amount, entity_text, past_lines, throttled_by_node
 from proxy.config.problems import ConfigErrors
-from proxy.config.settings import Config, VirtualClusterConfig
+from proxy.config.settings import VirtualClusterConfig
 from proxy.decisions.client_ids import measured_client_id
 from proxy.observe.explained import Cap, Form, Observed, Origin, explained_form, share_text
+from proxy.observe.past.look_up import Past
 from quotas.changes import tables_of
 from quotas.entities import is_ip
 from quotas.explain import Client
@@ -70,9 +72,13 @@ def explain(
     try:
         form = ask(config.admin, path, "explain", parameters, way)
     except NoProxy as error:
-        origin = "the source alone, without what is measured" if at is None else "the files of the history"
-        click.echo(f"no proxy answers at {error}: this is from {origin}", err=True)
-        form = _from_source(cluster, path, client) if at is None else _from_history(config, cluster.name, client, at)
+        if at is None:
+            click.echo(
+                f"no proxy answers at {error}: this is from the source alone, without what is measured", err=True
+            )
+            form = _from_source(cluster, path, client)
+        else:
+            form = from_history(config, error, partial(_explained, cluster.name, client, at))
     except ProxyRefuses as error:
         refuse(str(error), REFUSED)
     except ConfigErrors as error:
@@ -108,8 +114,8 @@ def _from_source(cluster: VirtualClusterConfig, path: Path, client: Client) -> F
     return explained_form(origin, client, reported, (), None, _caps(cluster))
 
 
-def _from_history(config: Config, cluster: str, client: Client, at: str) -> Form:
-    return from_history(config, lambda past: past.explained(cluster, client, at, time.time()))
+def _explained(cluster: str, client: Client, at: str, past: Past) -> Form:
+    return past.explained(cluster, client, at, time.time())
 
 
 def _caps(cluster: VirtualClusterConfig) -> Iterator[Cap]:

@@ -2,6 +2,9 @@
 
 from collections.abc import Callable
 
+import click
+
+from proxy.cli.admin_client import NoProxy
 from proxy.cli.config_file import REFUSED, refuse
 from proxy.config.settings import Config
 from proxy.observe.explained import Form
@@ -10,11 +13,12 @@ from proxy.observe.past.moments import BadMoment, NotHeld
 from proxy.usage.past_trace import past_of
 
 
-def from_history(config: Config, answer: Callable[[Past], Form]) -> Form:
-    """The answer. Ends the process if there is none."""
+def from_history(config: Config, no_proxy: NoProxy, answer: Callable[[Past], Form]) -> Form:
+    """The answer, in place of the proxy's. Ends the process if there is none."""
     past = past_of(config.history, config.usage)
     if past is None:
-        refuse("--at: nothing is held of the past, as history.directory is not set", REFUSED)
+        refuse(f"no proxy answers at {no_proxy}, and no files hold the past: history.directory is not set", REFUSED)
+    click.echo(f"no proxy answers at {no_proxy}: this is from the files of the history", err=True)
     try:
         return answer(past)
     except BadMoment as error:

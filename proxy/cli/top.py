@@ -122,8 +122,7 @@ def _of_the_past(config: Config, path: Path, virtual_cluster: str | None, limit:
     try:
         return ask(config.admin, path, "throttled", parameters)
     except NoProxy as error:
-        click.echo(f"no proxy answers at {error}: this is from the files of the history", err=True)
-        return from_history(config, lambda past: past.throttled(clusters, at, limit, time()))
+        return from_history(config, error, lambda past: past.throttled(clusters, at, limit, time()))
     except ProxyRefuses as error:
         refuse(str(error), REFUSED)
     except ConfigErrors as error:
