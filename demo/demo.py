@@ -148,6 +148,7 @@ def _run(screen: Screen, plan: Split, json_output: bool, record: Path | None) ->
         with screen.step("starting the proxy"):
             proxy = ProxyProcess(processes, cluster.bootstrap_servers, _NODES, _QUOTA_ENTRIES, record)
         screen.say(f"     clients at {proxy.bootstrap}, metrics at {proxy.metrics_url}")
+        screen.say(f"     configuration {proxy.config_path}, for kafka-throttle top and explain while it runs")
         title = "1 of 2: without the proxy"
         direct, _ = _phase(
             screen,

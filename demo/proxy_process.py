@@ -65,9 +65,9 @@ class ProxyProcess:
             "limits": {"drain_s": 1},
             **({} if record is None else {"usage": {"directory": str(record.resolve()), "window_s": 1, "file_s": 2}}),
         }
-        path = processes.folder / "proxy.yaml"
-        path.write_text(json.dumps(config, indent=1))  # JSON is YAML
-        processes.start(_NAME, "-m", "proxy", "run", "-c", str(path))
+        self.config_path = processes.folder / "proxy.yaml"
+        self.config_path.write_text(json.dumps(config, indent=1))  # JSON is YAML
+        processes.start(_NAME, "-m", "proxy", "run", "-c", str(self.config_path))
         self._wait_until_ready()
 
     @property

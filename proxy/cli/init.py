@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,12 @@ class _Draft:
 
     @property
     def bind(self) -> str:
-        """All addresses of this machine, of the IP version that clients use."""
+        """All addresses of this machine, of the IP version that clients use; of a host that only this machine reaches,
+        just that.
+        """
+        with suppress(ValueError):
+            if ip_address(self.host).is_loopback:
+                return self.host
         return "::" if ":" in self.host else "0.0.0.0"
 
     @property

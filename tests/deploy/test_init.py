@@ -77,20 +77,30 @@ def test_ports_are_free_ones(path, start_node):
         ports = [listener.port, *listener.ports().values(), *listener.spares(), config.metrics.port, config.admin.port]
         assert taken.getsockname()[1] not in ports
         for port in ports:
-            with socket.socket() as sock:
-                sock.bind(("0.0.0.0", port))
+            with socket.create_server((listener.bind, port)):
+                pass
 
 
 def test_the_host_is_the_address_towards_the_cluster(path, start_node):
     init(path, start_node((1, b"a", 9092)))
     _, listener = only(load_config(path))
-    assert (listener.advertised_host, listener.bind) == ("127.0.0.1", "0.0.0.0")
+    assert (listener.advertised_host, listener.bind) == ("127.0.0.1", "127.0.0.1")
 
 
-def test_clients_of_ipv6_are_listened_for(path):
-    assert init(path, "[::1]:9", "--offline", "--advertised-host", "::1").exit_code == 0
+@pytest.mark.parametrize(
+    ("host", "bind"),
+    [
+        ("proxy.example", "0.0.0.0"),
+        ("10.0.0.1", "0.0.0.0"),
+        ("2001:db8::1", "::"),
+        ("127.0.0.2", "127.0.0.2"),
+        ("::1", "::1"),
+    ],
+)
+def test_all_addresses_are_bound_unless_clients_elsewhere_cannot_reach_the_host(path, host, bind):
+    assert init(path, "[::1]:9", "--offline", "--advertised-host", host).exit_code == 0
     _, listener = only(load_config(path))
-    assert (listener.advertised_host, listener.bind) == ("::1", "::")
+    assert (listener.advertised_host, listener.bind) == (host, bind)
 
 
 def test_offline_nodes_get_ports_as_they_appear(path):
