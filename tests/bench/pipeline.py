@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from pipeline.jobs.ingest import ingest_spool
 from pipeline.table.table import read_usage, root_of
 from quotas.records.usage_record import VERSION, UsageRecord, columns
-from tests.bench.spark_cost import CLUSTER, CORES, measured, session
+from tests.bench.spark_cost import CORES, add_place, measured, session
 from tests.pipeline.spools import Fleet, records, write_many, write_spool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,11 +45,8 @@ def main() -> int:
     parser.add_argument("--rows", default="10000000", help="how many; several sizes with commas between them")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", default="3g", help="of Spark's driver")
-    parser.add_argument("--master", default=f"local[{CORES}]", help=f"or `{CLUSTER}`: started here")
+    add_place(parser)
     parser.add_argument("--conf", action="append", default=[], metavar="spark.KEY=VALUE", help="a setting of Spark")
-    parser.add_argument(
-        "--folder", type=lambda text: Path(text).absolute(), default=ROOT / "build" / "bench" / "pipeline"
-    )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     settings = dict(setting.split("=", 1) for setting in arguments.conf)

@@ -3,6 +3,7 @@
 The machine may be shared, so processor seconds count more than the clock.
 """
 
+import argparse
 import contextlib
 import os
 import sys
@@ -20,8 +21,15 @@ from tests.pipeline.spark_cluster import ON_CLUSTER, spark_cluster
 CORES = 2
 CLUSTER = "cluster"
 """The master of a cluster that is started here, with two workers of a core each."""
+FOLDER = Path(__file__).resolve().parents[2] / "build" / "bench" / "pipeline"
 KINDS = ("driver", "jvm", "workers")
 """This process; Java, that of a cluster's executors included; and the Python workers that Java starts."""
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """The options that say where it runs, and where the files are."""
+    parser.add_argument("--master", default=f"local[{CORES}]", help=f"or `{CLUSTER}`: started here")
+    parser.add_argument("--folder", type=lambda text: Path(text).absolute(), default=FOLDER)
 
 
 def cpu_seconds() -> dict[tuple[str, int], float]:

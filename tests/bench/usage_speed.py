@@ -34,8 +34,8 @@ from pipeline.jobs import report
 from pipeline.jobs.simulate import simulate
 from pipeline.table import summaries
 from pipeline.table.table import local_path, read_usage
-from tests.bench.processes import ROOT, say
-from tests.bench.spark_cost import CLUSTER, CORES, KINDS, measured, session
+from tests.bench.processes import say
+from tests.bench.spark_cost import CORES, KINDS, add_place, measured, session
 from tests.bench.usage_table import BIG_LIMITS, CANDIDATES, LIMITS, candidate_of, table_at, until_ms
 
 PARALLEL_GC = {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}
@@ -52,10 +52,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="of each at each size")
     parser.add_argument("--warm-up", type=int, default=WARM_UP_ROWS, help="records in a first go of each")
     parser.add_argument("--memory", default="2g", help="of Spark's driver")
-    parser.add_argument("--master", default=f"local[{CORES}]", help=f"or `{CLUSTER}`: started here")
-    parser.add_argument(
-        "--folder", type=lambda text: Path(text).absolute(), default=ROOT / "build" / "bench" / "pipeline"
-    )
+    add_place(parser)
     parser.add_argument("--keep", action="store_true", help="do not remove the table: it is taken the next time")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

@@ -8,12 +8,12 @@ from pathlib import Path
 from tests.timeouts import TIMEOUT_S
 
 
-def wait_for(condition, process):
+def wait_for(condition, process, every_s=0.001):
     deadline = time.monotonic() + 4 * TIMEOUT_S
     while not condition():
         assert process.poll() is None, "the command has ended by itself"
         assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.001)
+        time.sleep(every_s)
 
 
 def members(session):

@@ -82,10 +82,10 @@ def test_an_ingest_that_is_killed_again_and_again_takes_each_record_once(tmp_pat
     spool, table = Spool(tmp_path / "spool", len(MOMENTS) + 1), tmp_path / "table"
     with (tmp_path / "log").open("w") as log:
         spool.grow()
-        longest_s = _run(spool, table, log, chance)
+        writing_s = _run(spool, table, log, chance)
         for moment in MOMENTS:
             spool.grow()
-            _run_and_kill(moment, spool, table, log, chance, longest_s)
+            _run_and_kill(moment, spool, table, log, chance, writing_s)
         spool.grow()
         spool.repeat()
         _run(spool, table, log, chance)
@@ -94,26 +94,34 @@ def test_an_ingest_that_is_killed_again_and_again_takes_each_record_once(tmp_pat
 
 
 def _run(spool, table, log, chance):
-    """An ingest that nobody kills; the seconds that it took."""
-    began, process = time.monotonic(), start(spool, table, log)
+    """An ingest that nobody kills; how many seconds there were from its first file to its end."""
+    files, process = _files(table), start(spool, table, log)
     try:
+        _wait_for_file(table, files, process)
+        began = time.monotonic()
         assert process.wait(4 * TIMEOUT_S) == 0, Path(log.name).read_text()[-2_000:]
     finally:
         kill(process, chance)
     return time.monotonic() - began
 
 
-def _run_and_kill(moment, spool, table, log, chance, longest_s):
-    process = start(spool, table, log, step=moment if moment in STEPS else None)
-    began, before = time.monotonic(), _versions(table)
-    files = set(table.glob("usage/day=*/*.parquet"))
+def _files(table):
+    return set(table.rglob("*.parquet"))
+
+
+def _wait_for_file(table, files, process):
+    wait_for(lambda: _files(table) - files, process, 0.02)
+
+
+def _run_and_kill(moment, spool, table, log, chance, writing_s):
+    before, files = _versions(table), _files(table)
+    began, process = time.monotonic(), start(spool, table, log, step=moment if moment in STEPS else None)
     try:
-        if moment == RANDOM:
-            time.sleep(longest_s * chance.random())
-        elif moment == WRITING:
-            wait_for(lambda: set(table.glob("usage/day=*/*.parquet")) - files, process)
-        else:
+        if moment in STEPS:
             wait_for((spool.folder.parent / moment).exists, process)
+        else:
+            _wait_for_file(table, files, process)
+            time.sleep(writing_s * chance.random() if moment == RANDOM else 0)
     finally:
         kill(process, chance, "java" if moment == RANDOM and chance.random() < 0.3 else None)
     new = {name: version - before[name] for name, version in _versions(table).items()}
