@@ -59,6 +59,18 @@ async def opened(sock: socket.socket, context: ssl.SSLContext | None, host: str)
         name = None if context is None else host
         reader, writer = await asyncio.open_connection(sock=sock, ssl=context, server_hostname=name)
     except BaseException:
-        sock.close()
+        _let_go(sock)
         raise
     return ClusterStream(reader, writer)
+
+
+def _let_go(sock: socket.socket) -> None:
+    """Let go of a socket whose stream has come to nothing.
+
+    uvloop closes the descriptor itself, in some turns before `open_connection` has failed and in others after it. By
+    then the number may be another socket's, which nobody but its owner may close.
+    """
+    if isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
+        sock.close()
+    else:
+        sock.detach()
