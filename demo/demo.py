@@ -111,7 +111,7 @@ def run_demo(seconds: int, json_output: bool, record: Path | None = None) -> int
         return _STOPPED
     except (RuntimeError, OSError, KafkaException, ToolMissing) as error:
         sentence = f"the demo has failed: {error}"
-        screen.console.print(Text(sentence, style="red"), soft_wrap=True)
+        screen.say_whole(Text(sentence, style="red"))
         if json_output:
             print(json.dumps({"ok": False, "verdict": sentence}))
         return 1
@@ -148,7 +148,7 @@ def _run(screen: Screen, plan: Split, json_output: bool, record: Path | None) ->
         with screen.step("starting the proxy"):
             proxy = ProxyProcess(processes, cluster.bootstrap_servers, _NODES, _QUOTA_ENTRIES, record)
         screen.say(f"     clients at {proxy.bootstrap}, metrics at {proxy.metrics_url}")
-        screen.say(f"     configuration {proxy.config_path}, for kafka-throttle top and explain while it runs")
+        screen.say_whole(f"     meanwhile: {sys.executable} -m proxy top -c {proxy.config_path}")
         title = "1 of 2: without the proxy"
         direct, _ = _phase(
             screen,
@@ -173,7 +173,7 @@ def _run(screen: Screen, plan: Split, json_output: bool, record: Path | None) ->
         problems = problems_of(plan, direct, proxied)
         _summarize(screen, plan, direct, proxied, metrics, proxy.metrics_url)
         decision = "; ".join(problems) or decision_of(plan, direct, proxied)
-        screen.say(Text(decision, style="bold red" if problems else "bold green"))
+        screen.say_whole(Text(decision, style="bold red" if problems else "bold green"))
         if json_output:
             print(json.dumps(as_json(plan, direct, proxied, metrics, decision, ok=not problems)), flush=True)
         if record is not None:
@@ -266,7 +266,8 @@ def decision_of(plan: Split, direct: Outcome, proxied: Outcome) -> str:
     if not plan.judges_rates:
         return f"{latency}, {kept}; too short to judge the rates: that takes --seconds 27"
     held = " and ".join(
-        f"{name} held to {proxied.clients[name].bytes_per_second / MB:.2f} MB/s (quota {QUOTAS[name] / MB:.2f})"
+        f"{name} held to {proxied.clients[name].bytes_per_second / MB:.2f} MB/s "
+        f"(quota {QUOTAS[name] / MB:.2f}, without the proxy {direct.clients[name].bytes_per_second / MB:.2f})"
         for name in ("noisy-producer", "noisy-consumer")
     )
     return f"{held}, {latency}, {kept}"
@@ -312,7 +313,7 @@ def _summarize(
     )
     screen.say(Text(f"\nfrom {metrics_url} while it ran:", style="bold"))
     for line in metrics:
-        screen.console.print(Text(f"  {line}"), soft_wrap=True)
+        screen.say_whole(Text(f"  {line}"))
     screen.say()
 
 

@@ -56,14 +56,14 @@ def go_on(
 ) -> None:
     """Run a load through the proxy until Ctrl-C, and report each change of its clients' quotas."""
     for line in next_commands(proxy.bootstrap, record):
-        screen.console.print(Text(line), soft_wrap=True)
+        screen.say_whole(Text(line))
     with screen.step("starting four clients again, through the proxy"):
         running = load()
     in_force = InForce(proxy, quotas)
     with suppress(KeyboardInterrupt):
         screen.watch(running, Phase("until Ctrl-C: through the proxy", inf, in_force.by_client), in_force.changes)
     for line in in_force.summary(running):
-        screen.console.print(Text(line, style="bold"), soft_wrap=True)
+        screen.say_whole(Text(line, style="bold"))
     running.end()
     proxy.stop()
     screen.say(Text(f"ended; usage records are in {record}"))

@@ -49,6 +49,10 @@ class Screen:
         """Print a line, or anything else that rich can print."""
         self.console.print(line)
 
+    def say_whole(self, line: RenderableType) -> None:
+        """Print a line that is not broken, whatever the width."""
+        self.console.print(line, soft_wrap=True)
+
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
         """Print what is being done and, when it is done, how long it took."""
@@ -71,11 +75,11 @@ class Screen:
         else:
             for _ in _ticks(load, phase, _PLAIN_S):
                 self._tell(news)
-                self.console.print(plain_line(load, phase), soft_wrap=True)
+                self.say_whole(plain_line(load, phase))
 
     def _tell(self, news: Callable[[], Iterable[str]]) -> None:
         for line in news():
-            self.console.print(Text(f"  {line}", style="bold"), soft_wrap=True)
+            self.say_whole(Text(f"  {line}", style="bold"))
 
 
 def _ticks(load: Load, phase: Phase, every_s: float) -> Iterator[None]:

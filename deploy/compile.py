@@ -145,7 +145,7 @@ def compiled_in(cache: Path) -> Path:
             compiled_modules(directory)
         except ValueError:
             shutil.rmtree(directory, ignore_errors=True)
-            print(f"compiling {len(MODULES)} modules into {directory}", file=sys.stderr)
+            print(f"compiling {len(MODULES)} modules into {directory}, which takes minutes", file=sys.stderr)
             compile_into(directory)
         os.utime(directory)
         _prune(cache)

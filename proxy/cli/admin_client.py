@@ -145,5 +145,5 @@ def _understood(address: HostPort, status: int, body: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ProxyRefuses(f"{address} answers, but not as kafka-throttle does: status {status}")
     if status != 200:
-        raise ProxyRefuses(f"{address}: {content.get('error', f'status {status}')}")
+        raise ProxyRefuses(f"{address}: {content.get('error') or f'status {status}'}")
     return content

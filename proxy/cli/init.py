@@ -251,6 +251,7 @@ virtual_clusters:
 
     listeners:
       - name: plain
+        # The addresses of this machine that it listens at; 0.0.0.0 and :: are all of them.
         bind: {_quoted(draft.bind)}
         # The bootstrap.servers of your clients: this port ...
         port: {draft.port}

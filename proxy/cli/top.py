@@ -77,7 +77,7 @@ def top(
     """
     config = load(path)
     if at is not None:
-        form = _of_the_past(config, path, virtual_cluster, limit, at)
+        form = _of_the_past(config, path, virtual_cluster, limit, at, way)
         click.echo(json.dumps(form) if as_json else "\n".join(_lines(form, len(config.virtual_clusters) > 1)))
         return
     parameters = {"sort": sort, "limit": str(limit)}
@@ -112,7 +112,7 @@ def _asked(admin: AdminConfig, path: Path, parameters: dict[str, str], way: Way)
         refuse(str(error))
 
 
-def _of_the_past(config: Config, path: Path, virtual_cluster: str | None, limit: int, at: str) -> Form:
+def _of_the_past(config: Config, path: Path, virtual_cluster: str | None, limit: int, at: str, way: Way) -> Form:
     """Who was throttled in a second, from the running proxy, or from the files. Ends the process if it is not known."""
     clusters = [each.name for each in config.virtual_clusters]
     parameters = {"limit": str(limit), "at": at}
@@ -120,7 +120,7 @@ def _of_the_past(config: Config, path: Path, virtual_cluster: str | None, limit:
         clusters = [cluster_of(config, virtual_cluster).name]
         parameters["virtual_cluster"] = virtual_cluster
     try:
-        return ask(config.admin, path, "throttled", parameters)
+        return ask(config.admin, path, "throttled", parameters, way)
     except NoProxy as error:
         return from_history(config, error, lambda past: past.throttled(clusters, at, limit, time()))
     except ProxyRefuses as error:

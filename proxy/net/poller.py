@@ -132,9 +132,8 @@ class Poller:
     def at_end(self, call: Callable[[], object]) -> None:
         """Make a call when the sweep is over; at once if there is no sweep, or if many calls wait already.
 
-        An exception of the call goes to the loop's exception handler.
-
-        A socket that is closed then keeps its number as long as the sweep may still come to it.
+        A socket that is closed then keeps its number as long as the sweep may still come to it. An exception of the
+        call goes to the loop's exception handler.
         """
         if self.sweeps and len(self._at_end) < _MOST_AT_END:
             self._at_end.append(call)

@@ -468,10 +468,12 @@ class Stream:
         self._reading = False
         if self._unsent:
             self._drop_unsent()
-        if self._watched is not None:
-            self._poller.forget(self._fd)
-        self._poller.at_end(self._socket.close)
-        self._owner.lost(self._side, error)
+        try:
+            if self._watched is not None:
+                self._poller.forget(self._fd)
+            self._poller.at_end(self._socket.close)
+        finally:
+            self._owner.lost(self._side, error)
 
     def _drop_unsent(self) -> None:
         self.lost_bytes += self._unsent_bytes

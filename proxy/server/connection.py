@@ -467,7 +467,10 @@ class Connection:
         """Close both sockets at once, and drop the bytes that are not written out."""
         for stream in (self._client, self._node):
             if stream is not None:
-                stream.abort()
+                try:
+                    stream.abort()
+                except Exception:
+                    self._log.exception("internal_error")
 
     def _fail(self) -> None:
         """Log a bug of the proxy and end this connection, also if the relay had just ended by itself. Others go on."""

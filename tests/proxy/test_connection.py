@@ -444,6 +444,16 @@ class LostSocket(FakeStream):
     def close(self):
         self._fail()
 
+    abort = close
+
+
+async def test_a_socket_that_cannot_be_aborted_leaves_the_other_one_to_be():
+    with capture_logs() as logs:
+        shell = Shell(client=LostSocket())
+        await shell.client_sends(heartbeat(1))
+        shell.connection.abort()
+    assert (shell.node.aborted, [line["event"] for line in logs]) == (True, ["internal_error"])
+
 
 @pytest.mark.parametrize(
     "ask",

@@ -229,7 +229,13 @@ def test_without_a_history_the_command_says_so(tmp_path):
         "listeners": [{"name": "plain", "bind": "127.0.0.1", "port": 19092, "node_ids": ["0-2"]}],
     }
     path.write_text(json.dumps({"virtual_clusters": [cluster], "admin": {"port": 9}}))
-    done = kafka_throttle("explain", "-c", path, "--at", "-1m")
-    assert done.exit_code == 1
-    [line] = done.stderr.splitlines()
-    assert line.endswith(", and no files hold the past: history.directory is not set")
+    for command, options, address in (
+        ("explain", (), "127.0.0.1:9"),
+        ("top", ("--admin", "127.0.0.1:7"), "127.0.0.1:7"),
+    ):
+        done = kafka_throttle(command, "-c", path, "--at", "-1m", *options)
+        assert (done.exit_code, done.stderr) == (
+            1,
+            f"no proxy answers at {address}: Connection refused, and no files hold the past: history.directory is not"
+            " set\n",
+        )

@@ -410,3 +410,10 @@ async def test_a_stream_whose_socket_somebody_else_has_closed_is_lost_when_it_is
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context["exception"].errno))
     ends.stream.abort()
     assert (ends.owner.reported, failures) == (["lost"], [errno.EBADF])
+
+
+async def test_the_owner_of_a_stream_whose_number_another_one_had_and_gave_back_is_told_of_its_end(ends):
+    ends.stream._poller.forget(ends.stream._fd)
+    with pytest.raises(KeyError):
+        ends.stream.abort()
+    assert ends.owner.reported == ["lost"]
