@@ -15,13 +15,13 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from pipeline.spark.session import spark_session
-from tests.bench.processes import Process, family_of
+from tests.bench.processes import ROOT, Process, family_of
 from tests.pipeline.spark_cluster import ON_CLUSTER, spark_cluster
 
 CORES = 2
 CLUSTER = "cluster"
 """The master of a cluster that is started here, with two workers of a core each."""
-FOLDER = Path(__file__).resolve().parents[2] / "build" / "bench" / "pipeline"
+FOLDER = ROOT / "build" / "bench" / "pipeline"
 KINDS = ("driver", "jvm", "workers")
 """This process; Java, that of a cluster's executors included; and the Python workers that Java starts."""
 
