@@ -65,20 +65,24 @@ class Issued:
 
 
 class Authority:
-    """Signs certificates that end after a day."""
+    """Signs certificates that end after a day. It is a root, or has a certificate of the authority `below`."""
 
-    def __init__(self, folder: Path, name: str = "authority") -> None:
+    def __init__(self, folder: Path, name: str = "authority", below: "Authority | None" = None) -> None:
         self.folder = folder
         self._subject = _name([(NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
+        self.file = folder / f"{name}.pem"
+        self.file.write_bytes((below or self).certify(self, _DAY))
+
+    def certify(self, other: "Authority", valid: datetime.timedelta) -> bytes:
+        """A certificate of an authority, as PEM; its time is over if `valid` < 0."""
         builder = (
-            self._builder(self._subject, self._key, _DAY)
+            self._builder(other._subject, other._key, valid)
             .add_extension(x509.BasicConstraints(True, None), True)
             .add_extension(_SIGNS, True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(other._key.public_key()), False)
         )
-        self.file = folder / f"{name}.pem"
-        self.file.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     def issue(
         self,
@@ -105,7 +109,7 @@ class Authority:
             .issuer_name(self._subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - 3 * _DAY)
+            .not_valid_before(min(now - 3 * _DAY, now + 2 * valid))
             .not_valid_after(now + valid)
             # From Python 3.13 on a default context demands it.
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), False)

@@ -104,12 +104,18 @@ def subject_of(certificate: bytes) -> str:
 
 def not_after(certificate: bytes) -> int:
     """When the validity of a certificate in DER ends, in seconds since 1970. Raises ProtocolError."""
+    return validity_of(certificate)[1]
+
+
+def validity_of(certificate: bytes) -> tuple[int, int]:
+    """When the validity of a certificate in DER begins and ends, in seconds since 1970. Raises ProtocolError."""
     fields = _fields_from_issuer(certificate)
     fields.take(_SEQUENCE)
     validity = fields.inside(_SEQUENCE)
-    validity.take()
-    tag = validity.tag()
-    return _seconds(tag, validity.content(tag))
+    begin_tag = validity.tag()
+    begins = _seconds(begin_tag, validity.content(begin_tag))
+    end_tag = validity.tag()
+    return begins, _seconds(end_tag, validity.content(end_tag))
 
 
 def host_names_of(certificate: bytes) -> list[str]:

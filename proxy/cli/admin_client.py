@@ -14,6 +14,7 @@ import click
 
 from common.plain_words import why_tls_failed
 from common.problems import Problem
+from common.tls_trust import trust
 from proxy.cli.config_file import refuse
 from proxy.config.kinds import HostPort, host_port
 from proxy.config.problems import ConfigErrors
@@ -111,17 +112,22 @@ def ask(
 def _connection(address: HostPort, tls: ServerTlsConfig | None, ca_file: Path | None) -> HTTPConnection:
     if tls is None and ca_file is None:
         return HTTPConnection(address.host, address.port, timeout=_TIMEOUT_S)
+    return HTTPSConnection(address.host, address.port, timeout=_TIMEOUT_S, context=tls_context(ca_file))
+
+
+def tls_context(ca_file: Path | None) -> ssl.SSLContext:
+    """What the admin listener is asked with. Without `ca_file` any certificate will do: `_check_certificate` looks."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     if ca_file is None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # _check_certificate does more
-    else:
-        try:
-            context = ssl.create_default_context(cafile=ca_file)
-        except OSError as error:
-            words = why_tls_failed(error) if isinstance(error, ssl.SSLError) else error.strerror
-            raise ProxyRefuses(f"--ca-file: {ca_file} cannot be used: {words}") from error
-    return HTTPSConnection(address.host, address.port, timeout=_TIMEOUT_S, context=context)
+        context.verify_mode = ssl.CERT_NONE
+        return context
+    try:
+        trust(context, str(ca_file))
+    except OSError as error:
+        words = why_tls_failed(error) if isinstance(error, ssl.SSLError) else error.strerror
+        raise ProxyRefuses(f"--ca-file: {ca_file} cannot be used: {words}") from error
+    return context
 
 
 def _check_certificate(connection: HTTPConnection, address: HostPort, tls: ServerTlsConfig) -> None:

@@ -2,16 +2,22 @@
 
 import asyncio
 import ssl
+import time
 from collections.abc import Iterator, Sequence
 
 from common.look_ups import look_up
 from common.plain_words import words_of
 from common.problems import Problem, listed
+from common.tls_trust import trust
 from proxy.cli.findings import Finding, ends_soon
 from proxy.config.settings import ListenerConfig, ListenerTlsConfig
 from proxy.server.tls_material import certify
 
 _TURNS_OF_A_HANDSHAKE = 4
+_NO_CHECK_TIME = 0x200000
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name."""
+_EXPIRED = "certificate has expired"
+"""OpenSSL's words."""
 
 
 def listener_findings(path: str, listener: ListenerConfig, node_ids: Sequence[int]) -> Iterator[Finding]:
@@ -48,9 +54,13 @@ def _port_findings(path: str, listener: ListenerConfig, node_ids: Sequence[int])
 def _certificate_findings(path: str, tls: ListenerTlsConfig, hosts: Sequence[str]) -> Iterator[Finding]:
     """Why clients would refuse the listener's certificate, whatever authorities they trust."""
     material = certify(path, tls)
+    ended = material.ends_s is not None and material.ends_s < time.time()
     problems: dict[str, list[str]] = {}
     for host in hosts:
-        if problem := _refusal(material.context, tls.certificate_file, host):
+        problem = _refusal(material.context, tls.certificate_file, host)
+        if problem == _EXPIRED and not ended:  # an authority that nobody needs
+            problem = _refusal(material.context, tls.certificate_file, host, _NO_CHECK_TIME)
+        if problem:
             problems.setdefault(problem.replace(f"'{host}'", "this name"), []).append(host)
     for problem, those in problems.items():
         text = f"clients refuse the certificate for {listed(those)}: {problem}"
@@ -59,13 +69,11 @@ def _certificate_findings(path: str, tls: ListenerTlsConfig, hosts: Sequence[str
         yield from ends_soon(f"{path}.certificate_file", "the certificate", material.ends_s)
 
 
-def _refusal(server: ssl.SSLContext, certificate_file: str, host: str) -> str | None:
+def _refusal(server: ssl.SSLContext, certificate_file: str, host: str, flags: int = 0) -> str | None:
     """Why a client that asks for `host` refuses a server's certificate, as a handshake in memory shows."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.verify_flags |= (
-        ssl.VERIFY_X509_PARTIAL_CHAIN
-    )  # trusts the certificate itself: its authority is not asked for
-    client.load_verify_locations(certificate_file)
+    trust(client, certificate_file)  # the certificate itself: its authority is not asked for
+    client.verify_flags |= flags
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (
         client.wrap_bio(to_client, to_server, server_hostname=host),

@@ -77,7 +77,8 @@ class CredentialsConfig(Settings):
     """As in Kafka's clients. What clients' connections speak to the nodes says `upstream.tls`."""
 
     ca_file: FilePath = None
-    """PEM certificates that the nodes' certificates must go back to; the system's without it."""
+    """PEM certificates that are trusted, each of them, as those of a truststore are in Java: a node's certificate, or
+    an authority of its chain, must be among them. Without this file, those of the system are trusted."""
 
     certificate_file: FilePath = None
     """The proxy's own certificate, as PEM."""
@@ -111,7 +112,8 @@ class UpstreamTlsConfig(Settings):
     """TLS between the proxy and the nodes, for connections of clients; without this section they are plain."""
 
     ca_file: FilePath = None
-    """PEM certificates that the nodes' certificates must go back to; the system's without it."""
+    """PEM certificates that are trusted, each of them, as those of a truststore are in Java: a node's certificate, or
+    an authority of its chain, must be among them. Without this file, those of the system are trusted."""
 
     certificate_file: FilePath = None
     """The proxy's own certificate with those between it and its authority, as PEM: the nodes see it as whoever the
@@ -267,7 +269,8 @@ class ListenerTlsConfig(ServerTlsConfig):
     """Whether clients show a certificate, as `ssl.client.auth`. With `requested` those without one are ANONYMOUS."""
 
     ca_file: FilePath = None
-    """PEM certificates that clients' certificates must go back to."""
+    """PEM certificates that are trusted, each of them, as those of a truststore are in Java: a client's certificate,
+    or an authority of its chain, must be among them."""
 
     principal_mapping_rules: Annotated[str, Text("a string that is not empty", bool)] = "DEFAULT"
     """Which user the subject of a certificate is, as `ssl.principal.mapping.rules`. Where no rule applies, or the rules

@@ -12,8 +12,9 @@ from pathlib import Path
 from common.file_signature import Signature, signature
 from common.plain_words import why_tls_failed
 from common.problems import Problem
+from common.tls_trust import trust
 from protocol.errors import ProtocolError
-from protocol.identity.distinguished_names import host_names_of, not_after
+from protocol.identity.distinguished_names import host_names_of, validity_of
 from protocol.identity.principal_rules import PrincipalRules, principal_rules
 from proxy.config.problems import ConfigErrors
 from proxy.config.secret_file import secret
@@ -44,7 +45,7 @@ class TlsPlace:
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """What is made from a section `tls`: its context, and the end of its first certificate to expire (epoch, s).
+    """What is made from a section `tls`: its context, and when its own chain of certificates ends (epoch, s).
 
     `rules` map a client's certificate to its user. `hosts` are the host names that the own certificate is for.
     """
@@ -133,7 +134,7 @@ def _new_context(path: str, protocol: int, tls: TlsConfig) -> ssl.SSLContext:
         _use(f"{path}.ciphers", ciphers, lambda: context.set_ciphers(ciphers))
         _refuse_weak_ciphers(f"{path}.ciphers", context)
     if (ca_file := _ca_file_of(tls)) is not None:
-        _use(f"{path}.ca_file", ca_file, lambda: context.load_verify_locations(ca_file))
+        _use(f"{path}.ca_file", ca_file, lambda: trust(context, ca_file))
     return context
 
 
@@ -163,8 +164,18 @@ def _load_own(path: str, context: ssl.SSLContext, tls: TlsConfig) -> int | None:
     files = own if tls.key_file is None else f"{own} with {tls.key_file}"
     _use(f"{path}.certificate_file", files, lambda: context.load_cert_chain(own, tls.key_file, lambda: password))
     ends: list[int] = []
-    _use(f"{path}.certificate_file", own, lambda: ends.extend(map(not_after, certificates_in(Path(own).read_bytes()))))
-    return min(ends, default=None)
+    _use(f"{path}.certificate_file", own, lambda: ends.append(_end_of_chain(Path(own).read_bytes())))
+    return ends[0]
+
+
+def _end_of_chain(pem: bytes) -> int:
+    """When the own certificate, or an authority behind it, ends first (epoch, s).
+
+    An authority that had ended before the own certificate was issued does not count: nobody can need it. Chains have
+    such certificates for old clients, of a root that was signed by an older one.
+    """
+    (begins, ends), *authorities = map(validity_of, certificates_in(pem))
+    return min(ends, *(end for _, end in authorities if end > begins), ends)
 
 
 def _hosts_of(path: str, own: str) -> frozenset[str]:

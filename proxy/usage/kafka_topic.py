@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import logging
+import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -13,8 +14,10 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.connection import KafkaConnection
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
+from kafka.net.transport import KafkaSSLTransport
 
 from common.plain_words import plain_words
+from common.tls_trust import trust
 from proxy.usage.producer_connections import PLAIN
 from proxy.usage.shipper import LONGEST_BYTES, TopicUnavailable
 from quotas.records.topic_message import message_of
@@ -65,7 +68,9 @@ class KafkaTopic:
         """Return when all in-sync replicas have the lines. Raises TopicUnavailable."""
         try:
             if self._producer is None:
-                self._producer = KafkaProducer(**self._settings, kafka_client=self._client)
+                self._producer = KafkaProducer(
+                    **self._settings, ssl_context=self.tls_context(), kafka_client=self._client
+                )
             responses = [self._producer.send(self.name, key=key, **_message(line)) for line in lines]
             self._producer.flush(timeout=_FLUSH_S)
             for response in responses:
@@ -77,6 +82,19 @@ class KafkaTopic:
         self.close()
         gc.collect()  # sockets of failed connections are in reference cycles with the error
         raise TopicUnavailable(f"topic {self.name}: {problem}")
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """The context that the library would make, but with the trust of all other connections of the proxy.
+
+        None without `ssl_cafile`. Raises OSError.
+        """
+        if (ca_file := self._settings.get("ssl_cafile")) is None:
+            return None
+        context: ssl.SSLContext = KafkaSSLTransport._build_ssl_context(
+            KafkaSSLTransport.DEFAULT_CONFIG | self._settings
+        )
+        trust(context, ca_file)
+        return context
 
     def _client(self, **settings: Any) -> KafkaNetClient:
         """The network client that the producer would make itself, but with a time limit for each connection."""

@@ -10,6 +10,7 @@ from typing import Final, Literal, TypeVar
 from common.connecting import connected
 from common.look_ups import in_daemon_thread
 from common.plain_words import words_of
+from common.tls_trust import trust
 from protocol.errors import ProtocolError
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from protocol.own_requests import OwnRequest
@@ -71,7 +72,7 @@ class Credentials:
         """What connections speak TLS with. Reads files; OSError where one is unusable."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if self.ssl_cafile:
-            context.load_verify_locations(self.ssl_cafile)
+            trust(context, self.ssl_cafile)
         else:
             context.load_default_certs()
         if self.ssl_certfile:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from kafka.record.util import calc_crc32c
 
 from protocol.errors import ProtocolError
-from protocol.identity.distinguished_names import host_names_of, not_after, subject_of
+from protocol.identity.distinguished_names import host_names_of, subject_of, validity_of
 from protocol.identity.principal_rules import InvalidPrincipalRules, NoPrincipalRule, principal_rules
 from protocol.identity.proxy_header import (
     LOCAL_PROXY_HEADER,
@@ -154,7 +154,7 @@ _LOGINS = (
 
 
 def _certificate(data: bytes) -> None:
-    for read in (subject_of, not_after, host_names_of):
+    for read in (subject_of, validity_of, host_names_of):
         with suppress(ProtocolError):
             read(data)
 

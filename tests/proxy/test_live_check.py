@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime
 import ssl
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -80,6 +81,20 @@ def test_a_certificate_has_to_be_valid_now(authority):
     [(place, problem, is_warning)] = found(**certified(authority, "127.0.0.1", days=-1))
     assert (place, is_warning) == ("at.tls.certificate_file", False)
     assert problem == "clients refuse the certificate for 127.0.0.1: certificate has expired"
+
+
+def test_an_expired_authority_that_nobody_needs_is_no_finding_and_hides_none(authority, tmp_path):
+    cross_signed = Authority(tmp_path, "old-root").certify(authority, datetime.timedelta(days=-700))
+
+    def with_it(host):
+        settings = certified(authority, host)
+        with Path(settings["tls"]["certificate_file"]).open("ab") as file:
+            file.write(cross_signed)
+        return settings
+
+    assert found(**with_it("127.0.0.1")) == []
+    [(_, problem, _)] = found(**with_it("127.0.0.2"))
+    assert problem.startswith("clients refuse the certificate for 127.0.0.1: IP address mismatch")
 
 
 def test_a_certificate_that_expires_soon_is_a_warning(authority):
