@@ -19,6 +19,9 @@ MAX_DEPTH = 50
 
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair, which YAML can write and which is no text."""
+_INT64_MAX = 2**63 - 1
+_INT64_END = 2.0**63
+"""The double that a program writes for 2^63-1: no double is between the two."""
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
@@ -35,7 +38,17 @@ class YamlFileUnreadable(YamlFileError):
 
 
 class _Constructor(SafeConstructor):
-    """Says the place of a scalar that is not what it looks like or is tagged as: 2001-99-99, `!!int x`, `!!bool ""`."""
+    """Says the place of a scalar that is not what it looks like or is tagged as: 2001-99-99, `!!int x`, `!!bool ""`.
+
+    A whole number is an int, however it is written: Helm and Go write 1048576 as 1.048576e+06.
+    """
+
+    def construct_yaml_float(self, node: Any) -> Any:
+        """An int if the number is whole and fits into 64 bits."""
+        number: float = super().construct_yaml_float(node)
+        if not number.is_integer() or abs(number) > _INT64_END:
+            return number
+        return _INT64_MAX if number == _INT64_END else int(number)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         try:
@@ -47,6 +60,9 @@ class _Constructor(SafeConstructor):
             raise ConstructorError(
                 None, None, f"expected a value of type {kind}, got {show(node.value)}", node.start_mark
             ) from error
+
+
+_Constructor.add_constructor("tag:yaml.org,2002:float", _Constructor.construct_yaml_float)
 
 
 def read_yaml_file(path: Path) -> Any:
