@@ -48,9 +48,10 @@ NOTHING_REPORTED: Final = Reported(NO_QUOTAS, {}, {})
 
 
 def reported(verbatim: Verbatim, last_good: Quotas) -> Reported:
-    """What a DescribeClientQuotas response says; an entity that it tells nonsense about keeps its last good quotas.
+    """What a DescribeClientQuotas response says. A quota with an invalid value keeps its last good one.
 
-    Raises SourceUnavailable when it says nothing but an error, or nothing at all.
+    Whatever is invalid or unknown is reported and takes no other quota away. Raises SourceUnavailable when the response
+    says nothing but an error, or nothing at all.
     """
     try:
         response = read_described(verbatim)
@@ -59,7 +60,6 @@ def reported(verbatim: Verbatim, last_good: Quotas) -> Reported:
     if response.error_code:
         raise SourceUnavailable(_error(response.error_code, response.error_message, "DescribeConfigs"))
     quotas: dict[Entity, Mapping[QuotaKey, Limit]] = {}
-    bad: dict[Entity, str] = {}
     problems: dict[str, str] = {}
     spellings: dict[Entity, str] = {}
     for entry in response.entities:
@@ -70,15 +70,14 @@ def reported(verbatim: Verbatim, last_good: Quotas) -> Reported:
             continue
         if isinstance(entity.ip, str) and (spelling := entry.parts[0].name) not in (None, entity.ip):
             spellings[entity] = spelling
-        try:
-            limits = _limits(entity, entry.values)
-            if quotas.setdefault(entity, limits) != limits:
-                raise InvalidQuota(f"{entity} has two quotas that differ, under two spellings of its address")
-        except InvalidQuota as error:
-            bad[entity] = str(error)
-    kept = {entity: last_good.get(entity, {}) for entity in bad}
-    problems |= {str(entity): problem for entity, problem in bad.items()}
-    in_force = {entity: limits for entity, limits in (quotas | kept).items() if limits}
+        good = last_good.get(entity, {})
+        limits, wrong = _limits(entity, entry.values, good)
+        if quotas.setdefault(entity, limits) != limits:
+            quotas[entity] = good
+            wrong = [f"{entity} has two quotas that differ, under two spellings of its address"]
+        if wrong:
+            problems[str(entity)] = "; ".join(wrong)
+    in_force = {entity: limits for entity, limits in quotas.items() if limits}
     return Reported(following(last_good, in_force), MappingProxyType(problems), MappingProxyType(spellings))
 
 
@@ -94,14 +93,33 @@ def _entity(parts: Sequence[EntityPart]) -> Entity:
     return Entity(**names)
 
 
-def _limits(entity: Entity, values: Iterable[tuple[str, float]]) -> Mapping[QuotaKey, Limit]:
+def _limits(
+    entity: Entity, values: Iterable[tuple[str, float]], last_good: Mapping[QuotaKey, Limit]
+) -> tuple[Mapping[QuotaKey, Limit], list[str]]:
+    """The limits of an entity, and what is wrong with others that it is said to have."""
     limits: dict[QuotaKey, Limit] = {}
+    wrong: list[str] = []
     for name, value in values:
-        key = QuotaKey.parse(name)
-        if key.shadow:
-            raise InvalidQuota(f"unknown quota {name!r}")
-        limits[key] = Limit(valid_limit(entity, key.quota_type, value), LAYER)
-    return MappingProxyType(limits)
+        try:
+            key = _key(name)
+        except InvalidQuota as error:
+            wrong.append(str(error))
+            continue
+        try:
+            limits[key] = Limit(valid_limit(entity, key.quota_type, value), LAYER)
+        except InvalidQuota as error:
+            wrong.append(str(error))
+            if key in last_good:
+                limits[key] = last_good[key]
+    return MappingProxyType(limits), wrong
+
+
+def _key(name: str) -> QuotaKey:
+    """The quota of this name in a cluster. Raises InvalidQuota."""
+    key = QuotaKey.parse(name)
+    if key.shadow:
+        raise InvalidQuota(f"unknown quota {name!r}")
+    return key
 
 
 def _shown(parts: Sequence[EntityPart]) -> str:

@@ -62,18 +62,36 @@ def test_quotas_of_addresses_are_read_and_may_be_0(name):
         ({"producer_byte_rate": -1.0}, "got -1.0"),
         ({"request_percentage": math.inf}, "expected a number above 0"),
         ({"connection_creation_rate": 5.0}, "expected an address, as nothing else has this quota, got "),
-        ({"consumer_byte_rate": 7.0, "colour": 5.0}, "unknown quota 'colour'"),
+        ({"colour": 5.0}, "unknown quota 'colour'"),
         ({"shadow_producer_byte_rate": 5.0}, "unknown quota 'shadow_producer_byte_rate'"),
     ],
 )
-def test_an_entity_with_invalid_quotas_keeps_its_last_good_ones_and_is_reported(values, problem):
-    good = {PRODUCE: Limit(5.0, "cluster")}
+def test_an_invalid_or_unknown_quota_is_reported_and_takes_no_other_away(values, problem):
+    told = {"consumer_byte_rate": 7.0, **values}
     others = {(("user", "bob"),): {"producer_byte_rate": 9.0}}
-    found = read({ALICE: values, **others}, {Entity("alice"): good, Entity("gone"): good})
-    assert found.quotas == {Entity("alice"): good, Entity("bob"): {PRODUCE: Limit(9.0, "cluster")}}
+    found = read({ALICE: told, **others}, {Entity("gone"): {PRODUCE: Limit(5.0, "cluster")}})
+    assert found.quotas == {
+        Entity("alice"): {QuotaKey(QuotaType.FETCH): Limit(7.0, "cluster")},
+        Entity("bob"): {PRODUCE: Limit(9.0, "cluster")},
+    }
     assert list(found.problems) == ["user=alice"]
     assert problem in found.problems["user=alice"]
-    assert read({ALICE: values}).quotas == {}
+
+
+def test_an_invalid_quota_keeps_its_last_good_value_as_long_as_the_cluster_has_it():
+    good = {PRODUCE: Limit(5.0, "cluster")}
+    both = {"producer_byte_rate": math.nan, "consumer_byte_rate": 7.0}
+    of_fetches = {QuotaKey(QuotaType.FETCH): Limit(7.0, "cluster")}
+    assert read({ALICE: both}, {Entity("alice"): good}).quotas == {Entity("alice"): good | of_fetches}
+    assert read({ALICE: {"consumer_byte_rate": 7.0}}, {Entity("alice"): good}).quotas == {Entity("alice"): of_fetches}
+
+
+def test_all_that_is_wrong_with_an_entity_is_reported():
+    found = read({ALICE: {"colour": 5.0, "producer_byte_rate": -1.0, "weight": 1.0}})
+    assert found.quotas == {}
+    assert "colour" in found.problems["user=alice"]
+    assert "got -1.0" in found.problems["user=alice"]
+    assert "weight" in found.problems["user=alice"]
 
 
 @pytest.mark.parametrize(

@@ -260,10 +260,18 @@ def test_the_error_for_a_change_that_does_not_show_in_time_says_that_it_is_writt
 
 
 def test_the_error_for_a_change_that_does_not_show_because_of_an_invalid_quota_says_so():
-    cluster = FakeCluster({ALICE: {"consumer_byte_rate": 1e-9}})
+    cluster = FakeCluster({ALICE: {"producer_byte_rate": 1e-9}})
+    cluster.lag = 1_000_000
     with started(cluster, shown_within_s=0.0) as source:
         [result] = source.alter([Alteration(Entity("alice"), {PRODUCE: 8.0})])
-    assert "consumer_byte_rate of user=alice: expected a whole number" in str(result)
+    assert "producer_byte_rate of user=alice: expected a whole number" in str(result)
+
+
+def test_a_change_shows_beside_an_invalid_quota_of_the_same_entity():
+    cluster = FakeCluster({ALICE: {"consumer_byte_rate": 1e-9}})
+    with started(cluster, shown_within_s=0.0) as source:
+        assert source.alter([Alteration(Entity("alice"), {PRODUCE: 8.0})]) == [None]
+        assert source.quotas == {Entity("alice"): limits(8.0)}
 
 
 def test_shadow_quotas_are_refused_and_their_removal_is_none():
