@@ -39,13 +39,10 @@ from quotas.connection_quotas import (
 from quotas.connection_quotas import (
     Admission as Decision,
 )
-from quotas.entities import plain_ip
+from quotas.entities import ANONYMOUS, plain_ip
 from quotas.sensors.windowed_rate import SensorReading
 
 Ticket = TypeVar("Ticket")
-
-ANONYMOUS = "ANONYMOUS"
-"""Kafka's name for the user of a client that is not authenticated."""
 
 
 @dataclass(frozen=True, slots=True)

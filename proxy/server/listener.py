@@ -140,7 +140,7 @@ class Listener:
         relays, node_id, user = self.relays, incoming.node_id, incoming.user
         if not relays.demand_sasl and not self._gate.admission.user_became(incoming.slot, user):
             return False
-        relay, facts = relays.new(node_id, user)
+        relay, facts = relays.new(node_id, user, incoming.slot.origin)
         connection = Connection(relay, facts, self, self._clock, incoming.log)
         facts.note_identity = partial(self._note_identity, connection, incoming.log)
         facts.note_denied = partial(self._note_denied, incoming)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.gate.admission import ANONYMOUS, HELD, Admission, ClusterRules, ConnectionSlot, Refused, Step
+from proxy.gate.admission import HELD, Admission, ClusterRules, ConnectionSlot, Refused, Step
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import (
     NO_LIMIT,
@@ -15,6 +15,7 @@ from quotas.connection_quotas import (
     ConnectionQuotas,
     ListenerKey,
 )
+from quotas.entities import ANONYMOUS
 from tests.proxy.naive_gate import MANY, WINDOW_MS, Limits, NaiveGate
 
 FRONT, BACK = ListenerKey("main", "front"), ListenerKey("main", "back")

@@ -9,12 +9,12 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
-from proxy.gate.admission import ANONYMOUS, Admission, ClusterRules, ConnectionSlot, Next, Refused, Step
+from proxy.gate.admission import Admission, ClusterRules, ConnectionSlot, Next, Refused, Step
 from proxy.gate.connection_gate import ConnectionGate
 from proxy.gate.fair_pool import FairPool
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas, ListenerKey
-from quotas.entities import plain_ip
+from quotas.entities import ANONYMOUS, plain_ip
 from tests.simulation.gate_judge import WINDOW_MS, GateJudge
 from tests.simulation.network import Events
 from tests.simulation.oracle import require
