@@ -156,7 +156,7 @@ class Listener:
     def connect(self, connection: Connection, reached: Reached) -> Cancellable:
         """Connect to the node of this connection."""
         incoming = self._incoming_of[connection]
-        return self._upstream.open(incoming.node_id, self._first_words(incoming), incoming.slot.origin, reached)
+        return self._upstream.open(incoming.node_id, self._first_words(incoming), connection.whose(), reached)
 
     def _first_words(self, incoming: IncomingConnection) -> bytes:
         """The first bytes for the node: a PROXY header with the client's address, if `send_proxy_protocol` is set."""
