@@ -119,6 +119,17 @@ def test_more_than_may_be_held_of_one_address_or_in_all_are_reset_at_once():
     assert connect(admission, THERE, 1_000) is HELD
 
 
+def test_addresses_of_one_ipv6_network_are_held_together_and_have_a_rate_each():
+    admission = gate()
+    admission.set_rules("main", ClusterRules(max_held=2))
+    limit(admission, creation_rate=0.0, rates={"2001:db8::9": NO_LIMIT})
+    assert [connect(admission, f"2001:db8::{number}") for number in range(1, 4)] == [HELD, HELD, TOO_MANY_HELD]
+    assert connect(admission, "2001:db8:0:1::1") is HELD
+    assert isinstance(connect(admission, "2001:db8::9"), ConnectionSlot)
+    assert len(due(admission, 1_000)) == 3
+    assert connect(admission, "2001:db8::4", 1_000) is HELD
+
+
 def test_fifty_thousand_of_one_address_do_not_touch_another():
     admission = gate()
     limit(admission, creation_rate=5.0)
