@@ -159,7 +159,7 @@ class UpstreamConfig(Settings):
 
     connections_per_second: Rate = None
     """How many connections of clients are opened to each node in a second, evenly; more wait, at most for
-    `connect_timeout_ms`, and clients' addresses have their turns one after the other. No bound without it."""
+    `connect_timeout_ms`, and users, or addresses where no user is known, take turns. No bound without it."""
 
     source_addresses: Many[SourceAddress] = ()
     """Local IP addresses that connections of clients are opened from, in turn. Towards nodes of the other IP version,
