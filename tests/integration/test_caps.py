@@ -133,7 +133,11 @@ def median_wait_s(proxy, client_id, source):
 
 @pytest.mark.exclusive
 @pytest.mark.parametrize(
-    ("client_id", "source"), [("tenant", "127.0.0.2"), ("small", HOST)], ids=["another address", "another client-id"]
+    ("client_id", "source"),
+    [
+        pytest.param("tenant", "127.0.0.2", id="another address"),
+        pytest.param("small", HOST, id="another client-id", marks=pytest.mark.nightly),
+    ],
 )
 def test_beside_two_hundred_connections_a_small_client_waits_as_long_as_beside_two(start_proxy, client_id, source):
     waited_s = {}
