@@ -1,14 +1,15 @@
 """Byte caps: limits on the bytes/s of all clients together. Reads beyond a cap wait for their turn.
 
-A byte cap is not a quota: no client is throttled by it, and no debt is left. Turns are given in the order of the
-requests for them. Each turn allows few bytes, so that all readers get a turn soon.
+A byte cap is not a quota: no client is throttled by it, and no debt is left. Entities take turns, and in these their
+client-ids and connections do (see FairQueue). Each turn allows few bytes, so that all get a turn soon. The turn of an
+entity with small reads lasts for several of them: entities that always have more to read get about the same bytes.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from quotas.fair_queue import FairQueue, Whose
 from quotas.sensors.token_buckets import TokenBuckets
 from quotas.sensors.windowed_rate import MAX_THROTTLE_MS
 
@@ -26,12 +27,20 @@ class Reader(Protocol):
     def turn_came(self, most_bytes: int) -> int:
         """Read at most `most_bytes` now. Returns the number of bytes read, 0 if there was nothing to read any more."""
 
+    def whose(self) -> Whose:
+        """Whose turns its reads take."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class _Turn:
-    """A pending read: the caps that it has to pass, in order, and those that it has `passed`, with bytes reserved."""
+    """A pending read: the caps that it has to pass, in order, and those that it has `passed`, with bytes reserved.
+
+    It is in `waiting` until it reads.
+    """
 
     reader: Reader
+    whose: Whose
+    waiting: dict[Reader, "_Turn"]
     caps: Sequence["ByteCap"]
     most_bytes: int
     asked_ms: int
@@ -53,7 +62,11 @@ class ByteCap:
         self._wake_in = wake_in
         self._wake_at_ms: int | None = None
         self._call_off: Callable[[], object] = bool
-        self._queue: deque[_Turn] = deque()
+        self._queue: FairQueue[_Turn] = FairQueue()
+        self._served = ""
+        """The entity that had the last turn."""
+        self._served_bytes = 0
+        """How many bytes this entity has read in its turn, which may last for several reads."""
         self._buckets = TokenBuckets(1, samples=1, window_ms=BURST_MS, max_throttle_ms=MAX_THROTTLE_MS)
         self._row = self._buckets.open(1.0, 0)
 
@@ -87,21 +100,36 @@ class ByteCap:
 
     def _serve(self, now_ms: int) -> None:
         for _ in range(len(self._queue)):
-            if self._wait_ms(now_ms):
+            if not self._queue or self._wait_ms(now_ms):  # a read may end the connections of others that wait
                 break
-            _go_on(self._pass(self._queue.popleft(), now_ms), now_ms)
+            turn = self._queue.take()
+            self._note_turn(turn.whose, _go_on(self._pass(turn, now_ms), now_ms))
         self._see_to_waking(now_ms)
+
+    def _note_turn(self, whose: Whose, read: int) -> None:
+        """An entity has read so much. It keeps its turn until it has read as much as one turn allows."""
+        if whose.entity != self._served:
+            self._served, self._served_bytes = whose.entity, 0
+        self._served_bytes += read
+        if self._served_bytes < self.turn_bytes:
+            self._queue.keep_turn(whose)
+        else:
+            self._served_bytes = 0
 
     def is_free(self, now_ms: int) -> bool:
         """Whether a read can have its turn without waiting."""
         return not self._queue and not self._wait_ms(now_ms)
 
     def wait(self, turn: _Turn, now_ms: int) -> None:
-        """Add a read to the end of the queue."""
+        """Have a read wait for its turn."""
         self.waits += 1
         turn.asked_ms = now_ms
-        self._queue.append(turn)
+        self._queue.put(turn, turn.whose)
         self._see_to_waking(now_ms)
+
+    def call_off(self, turn: _Turn) -> None:
+        """Forget a read that waits here."""
+        self._queue.remove(turn, turn.whose)
 
     def reserve(self, size: int, now_ms: int) -> None:
         """Count bytes before they are read."""
@@ -143,6 +171,7 @@ class Turnstile:
     def __init__(self, caps: Sequence[ByteCap] = ()) -> None:
         self._all = tuple(caps)
         self.caps: tuple[ByteCap, ...] = ()
+        self._waiting: dict[Reader, _Turn] = {}
         self.take_up()
 
     def take_up(self) -> None:
@@ -157,8 +186,16 @@ class Turnstile:
             for cap in caps:
                 cap.reserve(most_bytes, now_ms)
             return most_bytes
-        _go_on(_Turn(reader, caps, most_bytes, now_ms), now_ms)
+        turn = self._waiting[reader] = _Turn(reader, reader.whose(), self._waiting, caps, most_bytes, now_ms)
+        _go_on(turn, now_ms)
         return 0
+
+    def call_off(self, reader: Reader, now_ms: int) -> None:
+        """The reader will not read any more. If it waits for its turn, others have it."""
+        turn = self._waiting.pop(reader, None)
+        if turn is not None:
+            turn.caps[len(turn.passed)].call_off(turn)
+            _give_back(turn, turn.most_bytes, now_ms)
 
     def took(self, asked: int, read: int, now_ms: int) -> None:
         """Report that `read` of the `asked` bytes were read."""
@@ -166,15 +203,24 @@ class Turnstile:
             cap.give_back(asked - read, now_ms)
 
 
-def _go_on(turn: _Turn, now_ms: int) -> None:
-    """Pass a read through the caps in order. It reads after the last one, or waits at the first that is not free."""
+def _go_on(turn: _Turn, now_ms: int) -> int:
+    """Pass a read through the caps in order. It reads after the last one, or waits at the first that is not free.
+
+    Returns how many bytes it has read or, while it waits, how many it may.
+    """
     while len(turn.passed) < len(turn.caps):
         cap = turn.caps[len(turn.passed)]
         if not cap.is_free(now_ms):
             cap.wait(turn, now_ms)
-            return
+            return turn.most_bytes
         cap.reserve(turn.most_bytes, now_ms)
         turn.passed.append(cap)
+    del turn.waiting[turn.reader]
     read = turn.reader.turn_came(turn.most_bytes)
+    _give_back(turn, turn.most_bytes - read, now_ms)
+    return read
+
+
+def _give_back(turn: _Turn, size: int, now_ms: int) -> None:
     for cap in turn.passed:
-        cap.give_back(turn.most_bytes - read, now_ms)
+        cap.give_back(size, now_ms)

@@ -2,8 +2,18 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from ipaddress import IPv6Address, ip_address
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Final, Literal, NamedTuple
+
+ANONYMOUS: Final = "ANONYMOUS"
+"""Kafka's name for the user of a client that is not authenticated."""
+
+NOBODY: Final = ""
+"""In place of a user while a client has to authenticate and has not done so."""
+
+_IPV6_NETWORK_BITS: Final = 64
+"""A network of IPv6 gets as many addresses as it likes; the first 64 bits are its own."""
 
 
 class InvalidQuota(ValueError):
@@ -143,6 +153,19 @@ def plain_ip(text: str) -> str:
         return text
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return str(mapped or address)
+
+
+@lru_cache(maxsize=4096)
+def network_of(address: str) -> str:
+    """Who stands behind an address where quotas do not matter: an IPv4 address for itself, of IPv6 the network of /64.
+
+    A network that is larger already, as `2001:db8::/48`, stays as it is.
+    """
+    if ":" not in address:
+        return address
+    text, _, bits = address.partition("/")
+    prefix = min(int(bits or _IPV6_NETWORK_BITS), _IPV6_NETWORK_BITS)
+    return str(ip_network((text.partition("%")[0], prefix), strict=False))
 
 
 def _shown(name: str | Literal[Default.DEFAULT]) -> str:

@@ -159,7 +159,7 @@ class UpstreamConfig(Settings):
 
     connections_per_second: Rate = None
     """How many connections of clients are opened to each node in a second, evenly; more wait, at most for
-    `connect_timeout_ms`, and clients' addresses have their turns one after the other. No bound without it."""
+    `connect_timeout_ms`, and users, or addresses where no user is known, take turns. No bound without it."""
 
     source_addresses: Many[SourceAddress] = ()
     """Local IP addresses that connections of clients are opened from, in turn. Towards nodes of the other IP version,
@@ -224,7 +224,8 @@ class ClusterConnectionsConfig(Settings):
     those that come from there meanwhile stand behind it."""
 
     max_held_per_ip: Annotated[int, Whole(0, 1_000_000)] = 200
-    """Connections of one address that are held so at a time; one more is reset at once."""
+    """Connections of one address, of IPv6 of one network of /64, that are held so at a time; one more is reset at
+    once."""
 
     ipv4_prefix: Annotated[int, Whole(1, 32)] = 32
     """Addresses that agree in so many bits count as one, but for those with a quota or an override of their own."""
@@ -704,9 +705,10 @@ class LimitsConfig(Settings):
     line in the log. Where connections are rather to wait, set a smaller `connections.max_connections`."""
 
     max_http_connections: Annotated[int, Whole(1, 10_000)] = 32
-    """Connections to each of the HTTP listeners, `metrics` and `admin`. With one more, the address that has most loses
-    its oldest; if the new one's address would then have as many, the new one is closed. So many descriptors are kept
-    for each of them."""
+    """Connections to each of the HTTP listeners, `metrics` and `admin`. With one more, one that waits for its peer is
+    closed: the oldest of the address that has most of these, of IPv6 of the network of /64. If a request is under way
+    on each, the address that has most loses its oldest; if the new one's address would then have as many, the new one
+    is closed. So many descriptors are kept for each of them."""
 
     http_idle_timeout_ms: Annotated[int, Whole(1_000, 3_600_000)] = 30_000
     """How long such a connection may be without a whole request, the first or the next one, in milliseconds."""

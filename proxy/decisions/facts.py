@@ -10,7 +10,8 @@ from proxy.decisions.recent_topics import RecentTopics
 from proxy.decisions.sasl import Identity, Login, SaslRules
 from quotas.changes import Quotas
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
-from quotas.entities import Entity
+from quotas.entities import NOBODY, Entity
+from quotas.fair_queue import Whose, entity_of
 
 
 class NoPortForNode(LookupError):
@@ -65,6 +66,8 @@ class ListenerFacts:
 class ConnectionFacts:
     """Which user is connected to which node. `node_id` is known once the upstream connection is there.
 
+    The connection comes from `address`, or counts for this prefix.
+
     `may_alter` and `may_describe` are about the quotas of others. `note_identity` is called with each login,
     `note_denied` with the API, the user and the raw client-id of each request about quotas that the user has no right
     to make.
@@ -77,7 +80,22 @@ class ConnectionFacts:
     may_describe: bool = False
     note_identity: Callable[[Identity], None] = _unheard
     note_denied: Callable[[str, str, bytes], None] = _unheard
+    address: str = ""
     _login: Login | None = field(default=None, init=False)
+    _client_id: bytes | None = field(default=None, init=False)
+    """The client-id of which the sensors were looked up last; None before the first request."""
+    _is_shared: bool = field(default=False, init=False)
+    """Whether the real name of the user is unknown, and other users have the same one here."""
+
+    @property
+    def whose(self) -> Whose:
+        """Whose turns the connection takes: those of its user or address, and in these those of its client-id.
+
+        A client-id proves nothing, so that it only counts in the turns of the same user or address. A connection that
+        has named none has turns for itself.
+        """
+        user = NOBODY if self._is_shared else self.user
+        return Whose(entity_of(user, self.address), id(self) if self._client_id is None else self._client_id)
 
     @property
     def login(self) -> Login:
@@ -88,13 +106,13 @@ class ConnectionFacts:
 
     def bind(self, raw_client_id: bytes, now_ms: int) -> ClientSensors:
         """The sensors that measure this client id of this user at this node."""
-        listener = self.listener
+        listener, self._client_id = self.listener, raw_client_id
         client_id = measured_client_id(raw_client_id, listener.quota_manager.table)
         return listener.quota_manager.bind(listener.virtual_cluster, self.node_id, self.user, client_id, now_ms)
 
     def become(self, identity: Identity) -> None:
         """Take up the user that the client has proven to be: from now on it has the quotas and rights of this user."""
-        self.user = identity.user
+        self.user, self._is_shared = identity.user, not identity.visible
         if self.listener.rights_of is not None:
             self.may_alter, self.may_describe = self.listener.rights_of(identity.user)
         self.note_identity(identity)

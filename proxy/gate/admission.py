@@ -39,13 +39,10 @@ from quotas.connection_quotas import (
 from quotas.connection_quotas import (
     Admission as Decision,
 )
-from quotas.entities import plain_ip
+from quotas.entities import ANONYMOUS, network_of, plain_ip
 from quotas.sensors.windowed_rate import SensorReading
 
 Ticket = TypeVar("Ticket")
-
-ANONYMOUS = "ANONYMOUS"
-"""Kafka's name for the user of a client that is not authenticated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class ClusterRules:
     """The connection rules of a virtual cluster.
 
     A connection over the rate of its address is held. At the end of the hold it is closed, or with `waits` admitted if
-    the rate allows it then. `max_held` connections of one address are held at a time.
+    the rate allows it then. `max_held` connections of one address are held at a time; of IPv6, of one network of /64.
 
     A user may have `per_user` connections, unless `counts_of_users` has another number for the user. `per_user` does
     not apply to ANONYMOUS.
@@ -196,6 +193,7 @@ class Admission(Generic[Ticket]):
         self._on_the_way_in_all = 0
         self._held: dict[Ticket, _Holding[Ticket]] = {}
         self._held_of: dict[tuple[str, str], int] = {}
+        """How many are held, by virtual cluster and network."""
         self._queues: dict[tuple[str, str], deque[_Holding[Ticket]]] = {}
         self._due: list[tuple[int, int, _Holding[Ticket]]] = []
         self._turns = count()
@@ -287,16 +285,17 @@ class Admission(Generic[Ticket]):
         self, key: ListenerKey, ticket: Ticket, origin: str, now_ms: int, throttle_ms: int | None
     ) -> OnHold | Refused:
         """Hold a connection for `throttle_ms`; with None it waits behind others in the queue of its address."""
-        rules, where = self._rules[key.virtual_cluster], (key.virtual_cluster, origin)
-        if len(self._held) >= self.max_held or self._held_of.get(where, 0) >= rules.max_held:
+        rules, name = self._rules[key.virtual_cluster], key.virtual_cluster
+        of = (name, network_of(origin))
+        if len(self._held) >= self.max_held or self._held_of.get(of, 0) >= rules.max_held:
             return Refused(CloseReason.TOO_MANY_HELD, reset=True)
-        until_ms = now_ms + self._window_ms[key.virtual_cluster]
+        until_ms = now_ms + self._window_ms[name]
         due_ms = None if throttle_ms is None else min(now_ms + throttle_ms, until_ms)
         holding = _Holding(ticket, key, origin, now_ms, until_ms, due_ms, rules.waits)
         self._held[ticket] = holding
-        self._held_of[where] = self._held_of.get(where, 0) + 1
+        self._held_of[of] = self._held_of.get(of, 0) + 1
         if rules.waits:
-            self._queues.setdefault(where, deque()).append(holding)
+            self._queues.setdefault((name, origin), deque()).append(holding)
         if due_ms is not None:
             self._look_at(holding, due_ms)
         return HELD
@@ -311,12 +310,12 @@ class Admission(Generic[Ticket]):
         counts.address_throttled_ms += held_ms
 
     def _end_hold(self, holding: _Holding[Ticket], now_ms: int) -> None:
-        where = (holding.listener.virtual_cluster, holding.origin)
+        of = (holding.listener.virtual_cluster, network_of(holding.origin))
         del self._held[holding.ticket]
-        if self._held_of[where] == 1:
-            del self._held_of[where]
+        if self._held_of[of] == 1:
+            del self._held_of[of]
         else:
-            self._held_of[where] -= 1
+            self._held_of[of] -= 1
         self._note_hold(holding.listener, now_ms - holding.since_ms)
 
     # --------------------------------------------------------------------- due

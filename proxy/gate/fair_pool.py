@@ -1,6 +1,6 @@
 """A bounded set of tickets, shared fairly between the origins that they come from. Has no socket, reads no clock."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 Ticket = TypeVar("Ticket")
@@ -10,7 +10,8 @@ class FairPool(Generic[Ticket]):
     """A set of tickets (any hashable values), each with its origin. The caller holds the limit on their number.
 
     When the pool is full, a ticket of an origin with few tickets replaces the oldest ticket of the origin with most: an
-    origin with many tickets displaces only its own. Where origins are not known, all tickets have the same one.
+    origin with many tickets displaces only its own. Where origins are not known, all tickets have the same one. Of
+    IPv6 an origin should be a network (`network_of`): a client has as many addresses there as it likes.
     """
 
     def __init__(self) -> None:
@@ -48,3 +49,9 @@ class FairPool(Generic[Ticket]):
         if len(most) <= len(self._of.get(origin, ())) + 1:
             return None
         return next(iter(most))
+
+    def oldest(self, gives_way: Callable[[Ticket], bool]) -> Ticket | None:
+        """The oldest ticket that `gives_way` to any other, of the origin with most such tickets; None without any."""
+        giving_way = ([ticket for ticket in tickets if gives_way(ticket)] for tickets in self._of.values())
+        most: list[Ticket] = max(giving_way, key=len, default=[])
+        return most[0] if most else None

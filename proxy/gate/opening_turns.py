@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from proxy.gate.fair_queue import FairQueue
 from proxy.gate.stages import IncomingConnection
+from quotas.fair_queue import FairQueue, Whose
 
 OPENED_AT_ONCE = 8
 """How many admitted connections go on in one turn of the event loop. That costs more than accepting them."""
@@ -16,7 +16,7 @@ _MOST_IN_TURN = 1024
 class OpeningTurns:
     """Admitted connections go on in turns of the event loop; `go_on` is called with those that had to wait.
 
-    Addresses take turns: one with few connections overtakes a storm.
+    Addresses take turns (of IPv6 networks of /64): one with few connections overtakes a storm.
     """
 
     def __init__(self, go_on: Callable[[IncomingConnection], None]) -> None:
@@ -37,7 +37,7 @@ class OpeningTurns:
             return True
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._take)
-        self._waiting.put(incoming.slot.origin, incoming)
+        self._waiting.put(incoming, Whose(incoming.network))
         return False
 
     def _take(self) -> None:

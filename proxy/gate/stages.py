@@ -16,7 +16,7 @@ from proxy.gate.admission import ConnectionSlot
 from proxy.gate.fair_pool import FairPool
 from proxy.net.tls_socket import TlsSocket
 from proxy.relay.actions import CloseReason
-from quotas.entities import plain_ip
+from quotas.entities import network_of, plain_ip
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -58,6 +58,11 @@ class IncomingConnection:
         """The slot of a connection that is admitted."""
         assert self.place is not None
         return self.place
+
+    @property
+    def network(self) -> str:
+        """Who takes turns for this connection until its user is known: its address, or of IPv6 the network of /64."""
+        return network_of(self.address if self.place is None else self.place.origin)
 
     def came_from(self, host: str, port: int, destination: Endpoint | None = None) -> None:
         """Note the client that the peer forwards: its address and port, and the `destination` that it connected to."""
@@ -106,12 +111,11 @@ class SlowStage:
 
     def begin(self, incoming: IncomingConnection, go_on: GoOn, turn_away: TurnAway) -> None:
         """Take a connection through the stage. Exactly one of `go_on` and `turn_away` is called, at once or later."""
-        origin = "" if incoming.place is None else incoming.place.origin
-        if len(self._tasks) >= self.most and not self._make_room_for(origin):
+        if len(self._tasks) >= self.most and not self._make_room_for(incoming.network):
             turn_away(incoming, self._crowded, "")
             return
         task = asyncio.get_running_loop().create_task(self._work_on(incoming))
-        self._tasks.enter(task, origin)
+        self._tasks.enter(task, incoming.network)
         task.add_done_callback(lambda done: self._finish(done, incoming, go_on, turn_away))
 
     def _make_room_for(self, origin: str) -> bool:

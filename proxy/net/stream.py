@@ -17,6 +17,7 @@ from proxy.net.poller import READABLE, WRITABLE, Poller
 from proxy.net.tls_socket import AnySocket, TlsSocket
 from proxy.side import Side
 from quotas.byte_caps import Turnstile
+from quotas.fair_queue import Whose
 
 NO_CAPS: Final = Turnstile()
 
@@ -75,6 +76,9 @@ class StreamListener(Protocol):
 
     def reading_waits(self, side: Side) -> None:
         """There is something to read, but a byte cap makes it wait."""
+
+    def whose(self) -> Whose:
+        """Whose turns a read takes that waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +194,10 @@ class Stream:
             self._waits = True
             self._owner.reading_waits(self._side)
             self._watch()
+
+    def whose(self) -> Whose:
+        """Whose turns the reads take."""
+        return self._owner.whose()
 
     def turn_came(self, most_bytes: int) -> int:
         """Read now, at most `most_bytes`, if the stream still reads; return how many bytes were read."""
@@ -466,6 +474,8 @@ class Stream:
             return
         self._closed = self._closing = True
         self._reading = False
+        if self._waits:
+            self._turnstile.call_off(self, self._settings.now_ms())
         if self._unsent:
             self._drop_unsent()
         try:

@@ -15,6 +15,7 @@ import structlog
 from common.plain_words import words_of
 from proxy.gate.fair_pool import FairPool
 from proxy.observe.http_refusals import HttpRefusals, Refusal
+from quotas.entities import network_of
 
 _GOODBYE_WITHIN_S = 1.0
 """How long the end of a TLS connection may take."""
@@ -25,16 +26,24 @@ log = structlog.get_logger()
 class Guests:
     """The connections of one HTTP listener: at most `most`, each closed when it reads nothing for `idle_s` or longer.
 
-    `new_handler` makes the HTTP protocol object of one connection, which closes it when no request comes. When the
-    listener is full, addresses with many connections give way to others (see FairPool). New connections speak TLS if
-    there is a `tls` context; it may be replaced at any time.
+    `new_handler` makes the HTTP protocol object of one connection, which closes it when no request comes. `is_asked`
+    says of such an object whether a request is under way. When the listener is full, a connection that waits
+    for its peer gives way to any new one, so that a probe is always answered; if a request is under way on each,
+    addresses with many connections give way to others (see FairPool). New connections speak TLS if there is a `tls`
+    context; it may be replaced at any time.
     """
 
     def __init__(
-        self, refusals: HttpRefusals, new_handler: Callable[[], asyncio.Protocol], most: int, idle_s: float
+        self,
+        refusals: HttpRefusals,
+        new_handler: Callable[[], asyncio.Protocol],
+        is_asked: Callable[[asyncio.Protocol], bool],
+        most: int,
+        idle_s: float,
     ) -> None:
         self.tls: ssl.SSLContext | None = None
         self.new_handler = new_handler
+        self.is_asked = is_asked
         self.idle_s = idle_s
         self._most = most
         self._refusals = refusals
@@ -45,11 +54,11 @@ class Guests:
 
     def take_in(self, sock: socket.socket, address: str) -> None:
         """Serve a connection that was accepted, or close it. May close another connection to make room for it."""
-        if not self._has_room_for(address):
+        if len(self._pool) >= self._most and not self._make_room_for(address):
             sock.close()
             return
         guest, loop = _Guest(self), asyncio.get_running_loop()
-        self._pool.enter(guest, address)
+        self._pool.enter(guest, network_of(address))
         timeouts = {"ssl_handshake_timeout": self.idle_s, "ssl_shutdown_timeout": _GOODBYE_WITHIN_S} if self.tls else {}
         opening = loop.connect_accepted_socket(lambda: guest, sock, ssl=self.tls, **timeouts)
         guest.opening = loop.create_task(opening)
@@ -75,9 +84,8 @@ class Guests:
         if guest in self._pool:
             self._pool.leave(guest)
 
-    def _has_room_for(self, address: str) -> bool:
-        if len(self._pool) < self._most:
-            return True
+    def _make_room_for(self, address: str) -> bool:
+        """Close another connection if one has to give way to this address. Returns whether there is room now."""
         if times := self._refusals.times(Refusal.TOO_MANY_CONNECTIONS):
             log.warning(
                 "http_connections_refused",
@@ -86,7 +94,7 @@ class Guests:
                 connections=times,
                 last_address=address,
             )
-        leaving = self._pool.who_leaves_for(address)
+        leaving = self._pool.oldest(_Guest.waits_for_peer) or self._pool.who_leaves_for(network_of(address))
         if leaving is None:
             return False
         leaving.abort()
@@ -125,6 +133,14 @@ class _Guest(asyncio.Protocol):
     def is_open(self) -> bool:
         """Whether the connection is served."""
         return self._handler is not None
+
+    def waits_for_peer(self) -> bool:
+        """Whether the peer is to act: to send a request, to read the response, or to go on with the TLS handshake."""
+        return self._handler is None or self._is_unread() or not self._host.is_asked(self._handler)
+
+    def _is_unread(self) -> bool:
+        """Whether a part of a response waits for the peer to read."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the HTTP handler."""
@@ -177,8 +193,7 @@ class _Guest(asyncio.Protocol):
     def _look(self) -> None:
         """Abort if bytes waited for the peer at the last look, too, and it has read none since."""
         self._timer = None
-        assert self._transport is not None
-        is_unread = self._transport.get_write_buffer_size() > 0
+        is_unread = self._is_unread()
         if is_unread and self._is_stuck:
             self.abort()
             return

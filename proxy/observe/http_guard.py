@@ -67,6 +67,11 @@ class HttpGuard:
         self.access = Access()
         self._refusals = refusals
         self._open_paths = open_paths
+        self._asked: set[asyncio.BaseProtocol] = set()
+
+    def is_asked(self, connection: asyncio.Protocol) -> bool:
+        """Whether a request is under way on a connection: admitted, here whole, and not responded to yet."""
+        return connection in self._asked
 
     def application(self, routes: Iterable[web.AbstractRouteDef]) -> web.Application:
         """The aiohttp application that serves these routes, behind this guard."""
@@ -81,7 +86,7 @@ class HttpGuard:
         try:
             self._admit(request)
             await _take_body(request)
-            return await handler(request)
+            return await self._respond(request, handler)
         except Refused as refused:
             self._refusals.note_request(refused.refusal, request.remote or "", request.path)
             status = _STATUS[refused.refusal]
@@ -94,6 +99,14 @@ class HttpGuard:
             if error.keep_alive is False:
                 response.force_close()
             return response
+
+    async def _respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        connection = request.protocol
+        self._asked.add(connection)
+        try:
+            return await handler(request)
+        finally:
+            self._asked.discard(connection)
 
     def _admit(self, request: web.Request) -> None:
         """Raise Refused unless the request may be served."""

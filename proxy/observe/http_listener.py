@@ -51,7 +51,7 @@ class HttpListener:
         self._section = section
         self._refusals = HttpRefusals(section, refused)
         self.guard = HttpGuard(self._refusals, open_paths)
-        self.guests = Guests(self._refusals, self._new_handler, most, idle_s)
+        self.guests = Guests(self._refusals, self._new_handler, self.guard.is_asked, most, idle_s)
         self._application = self.guard.application(routes)
         self._socket: socket.socket | None = None
         self._runner: web.AppRunner | None = None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from proxy.clock import Clock
 from proxy.config.kinds import HostPort
 from proxy.config.settings import LimitsConfig, ListenerConfig
-from proxy.gate.admission import ANONYMOUS, ConnectionSlot, Next, Refused, Step
+from proxy.gate.admission import ConnectionSlot, Next, Refused, Step
 from proxy.gate.connection_gate import ConnectionGate
 from proxy.gate.opening_turns import OpeningTurns
 from proxy.gate.stages import IncomingConnection
@@ -25,7 +25,7 @@ from proxy.server.tls_stage import TlsStage, secure_stage
 from proxy.upstream.connector import Upstream
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, ListenerPorts
 from quotas.connection_quotas import ListenerKey
-from quotas.entities import plain_ip
+from quotas.entities import ANONYMOUS, plain_ip
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

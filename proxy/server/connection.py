@@ -39,6 +39,7 @@ from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts
 from proxy.relay.seam import ConnectionRelay
 from proxy.side import Side
 from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
+from quotas.fair_queue import Whose
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -221,6 +222,10 @@ class Connection:
         self._timeouts.note_held_up()
         self.relay.on_held_up()
 
+    def whose(self) -> Whose:
+        """Whose turns the connection takes, wherever something is scarce."""
+        return self.facts.whose
+
     # ----------------------------------------------------------------- actions
 
     def _do(self, step: Step) -> None:
@@ -278,10 +283,13 @@ class Connection:
         A relay that is closed by then only takes back what was charged.
         """
         try:
-            outcome = await finish_in_turns(decision.steps) if isinstance(decision, SlowDecision) else decision
+            if isinstance(decision, SlowDecision):
+                outcome = await finish_in_turns(decision.steps, self.whose())
+            else:
+                outcome = decision
             if isinstance(outcome, QuotaAlteration):
                 results = await self._host.alter_quotas(outcome, self._log.bind(user=printable(self.facts.user)))
-                outcome = await finish_in_turns(outcome.reply(results))
+                outcome = await finish_in_turns(outcome.reply(results), self.whose())
         except Exception:
             self._fail()
         else:

@@ -140,7 +140,7 @@ class Listener:
         relays, node_id, user = self.relays, incoming.node_id, incoming.user
         if not relays.demand_sasl and not self._gate.admission.user_became(incoming.slot, user):
             return False
-        relay, facts = relays.new(node_id, user)
+        relay, facts = relays.new(node_id, user, incoming.slot.origin)
         connection = Connection(relay, facts, self, self._clock, incoming.log)
         facts.note_identity = partial(self._note_identity, connection, incoming.log)
         facts.note_denied = partial(self._note_denied, incoming)
@@ -156,7 +156,7 @@ class Listener:
     def connect(self, connection: Connection, reached: Reached) -> Cancellable:
         """Connect to the node of this connection."""
         incoming = self._incoming_of[connection]
-        return self._upstream.open(incoming.node_id, self._first_words(incoming), incoming.slot.origin, reached)
+        return self._upstream.open(incoming.node_id, self._first_words(incoming), connection.whose(), reached)
 
     def _first_words(self, incoming: IncomingConnection) -> bytes:
         """The first bytes for the node: a PROXY header with the client's address, if `send_proxy_protocol` is set."""

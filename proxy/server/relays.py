@@ -20,10 +20,8 @@ from proxy.upstream.topology import ListenerNames, ListenerPorts
 from quotas.changes import Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
 from quotas.connection_quotas import ListenerKey
+from quotas.entities import NOBODY
 from quotas.sources.entries import ThrottleConfig
-
-NOBODY = ""
-"""In place of the user until a required SASL login has succeeded."""
 
 
 class Relays:
@@ -89,14 +87,14 @@ class Relays:
             sasl=SaslRules({known.mechanism: known.user for known in sasl.principals}, sasl.claims()),
         )
 
-    def new(self, node_id: int, user: str) -> tuple[Relay, ConnectionFacts]:
-        """A relay for a client of a node, and the facts about its connection."""
+    def new(self, node_id: int, user: str, address: str) -> tuple[Relay, ConnectionFacts]:
+        """A relay for a client of a node, and the facts about its connection, which counts for this address."""
         counters = self.counters.get(node_id)
         if counters is None:
             counters = self.counters[node_id] = RelayCounters()
         if self.demand_sasl:
             user = NOBODY
-        facts = ConnectionFacts(self._facts, node_id, user, *self._rights_of(user))
+        facts = ConnectionFacts(self._facts, node_id, user, *self._rights_of(user), address=address)
         usage_of = None if self._meter is None else partial(self._usage_of, facts)
         return Relay(self._quota_manager, counters, self._limits, facts.bind, usage_of), facts
 

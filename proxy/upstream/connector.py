@@ -24,7 +24,9 @@ from proxy.upstream.discovery import Discovery
 from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnreachable, Reached
 from proxy.upstream.pace import Pace
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
+from quotas.fair_queue import Whose
 
+_ANYBODY = Whose()
 _MAX_PACES = 10_000
 _ROUND_TRIP_EVERY_US = 10_000
 """The kernel is asked for the round trip to a node no more often."""
@@ -64,7 +66,7 @@ class Upstream:
         self.discovery = Discovery(virtual_cluster, config, directory, self._slow, note_refresh_failure)
         self.recent_topics = RecentTopics()
 
-    def open(self, node_id: int, first: bytes, whose: str, reached: Reached) -> Cancellable:
+    def open(self, node_id: int, first: bytes, whose: Whose, reached: Reached) -> Cancellable:
         """As `connect`, and have told what came of it. What needs no task for it gets none: a task costs more."""
         address = self._plain_address(node_id)
         place = None if address is None else self._by_number(address)
@@ -107,7 +109,7 @@ class Upstream:
     def _give_up_dialling(self, dial: Dial) -> None:
         dial.fail(TimeoutError(None, f"no connection within {self.config.connect_timeout_ms} ms"))
 
-    async def _connect_and_tell(self, node_id: int, first: bytes, whose: str, reached: Reached) -> None:
+    async def _connect_and_tell(self, node_id: int, first: bytes, whose: Whose, reached: Reached) -> None:
         outcome: NodeSocket | Exception
         try:
             outcome = await self.connect(node_id, first, whose)
@@ -115,10 +117,10 @@ class Upstream:
             outcome = error
         reached(outcome)
 
-    async def connect(self, node_id: int, first: bytes = b"", whose: str = "") -> NodeSocket:
+    async def connect(self, node_id: int, first: bytes = b"", whose: Whose = _ANYBODY) -> NodeSocket:
         """A connection to a node; for BOOTSTRAP_NODE_ID to the bootstrap server that is the first to take one.
 
-        `first` is sent before all else. Where connections are paced, it takes the turn of an address, `whose` it is.
+        `first` is sent before all else. Where connections are paced, it takes a turn of `whose`.
         Raises NodeUnknown, NodeUnreachable, or NodePaced.
         """
         if node_id != BOOTSTRAP_NODE_ID:
@@ -133,7 +135,7 @@ class Upstream:
         upstream.node_id = self.directory.node_at(servers[number])
         return upstream
 
-    async def _connect_to(self, node_id: int, address: HostPort, first: bytes, whose: str) -> NodeSocket:
+    async def _connect_to(self, node_id: int, address: HostPort, first: bytes, whose: Whose) -> NodeSocket:
         if self.config.connections_per_second is not None:
             await self._turn(node_id, address, whose)
         reason = CloseReason.NODE_UNREACHABLE
@@ -194,7 +196,7 @@ class Upstream:
             raise
         return tls
 
-    async def _turn(self, node_id: int, address: HostPort, whose: str) -> None:
+    async def _turn(self, node_id: int, address: HostPort, whose: Whose) -> None:
         """Wait until one more connection to a node may be opened. NodePaced if that takes too long."""
         pace = self._paces.get(address)
         if pace is None:

@@ -1,18 +1,16 @@
 """New connections to a node, spread out in time: managed clusters refuse whoever opens too many a second."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
+
+from quotas.fair_queue import FairQueue, Whose
 
 _CATCH_UP_US = 10_000
 """How late a timer may be without slowing things down."""
 
 
 class Pace:
-    """Gives turns at `per_second`, evenly; None: at once.
-
-    Each of those that they are for has the next one in turn, and its own in the order in which they were asked for: who
-    asks for very many waits for itself.
+    """Gives turns at `per_second`, evenly; None: at once. Who has the next turn: see FairQueue.
 
     `wake_in(seconds, serve)` has to bring about that call after that time, and returns what calls it off.
     """
@@ -25,15 +23,17 @@ class Pace:
         self._wake_in = wake_in
         self._next_us = 0.0
         self._call_off: Callable[[], object] | None = None
-        self._queues: OrderedDict[str, dict[asyncio.Future[None], None]] = OrderedDict()
-        """By whom they are for, who is next first."""
-        self.waiting = 0
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
+
+    @property
+    def waiting(self) -> int:
         """How many wait for their turn."""
+        return len(self._queue)
 
     @property
     def unused(self) -> bool:
         """Whether nothing of its state matters any more."""
-        return not self.waiting and self._next_us <= self._now_us()
+        return not self._queue and self._next_us <= self._now_us()
 
     def set_rate(self, per_second: float | None) -> None:
         """From now on, also for those who wait."""
@@ -43,37 +43,24 @@ class Pace:
             self._call_off()
         self._wake()
 
-    async def turn(self, whose: str = "") -> bool:
+    async def turn(self, whose: Whose) -> bool:
         """Wait for a turn; whether there was a wait. Who is cancelled meanwhile gives way to the next."""
-        if not self.waiting and self._is_free():
+        if not self._queue and self._is_free():
             self._next_us = self._now_us() + self._interval_us
             return False
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queues.setdefault(whose, {})[turn] = None
-        self.waiting += 1
+        self._queue.put(turn, whose)
         self._see_to_waking()
         try:
             await turn
         finally:
-            self._drop(whose, turn)
+            self._queue.remove(turn, whose)
         return True
-
-    def _drop(self, whose: str, turn: asyncio.Future[None]) -> None:
-        queue = self._queues.get(whose)
-        if queue is None or turn not in queue:
-            return
-        del queue[turn]
-        self.waiting -= 1
-        if not queue:
-            del self._queues[whose]
 
     def serve(self) -> None:
         """Give the turns that are due."""
-        while self._queues and self._is_free():
-            whose, queue = next(iter(self._queues.items()))
-            turn = next(iter(queue))
-            self._queues.move_to_end(whose)
-            self._drop(whose, turn)
+        while self._queue and self._is_free():
+            turn = self._queue.take()
             if not turn.done():  # cancelled a moment ago
                 self._next_us = max(self._next_us, self._now_us() - _CATCH_UP_US) + self._interval_us
                 turn.set_result(None)
@@ -87,7 +74,7 @@ class Pace:
         return not self.per_second or self._next_us <= self._now_us()
 
     def _see_to_waking(self) -> None:
-        if self.waiting and self._call_off is None:
+        if self._queue and self._call_off is None:
             self._call_off = self._wake_in(max(self._next_us - self._now_us(), 1_000) / 1e6, self._wake)
 
     def _wake(self) -> None:

@@ -77,10 +77,7 @@ class RawClient:
             self._produce_request(size_bytes)
 
     def _produce_request(self, size_bytes: int) -> bytes:
-        head = pack(">hhi", _PRODUCE, _VERSION, self._correlation_id) + _string(self._client_id)
-        before = head + pack(">hhi", -1, 1, 30_000) + _ONE + _string(_NO_SUCH_TOPIC) + _ONE + pack(">i", 0)
-        batch = records(size_bytes - len(before) - 4)
-        return before + pack(">i", len(batch)) + batch
+        return produce_request(self._client_id, self._correlation_id, size_bytes)
 
     def exchange(self, request: bytes, throttle_at: int) -> Answered:
         """Send a request and read its response; its throttle time is at this offset after the length prefix."""
@@ -105,6 +102,14 @@ class RawClient:
         self._correlation_id += 1
         begin = throttle_at % size
         return Answered(self._sent_s, answered_s, unpack(">i", response[begin : begin + 4])[0])
+
+
+def produce_request(client_id: bytes, correlation_id: int, size_bytes: int) -> bytes:
+    """A Produce request of about `size_bytes` to a topic that does not exist, without its length prefix."""
+    head = pack(">hhi", _PRODUCE, _VERSION, correlation_id) + _string(client_id)
+    before = head + pack(">hhi", -1, 1, 30_000) + _ONE + _string(_NO_SUCH_TOPIC) + _ONE + pack(">i", 0)
+    batch = records(size_bytes - len(before) - 4)
+    return before + pack(">i", len(batch)) + batch
 
 
 @lru_cache(maxsize=1000)

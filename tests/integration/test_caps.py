@@ -1,14 +1,21 @@
-"""Byte caps of a whole listener, on real connections: the rate, everybody's share, and a cap that changes live."""
+"""Byte caps of a whole listener, on real connections: the rate, everybody's share, whose turn it is, and a cap that
+changes live.
+"""
 
+import contextlib
 import json
+import selectors
+import socket
+import statistics
 import threading
 import time
+from struct import pack
 
 import pytest
 
 from tests.disturbance import undisturbed
 from tests.integration.proxy_process import HOST
-from tests.integration.raw_client import RawClient
+from tests.integration.raw_client import RawClient, produce_request
 from tests.timeouts import TIMEOUT_S
 
 RATE = 3_000_000
@@ -74,3 +81,70 @@ def test_all_together_get_what_the_cap_allows_and_each_the_same(start_proxy, con
     assert proxy.metric("cap_waits_total", direction="ingress") > 0
     assert proxy.metric("cap_waited_seconds_total", direction="ingress") > 0
     assert proxy.metric("throttles_total") == 0
+
+
+class ManyConnections(threading.Thread):
+    """Connections of one client-id that always have bytes for the proxy to read."""
+
+    def __init__(self, address, number, client_id):
+        super().__init__(daemon=True)
+        request = produce_request(client_id, 0, REQUEST_BYTES)
+        self._request = pack(">i", len(request)) + request
+        self._done = threading.Event()
+        self._rest = {}
+        for _ in range(number):
+            connected = socket.create_connection(address, TIMEOUT_S)
+            connected.setblocking(False)
+            self._rest[connected] = b""
+
+    def run(self):
+        with selectors.DefaultSelector() as selector:
+            for connected in self._rest:
+                selector.register(connected, selectors.EVENT_READ | selectors.EVENT_WRITE)
+            while not self._done.wait(0.01):
+                for key, events in selector.select(0):
+                    with contextlib.suppress(BlockingIOError):
+                        if events & selectors.EVENT_READ:
+                            key.fileobj.recv(1 << 18)
+                        if events & selectors.EVENT_WRITE:
+                            rest = self._rest[key.fileobj] or self._request
+                            self._rest[key.fileobj] = rest[key.fileobj.send(rest) :]
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self._done.set()
+        self.join()
+        for connected in self._rest:
+            connected.close()
+
+
+def median_wait_s(proxy, client_id, source):
+    """How long a small request takes beside other connections, once these wait at the cap."""
+    proxy.wait_for(lambda: proxy.metric("cap_waits_total", direction="ingress") > 100, TIMEOUT_S, "waits at the cap")
+    with RawClient((HOST, proxy.node_ports[1]), client_id, source) as client:
+        client.prepare([200])
+        client.produce(200)
+        answered = [client.produce(200) for _ in range(15)]
+    return statistics.median(one.answered_s - one.sent_s for one in answered)
+
+
+@pytest.mark.exclusive
+@pytest.mark.parametrize(
+    ("client_id", "source"),
+    [
+        pytest.param("tenant", "127.0.0.2", id="another address"),
+        pytest.param("small", HOST, id="another client-id", marks=pytest.mark.nightly),
+    ],
+)
+def test_beside_two_hundred_connections_a_small_client_waits_as_long_as_beside_two(start_proxy, client_id, source):
+    waited_s = {}
+    for number in (2, 200):
+        proxy = start_proxy(listener={"caps": {"ingress_bytes_per_s": RATE // 3}})
+        with ManyConnections((HOST, proxy.node_ports[1]), number, b"tenant"):
+            waited_s[number] = median_wait_s(proxy, client_id, source)
+        proxy.stop()
+    print(f"beside 2 connections {waited_s[2]:.3f} s, beside 200 {waited_s[200]:.3f} s")
+    assert waited_s[200] < 5 * max(waited_s[2], 0.02), "200 turns of a 50th of a second would be 4 s"

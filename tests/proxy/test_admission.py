@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.gate.admission import ANONYMOUS, HELD, Admission, ClusterRules, ConnectionSlot, Refused, Step
+from proxy.gate.admission import HELD, Admission, ClusterRules, ConnectionSlot, Refused, Step
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import (
     NO_LIMIT,
@@ -15,6 +15,7 @@ from quotas.connection_quotas import (
     ConnectionQuotas,
     ListenerKey,
 )
+from quotas.entities import ANONYMOUS
 from tests.proxy.naive_gate import MANY, WINDOW_MS, Limits, NaiveGate
 
 FRONT, BACK = ListenerKey("main", "front"), ListenerKey("main", "back")
@@ -116,6 +117,17 @@ def test_more_than_may_be_held_of_one_address_or_in_all_are_reset_at_once():
     assert [connect(admission, THERE) for _ in range(2)] == [HELD, TOO_MANY_HELD]
     assert len(due(admission, 1_000)) == 3
     assert connect(admission, THERE, 1_000) is HELD
+
+
+def test_addresses_of_one_ipv6_network_are_held_together_and_have_a_rate_each():
+    admission = gate()
+    admission.set_rules("main", ClusterRules(max_held=2))
+    limit(admission, creation_rate=0.0, rates={"2001:db8::9": NO_LIMIT})
+    assert [connect(admission, f"2001:db8::{number}") for number in range(1, 4)] == [HELD, HELD, TOO_MANY_HELD]
+    assert connect(admission, "2001:db8:0:1::1") is HELD
+    assert isinstance(connect(admission, "2001:db8::9"), ConnectionSlot)
+    assert len(due(admission, 1_000)) == 3
+    assert connect(admission, "2001:db8::4", 1_000) is HELD
 
 
 def test_fifty_thousand_of_one_address_do_not_touch_another():

@@ -14,6 +14,7 @@ from protocol.api_key import CREATE_TOPICS, FIND_COORDINATOR, HEARTBEAT
 from protocol.messages.api_versions import carried
 from protocol.primitives import uvarint
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from proxy.decisions.sasl import Identity
 from proxy.observe.added_latency import AddedLatency
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.throttle_episode import ThrottledClients
@@ -24,7 +25,8 @@ from proxy.relay.relay_counters import RelayCounters
 from proxy.server.connection import Connection
 from proxy.side import Side
 from proxy.upstream.node_socket import NodeSocket, NodeUnreachable
-from quotas.entities import Entity, QuotaType
+from quotas.entities import ANONYMOUS, Entity, QuotaType
+from quotas.fair_queue import Whose, entity_of
 from quotas.quota_table import QuotaTable
 from tests.fakes.clock import FakeClock
 from tests.fakes.stream import FakeStream
@@ -115,6 +117,22 @@ async def test_a_node_that_cannot_be_reached_ends_the_connection_with_what_was_t
     assert shell.ended == [CloseReason.NODE_UNREACHABLE]
     assert shell.client.closed
     assert logs[-1]["detail"] == "10.0.0.1:9092: Connection refused"
+
+
+async def test_a_connection_takes_the_turns_of_its_client_id_at_its_address_and_with_a_user_those_of_the_user():
+    one, other = Shell(), Shell()
+    for shell in (one, other):
+        shell.connection.facts.address = "2001:db8::1"
+    assert one.connection.whose().entity == other.connection.whose().entity == entity_of(ANONYMOUS, "2001:db8::2")
+    assert one.connection.whose().part != other.connection.whose().part
+    for shell in (one, other):
+        await shell.client_sends(heartbeat(1, client_id=b"etl"))
+    assert one.connection.whose() == other.connection.whose() == Whose(entity_of(ANONYMOUS, "2001:db8::1"), b"etl")
+    await one.client_sends(heartbeat(2, client_id=b"report"))
+    assert one.connection.whose().part == b"report"
+    for user, visible, entity in (("alice", True, entity_of("alice", "")), ("?GSSAPI", False, "2001:db8::/64")):
+        one.connection.facts.become(Identity(user, "PLAIN", visible))
+        assert one.connection.whose().entity == entity
 
 
 ETL = (("client-id", "etl"),)

@@ -6,10 +6,11 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from proxy.gate.admission import ANONYMOUS, Admission, ConnectionSlot
+from proxy.gate.admission import Admission, ConnectionSlot
 from proxy.gate.connection_gate import ConnectionGate
 from proxy.gate.stages import IncomingConnection
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas, ListenerKey
+from quotas.entities import ANONYMOUS
 from tests.fakes.clock import FakeClock
 
 KEY, OTHER = ListenerKey("main", "plain"), ListenerKey("main", "tls")

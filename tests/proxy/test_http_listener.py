@@ -1,6 +1,7 @@
 """Connections to an HTTP listener: their number is bounded, and idle ones are closed."""
 
 import asyncio
+import contextlib
 import socket
 
 import pytest
@@ -21,6 +22,7 @@ async def serve():
         listeners.append(admin_listener([web.get("/page", handler or content)], **bounds))
         return await listeners[-1].start("127.0.0.1", 0)
 
+    serve.listeners = listeners
     yield serve
     for listener in listeners:
         await listener.stop()
@@ -54,17 +56,89 @@ async def visit(port, source="127.0.0.1"):
     return Visitor(*await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0)))
 
 
-async def test_an_address_that_fills_it_makes_room_for_others_and_not_for_itself(serve):
+async def test_the_oldest_idle_connection_of_the_address_with_most_of_them_gives_way_to_any_new_one(serve):
     with capture_logs() as logs:
         port = await serve(most=3)
-        idle = [await visit(port) for _ in range(3)]
-        assert await (await visit(port)).is_closed()
-        other = await visit(port, "127.0.0.2")
-        assert await other.ask() == b"well"
+        elsewhere = await visit(port, "127.0.0.2")
+        idle = [await visit(port) for _ in range(2)]
+        assert await idle[0].ask() == b"well"
+        probe = await visit(port)
+        assert await probe.ask() == b"well"
         assert await idle[0].is_closed()
-        assert [await one.ask() for one in (*idle[1:], other)] == [b"well"] * 3
+        assert [await one.ask() for one in (elsewhere, idle[1], probe)] == [b"well"] * 3
     reported = [line for line in logs if line["event"] == "http_connections_refused"]
     assert [(line["listener"], line["limit"], line["last_address"]) for line in reported] == [("admin", 3, "127.0.0.1")]
+
+
+@pytest.mark.parametrize("sources", [1, 100], ids=["one address", "many addresses"])
+@pytest.mark.parametrize("sent", [b"", REQUEST[:9], REQUEST], ids=["nothing", "half a request", "a request"])
+async def test_a_probe_is_answered_however_many_idle_connections_hang(serve, sources, sent):
+    port = await serve(most=8)
+    idle = []
+    for number in range(100):
+        idle.append(await visit(port, f"127.0.1.{1 + number % sources}"))
+        idle[-1].writer.write(sent)
+        if not number % 10:
+            probe = await visit(port)
+            assert await probe.ask() == b"well"
+    assert await (await visit(port)).ask() == b"well"
+
+
+async def test_a_request_under_way_gives_way_to_no_connection_of_the_same_address(serve):
+    may_end, asked = asyncio.Event(), asyncio.Semaphore(0)
+
+    async def slow(request):
+        asked.release()
+        await may_end.wait()
+        return web.Response(text="well")
+
+    port = await serve(slow, most=2)
+    under_way = [await visit(port) for _ in range(2)]
+    displaced, stays = [asyncio.create_task(one.ask()) for one in under_way]
+    for _ in under_way:
+        await asked.acquire()
+    assert await (await visit(port)).is_closed()
+    elsewhere = asyncio.create_task((await visit(port, "127.0.0.2")).ask())
+    with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+        await displaced
+    may_end.set()
+    assert [await stays, await elsewhere] == [b"well"] * 2
+
+
+async def test_a_response_that_nobody_reads_gives_way_to_any_new_connection(serve):
+    asked = asyncio.Semaphore(0)
+
+    async def large(request):
+        asked.release()
+        return web.Response(body=b"x" * 30_000_000) if request.query_string else await content(request)
+
+    port = await serve(large, most=2)
+    deaf = [await visit(port, f"127.0.0.{number}") for number in (1, 2)]
+    for one in deaf:
+        one.writer.transport.pause_reading()
+        one.writer.write(REQUEST.replace(b"/page", b"/page?large"))
+        await asked.acquire()
+    assert await (await visit(port)).ask() == b"well"
+
+
+async def test_addresses_of_one_ipv6_network_count_as_one(serve):
+    def arrives(address):
+        peer, ours = socket.socketpair()
+        ours.setblocking(False)
+        guests.take_in(ours, address)
+        return peer
+
+    await serve(most=4)
+    guests = serve.listeners[-1].guests
+    with contextlib.ExitStack() as stack:
+        elsewhere = [stack.enter_context(arrives(f"2001:db8:{number}::1")) for number in range(2)]
+        hostile = [stack.enter_context(arrives(f"2001:db8:9::{number}")) for number in range(20)]
+        for one in hostile[:-2]:
+            assert await asyncio.to_thread(one.recv, 1) == b""
+        for one in (*elsewhere, *hostile[-2:]):
+            one.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                one.recv(1)
 
 
 async def test_a_connection_that_has_ended_makes_room(serve):

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from proxy.upstream.pace import Pace
+from quotas.fair_queue import Whose
 from tests.fakes.clock import FakeClock
 
 
@@ -30,7 +31,7 @@ class Paced:
         await self.settle()
 
     async def _take(self, name):
-        await self.pace.turn(whose=str(name).partition(" ")[0])
+        await self.pace.turn(Whose(str(name).partition(" ")[0]))
         self.turns.append((name, self.clock.now_ms() - 5_000_000))
 
     async def settle(self):

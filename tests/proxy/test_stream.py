@@ -12,6 +12,7 @@ from proxy.net.stream import Stream, StreamSettings
 from proxy.net.swept_poller import new_poller
 from proxy.side import Side
 from quotas.byte_caps import ByteCap, Turnstile
+from quotas.fair_queue import Whose
 from tests.timeouts import TIMEOUT_S
 
 HIGH_WATER_BYTES = 64 * 1024
@@ -36,6 +37,7 @@ class StreamListener:
         self.reads = []
         self.reported = []
         self.waits = 0
+        self.turns_of = Whose()
         self.on_bytes = self.on_room = lambda: None
 
     def bytes_came(self, side, data):
@@ -61,6 +63,9 @@ class StreamListener:
 
     def reading_waits(self, side):
         self.waits += 1
+
+    def whose(self):
+        return self.turns_of
 
 
 class Ends:
@@ -155,6 +160,7 @@ async def test_a_stream_that_is_paused_or_gone_when_its_turn_comes_reads_nothing
     await paused.until(lambda: of_all.waiting == 2)
     paused.stream.pause_reading()
     gone.stream.abort()
+    assert of_all.waiting == 1
     of_all.set_limit(None, now_ms())
     assert (paused.owner.data, gone.owner.data, of_all.waiting) == (b"", b"", 0)
     paused.stream.resume_reading()
@@ -173,6 +179,24 @@ async def test_a_client_that_is_gone_is_noticed_while_it_waits_for_a_cap():
     ends.reset()
     await ends.until(lambda: ends.owner.reported)
     assert ends.owner.reported == ["ConnectionResetError"]
+    assert of_all.waiting == 0
+
+
+async def test_streams_of_one_owner_wait_for_each_other_at_a_cap_and_those_of_another_owner_do_not():
+    of_all, order = cap(10), []
+    streams = [(owner, Ends(caps=(of_all,))) for owner in [*["tenant"] * 5, "small"]]
+    of_all.reserve(10_000, now_ms())
+    for waiting, (owner, ends) in enumerate(streams):
+        ends.owner.turns_of = Whose(owner)
+        ends.owner.on_bytes = lambda owner=owner: order.append(owner)
+        ends.peer.sendall(bytes(of_all.turn_bytes))
+        await ends.until(lambda waiting=waiting: of_all.waiting > waiting)
+    of_all.set_limit(100_000, now_ms())
+    await streams[0][1].until(lambda: len(order) == 6)
+    assert order[:3].count("small") == 1
+    for _, ends in streams:
+        ends.stream.abort()
+        ends.peer.close()
 
 
 async def test_a_paused_stream_leaves_bytes_in_the_kernel(ends):

@@ -16,6 +16,7 @@ from proxy.net.stream import Stream, StreamSettings
 from proxy.net.swept_poller import new_poller
 from proxy.side import Side
 from quotas.byte_caps import ByteCap, Turnstile
+from quotas.fair_queue import Whose
 
 pytestmark = pytest.mark.swept
 
@@ -49,6 +50,9 @@ class Owner:
 
     def reading_waits(self, side):
         self.reported.append("waits")
+
+    def whose(self):
+        return Whose()
 
 
 class Net:

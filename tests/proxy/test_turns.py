@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from proxy.net.turns import finish_in_turns
+from quotas.fair_queue import Whose
 
 
 def steps_of(done, name, count):
@@ -35,6 +36,42 @@ async def test_each_has_its_step_in_turn():
     done = []
     await asyncio.gather(*(finish_in_turns(steps_of(done, name, 3)) for name in "ab"))
     assert "".join(done) == "ababab"
+
+
+async def test_work_of_an_entity_waits_for_two_steps_of_another_entity_however_much_work_that_has():
+    done = []
+    work = [finish_in_turns(steps_of(done, "tenant", 20), Whose("tenant", number)) for number in range(100)]
+    await asyncio.gather(*work, finish_in_turns(steps_of(done, "small", 20), Whose("small")))
+    last = len(done) - 1 - done[::-1].index("small")
+    assert done[:last].count("tenant") <= 41
+
+
+@pytest.mark.parametrize("after", range(8))
+async def test_work_that_is_cancelled_at_any_moment_leaves_its_turn_to_one_other(after):
+    done, under_way = [], 0
+
+    def watched(name):
+        nonlocal under_way
+        for _ in range(20):
+            assert under_way == 0
+            under_way += 1
+            asyncio.get_running_loop().call_soon(end)
+            done.append(name)
+            yield
+        return name
+
+    def end():
+        nonlocal under_way
+        under_way -= 1
+
+    tasks = [asyncio.create_task(finish_in_turns(watched(name), Whose(str(name % 2), name))) for name in range(9)]
+    for _ in range(after):
+        await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert ended[1::2] == [1, 3, 5, 7]
+    assert all(isinstance(error, asyncio.CancelledError) for error in ended[::2])
 
 
 async def test_work_that_fails_or_is_cancelled_holds_up_no_other():

@@ -20,6 +20,7 @@ from proxy.upstream.discovery import _brokers
 from proxy.upstream.node_socket import NodePaced, NodeUnknown, NodeUnreachable
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.changes import SourceUnavailable
+from quotas.fair_queue import Whose
 from quotas.sources.cluster_connection import ClusterConnection
 from tests.certificates import Authority, server_context
 from tests.deaf import deaf_address
@@ -178,7 +179,7 @@ class Asker:
 
 def open_(node, node_id=1, first=b""):
     asker = Asker()
-    return asker, node.upstream.open(node_id, first, "", asker.outcome.set_result)
+    return asker, node.upstream.open(node_id, first, Whose(), asker.outcome.set_result)
 
 
 @pytest.mark.parametrize("settings", [{}, {"source_addresses": ["127.0.0.1"]}, {"connections_per_second": 1000}])

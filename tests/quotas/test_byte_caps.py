@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quotas.byte_caps import BURST_MS, ByteCap, Turnstile
+from quotas.fair_queue import Whose
 
 
 class World:
@@ -18,6 +19,8 @@ class World:
         self._events = []
         self._called_off = set()
         self.pumps = 0
+        self.turns = []
+        """Who has read, in order."""
         self._order = count()
 
     def after(self, ms, call):
@@ -43,10 +46,13 @@ class World:
 
 
 class Greedy:
-    """Always has `size` bytes to read, `pause_ms` after the last ones."""
+    """Always has `size` bytes to read, `pause_ms` after the last ones. Without an entity it is one for itself."""
 
-    def __init__(self, world, turnstile, size=1 << 30, pause_ms=0):
+    def __init__(self, world, turnstile, size=1 << 30, pause_ms=0, entity=None, client_id=""):
         self.world, self.turnstile, self.size, self.pause_ms = world, turnstile, size, pause_ms
+        self.whose_turns = Whose(str(id(self)) if entity is None else entity, client_id)
+        self.began_to_wait = None
+        self.most_turns_waited = 0
         self.read = self.turns = 0
         self.waiting_since = None
         self.longest_wait_ms = 0
@@ -60,9 +66,13 @@ class Greedy:
         if room:
             self.turnstile.took(room, self._take(room), self.world.now_ms)
         else:
-            self.waiting_since = self.world.now_ms
+            self.waiting_since, self.began_to_wait = self.world.now_ms, len(self.world.turns)
+
+    def whose(self):
+        return self.whose_turns
 
     def turn_came(self, most_bytes):
+        self.most_turns_waited = max(self.most_turns_waited, len(self.world.turns) - self.began_to_wait)
         self.longest_wait_ms = max(self.longest_wait_ms, self.world.now_ms - self.waiting_since)
         self.waiting_since = None
         return self._take(most_bytes)
@@ -71,6 +81,7 @@ class Greedy:
         read = min(room, self.size)
         self.read += read
         self.turns += 1
+        self.world.turns.append(self.whose_turns.entity)
         self.world.after(max(self.pause_ms, 1), self.want)
         return read
 
@@ -159,6 +170,140 @@ def test_a_reader_that_is_gone_when_its_turn_comes_takes_nothing_from_the_others
     stays = Greedy(world, turnstile)
     world.run_until(102_000)
     assert stays.read == pytest.approx(100_000, rel=0.05)
+
+
+def capped(world, limit=1_000_000):
+    turnstile = Turnstile([world.cap(limit)])
+    turnstile.take_up()
+    return turnstile
+
+
+def test_beside_two_hundred_connections_of_one_entity_a_small_client_waits_for_two_turns_at_most():
+    world = World()
+    turnstile = capped(world)
+    tenant = [Greedy(world, turnstile, entity="tenant") for _ in range(200)]
+    small = Greedy(world, turnstile, size=200, pause_ms=300, entity="small")
+    world.run_until(60_000)
+    assert small.turns > 100
+    assert small.most_turns_waited <= 2
+    assert small.longest_wait_ms <= 2 * 1000 * turnstile.caps[0].turn_bytes / 1_000_000 + 10
+    assert max(one.read for one in tenant) - min(one.read for one in tenant) <= 2 * turnstile.caps[0].turn_bytes
+
+
+def test_a_client_waits_for_one_turn_of_each_other_entity_at_most():
+    world = World()
+    turnstile = capped(world)
+    for number in range(10):
+        for _ in range(1 + 7 * number):
+            Greedy(world, turnstile, entity=f"tenant {number}")
+    small = Greedy(world, turnstile, size=200, pause_ms=300, entity="small")
+    world.run_until(60_000)
+    assert small.turns > 50
+    assert small.most_turns_waited <= 11
+
+
+def test_at_one_address_a_client_waits_for_one_turn_of_each_other_client_id_at_most():
+    world = World()
+    turnstile = capped(world)
+    for number in range(200):
+        Greedy(world, turnstile, entity="192.0.2.1", client_id=f"batch {number % 2}")
+    small = Greedy(world, turnstile, size=200, pause_ms=300, entity="192.0.2.1", client_id="small")
+    world.run_until(60_000)
+    assert small.turns > 100
+    assert small.most_turns_waited <= 3
+
+
+def test_an_entity_of_small_reads_gets_what_it_asks_for_beside_one_of_large_reads():
+    world = World()
+    turnstile = capped(world)
+    bulk = Greedy(world, turnstile, entity="bulk")
+    small = [Greedy(world, turnstile, size=500, pause_ms=50, entity="small") for _ in range(40)]
+    began_ms = world.now_ms
+    world.run_until(began_ms + 60_000)
+    wanted = 40 * 500 * 60_000 / 50
+    assert sum(one.read for one in small) > 0.6 * wanted  # each of its reads also waits for a turn of the other
+    assert max(one.longest_wait_ms for one in small) <= 3 * 1000 * turnstile.caps[0].turn_bytes / 1_000_000
+    assert bulk.read > 0.5 * 1_000_000 * 60
+
+
+def test_entities_that_all_want_more_get_about_the_same_bytes_however_small_their_reads_are():
+    world = World()
+    turnstile = capped(world)
+    of = {
+        entity: [Greedy(world, turnstile, size, entity=entity) for _ in range(number)]
+        for entity, size, number in (("large", 1 << 30, 3), ("middle", 7_000, 30), ("small", 700, 300))
+    }
+    world.run_until(101_000)
+    read = {entity: sum(one.read for one in readers) for entity, readers in of.items()}
+    assert max(read.values()) < 2 * min(read.values()), read
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    limits=st.tuples(st.integers(10_000, 10**7), st.none() | st.integers(10_000, 10**7)),
+    readers=st.lists(
+        st.tuples(st.sampled_from("abcd"), st.sampled_from("xy"), st.integers(1, 10**6), st.integers(0, 300)),
+        min_size=2,
+        max_size=30,
+    ),
+)
+def test_whoever_reads_how_much_no_client_starves_and_no_byte_is_counted_twice(limits, readers):
+    world = World()
+    caps = [world.cap(limit) for limit in limits]
+    turnstile = Turnstile(caps)
+    turnstile.take_up()
+    everybody = [Greedy(world, turnstile, size, pause, entity, name) for entity, name, size, pause in readers]
+    began_ms, slowest = world.now_ms, min(limit for limit in limits if limit)
+    entities = len({entity for entity, *_ in readers})
+    longest_ms = 2 * 2 * (len(readers) + entities) * 1000 * max(cap.turn_bytes for cap in turnstile.caps) / slowest
+    world.run_until(began_ms + 1000 + int(2 * longest_ms))
+    assert all(reader.turns > 0 and reader.longest_wait_ms <= longest_ms + 500 for reader in everybody)
+    for reader in everybody:
+        turnstile.call_off(reader, world.now_ms)
+    for cap in turnstile.caps:
+        assert cap.waiting == 0
+        assert cap.read_bytes == sum(reader.read for reader in everybody)
+
+
+def test_a_reader_that_has_left_waits_no_longer_and_gives_back_what_was_reserved():
+    world = World()
+    of_listener, of_cluster = world.cap(1_000_000), world.cap(1_000)
+    turnstile = Turnstile([of_listener, of_cluster])
+    turnstile.take_up()
+    readers = [Greedy(world, turnstile) for _ in range(100)]
+    world.run_until(3_000)
+    waiting = of_listener.waiting + of_cluster.waiting
+    assert waiting > 90
+    for reader in readers:
+        turnstile.call_off(reader, world.now_ms)
+        turnstile.call_off(reader, world.now_ms)
+    assert of_listener.waiting == of_cluster.waiting == 0
+    assert of_listener.read_bytes == of_cluster.read_bytes == sum(reader.read for reader in readers)
+
+
+def test_a_turn_that_ends_the_connection_of_another_reader_takes_its_place_in_the_queue_away():
+    world = World()
+    cap = world.cap(1_000)
+    turnstile = Turnstile([cap])
+    turnstile.take_up()
+    first, second = (Greedy(world, turnstile, entity="one") for _ in range(2))
+    Greedy(world, turnstile, entity="other")
+    world.run_until(1_002)
+    assert cap.waiting == 3
+    read = []
+
+    def reads_and_ends(reader, other):
+        def take(_room):
+            read.append(reader)
+            turnstile.call_off(other, world.now_ms)
+            return 0
+
+        reader._take = take
+
+    reads_and_ends(first, second)
+    reads_and_ends(second, first)
+    cap.set_limit(None, world.now_ms)
+    assert (cap.waiting, len(read)) == (0, 1)
 
 
 @settings(max_examples=40, deadline=None)

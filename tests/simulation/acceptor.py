@@ -9,12 +9,12 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
-from proxy.gate.admission import ANONYMOUS, Admission, ClusterRules, ConnectionSlot, Next, Refused, Step
+from proxy.gate.admission import Admission, ClusterRules, ConnectionSlot, Next, Refused, Step
 from proxy.gate.connection_gate import ConnectionGate
 from proxy.gate.fair_pool import FairPool
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas, ListenerKey
-from quotas.entities import plain_ip
+from quotas.entities import ANONYMOUS, network_of, plain_ip
 from tests.simulation.gate_judge import WINDOW_MS, GateJudge
 from tests.simulation.network import Events
 from tests.simulation.oracle import require
@@ -63,6 +63,11 @@ class IncomingClient:
         self.place: ConnectionSlot | None = None
         self.of_balancer = False
 
+    @property
+    def network(self) -> str:
+        """Who takes turns for the client; all are one as long as their addresses are not known."""
+        return "" if self.place is None else network_of(self.place.origin)
+
 
 class _Clock:
     def __init__(self, events: Events) -> None:
@@ -107,7 +112,7 @@ class _Stage:
         go_on: Callable[[IncomingClient], None],
         turn_away: Callable[[IncomingClient, CloseReason], None],
     ) -> None:
-        origin = "" if incoming.place is None else incoming.place.origin
+        origin = incoming.network
         if len(self._pool) >= self.most and not self._make_room_for(origin):
             turn_away(incoming, self._full)
             return
@@ -134,13 +139,13 @@ class _Stage:
         leaver = self._pool.who_leaves_for(origin)
         of: dict[str, list[IncomingClient]] = {}
         for incoming in self._ends:
-            of.setdefault("" if incoming.place is None else incoming.place.origin, []).append(incoming)
+            of.setdefault(incoming.network, []).append(incoming)
         most = max(map(len, of.values()), default=0)
         right = most > len(of.get(origin, ())) + 1
         require((leaver is not None) == right, f"a client leaves a stage: {leaver is not None}, {right} is right")
         if leaver is None:
             return False
-        pool = of["" if leaver.place is None else leaver.place.origin]
+        pool = of[leaver.network]
         require(len(pool) == most and pool[0] is leaver, "another leaves a stage than the oldest of the largest origin")
         self._ends[leaver](self._full)
         return True

@@ -202,7 +202,7 @@ class GateJudge:
         for what in list(self.sound.empty(now_ms)):
             held = self._held.pop(what.ticket, None)
             if held is not None:
-                self._held_of[held.origin] -= 1
+                self._held_of[_network_of(held.origin)] -= 1
             waiting = self._waiting.pop(what.listener, None) if held is None else None
             known = held is not None or (waiting is not None and waiting[0] is what.ticket)
             require(known, "one is closed that was neither held nor waited")
@@ -279,7 +279,7 @@ class GateJudge:
         return "admitted", 0
 
     def _is_full_of_held(self, origin: str) -> bool:
-        return len(self._held) >= self._gate.max_held or self._held_of[origin] >= self._gate.max_held_of_ip
+        return len(self._held) >= self._gate.max_held or self._held_of[_network_of(origin)] >= self._gate.max_held_of_ip
 
     def _require_reported(self, reported: object, right: str, what: str) -> None:
         found = "admitted" if isinstance(reported, ConnectionSlot) else "held"
@@ -291,7 +291,7 @@ class GateJudge:
 
     def _hold(self, held: _Held) -> None:
         self._held[held.ticket] = held
-        self._held_of[held.origin] += 1
+        self._held_of[_network_of(held.origin)] += 1
         self.worst_held = max(self.worst_held, len(self._held))
         require(self.sound.held == len(self._held), f"{self.sound.held} are held, {len(self._held)} is right")
         if held.queues:
@@ -368,7 +368,7 @@ class GateJudge:
 
     def _end_hold(self, held: _Held) -> None:
         del self._held[held.ticket]
-        self._held_of[held.origin] -= 1
+        self._held_of[_network_of(held.origin)] -= 1
         if held.queues:
             queue = self._queues[held.origin]
             queue.popleft()
@@ -409,3 +409,9 @@ def _charge(rate: WindowedRate, now_ms: int) -> int:
         rate.record(1.0, now_ms)
         return WINDOW_MS
     return min(rate.charge(1.0, now_ms), WINDOW_MS)
+
+
+def _network_of(origin: str) -> str:
+    """Who stands behind an address or prefix: of IPv6 what agrees in its first 64 bits."""
+    net = ip_network(origin)
+    return str(net.supernet(new_prefix=64) if net.version == 6 and net.prefixlen > 64 else net)
