@@ -210,6 +210,20 @@ class Connection:
             return []
         return self.relay.on_lost(CloseReason.SHUTDOWN, "", now_us)
 
+    def finish(self) -> None:
+        """Take no further request, and close the connection if all that it has taken are answered.
+
+        What has come of an incomplete request is lost: the node drops it, and the client sends it again.
+        """
+        self.relay.take_no_more()
+        if self.relay.answered:
+            self.give_up(CloseReason.SHUTDOWN)
+
+    @property
+    def oldest_api_key(self) -> int:
+        """The API of the response that comes next; -1 if none is waited for."""
+        return self.relay.oldest_api_key
+
     def read_bytes(self) -> int:
         """The most that the next read from the client may take: little while only a request head is wanted."""
         if not self.relay.muted:
