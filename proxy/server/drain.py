@@ -22,6 +22,10 @@ class Leaving(Protocol):
     opened_ms: int
 
     @property
+    def is_new(self) -> bool:
+        """Whether its client has just connected, and has had no response yet."""
+
+    @property
     def oldest_api_key(self) -> int:
         """The API of the response that comes next."""
 
@@ -40,7 +44,7 @@ class Drain:
 
     While others accept the clients, connections are closed when they are idle, the oldest first, spread evenly over the
     time, so that reconnects are spread, too. If nobody does, clients wait for the next process, which begins when this
-    one has ended: then all are closed at once, except those that wait for a response.
+    one has ended: then all are closed at once, except new ones and those that wait for a response.
     """
 
     def __init__(self, begin_s: float, drain_s: float) -> None:
@@ -49,10 +53,9 @@ class Drain:
         self._most = 0
         self._hurries_since_s: float | None = None
 
-    @property
-    def hurries(self) -> bool:
-        """Whether connections are no longer spread over the time. It stays so."""
-        return self._hurries_since_s is not None
+    def has_hurried(self, now_s: float) -> bool:
+        """Whether connections have not been spread over the time for a moment: what only waits is to be closed."""
+        return self._hurries_since_s is not None and now_s - self._hurries_since_s > _PATIENCE_S
 
     def is_over(self, now_s: float) -> bool:
         """Whether no more is waited for."""
@@ -62,13 +65,14 @@ class Drain:
         """Close what can be closed of the open connections. Call it again and again."""
         passed = (now_s - self._begin_s) / self._drain_s
         if self._hurries_since_s is not None:
-            self._finish(connections, now_s - self._hurries_since_s > _PATIENCE_S)
+            self._finish(connections, self.has_hurried(now_s))
         elif others_accept and passed < 1 - _LAST_PART:
             self._spread(connections, passed)
         else:
             self._hurries_since_s = now_s
             for connection in connections:  # what has come already is still taken
-                connection.leave()
+                if not connection.is_new:
+                    connection.leave()
 
     def _spread(self, connections: Collection[Leaving], passed: float) -> None:
         waiting = sorted(connections, key=lambda connection: connection.opened_ms)
@@ -79,6 +83,7 @@ class Drain:
 
     def _finish(self, connections: Collection[Leaving], had_time: bool) -> None:
         for connection in connections:
-            connection.finish()
+            if not connection.is_new:
+                connection.finish()
             if had_time and connection.oldest_api_key in _ONLY_WAITS:
                 connection.give_up(CloseReason.SHUTDOWN)

@@ -377,7 +377,7 @@ class Instance:
         self.stop_asked.set()
 
     def stop_listening(self, stays_open: bool) -> None:
-        """Accept no more connections. `stays_open`: the process after this one has the same sockets, and accepts.
+        """Accept no more connections. `stays_open`: another process has the sockets, too, so nobody is refused.
 
         Where others listen at the same ports, those that are on their way in go on.
         """
@@ -407,7 +407,7 @@ class Instance:
         drain = Drain(begin, drain_s)
         while not drain.is_over(loop.time()) and not self.end_asked.is_set():
             drain.look(list(self._connections()), loop.time(), others_accept())
-            if drain.hurries:
+            if drain.has_hurried(loop.time()):
                 self._stop_accepting()
             if not self.connections and not self._under_way():
                 break

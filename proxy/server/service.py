@@ -181,7 +181,7 @@ class Service:
             if self._handover is not None:
                 self._handover.cancel()
             await instance.until_end_asked(self.config.drain.lame_duck_s)
-        instance.stop_listening(self._restart.is_succeeded)
+        instance.stop_listening(self._restart.is_succeeded or self._restart.is_activated)
         if self._restart.is_succeeded or not self.config.drain.lame_duck_s:
             self._close_http()
         await instance.drain(lambda: self._restart.others_accept(self.config))

@@ -300,6 +300,17 @@ async def test_a_connection_that_finishes_is_closed_though_its_client_goes_on_se
     assert shell.node.written == heartbeat(1)
 
 
+async def test_a_connection_is_new_until_its_first_response_and_for_a_second_at_most():
+    silent, served = Shell(), Shell()
+    await served.client_sends(heartbeat(1))
+    assert silent.connection.is_new
+    assert served.connection.is_new
+    served.connection.bytes_came(Side.NODE, heartbeaten(1))
+    assert not served.connection.is_new
+    silent.clock.advance(1000)
+    assert not silent.connection.is_new
+
+
 async def test_a_connection_that_finishes_waits_until_quotas_are_written():
     shell = Shell()
     shell.connection.facts.may_alter = True

@@ -15,7 +15,11 @@ class Open:
 
     def __init__(self, opened_ms=0, idle=True, answered_s=None, oldest_api_key=-1):
         self.opened_ms, self.idle, self.answered_s, self.oldest_api_key = opened_ms, idle, answered_s, oldest_api_key
-        self.closed_s, self.was_cut, self.now_s = None, False, 0.0
+        self.closed_s, self.was_cut, self.now_s, self.is_new_until_s = None, False, 0.0, 0.0
+
+    @property
+    def is_new(self):
+        return self.now_s < self.is_new_until_s
 
     def leave(self):
         if self.idle:
@@ -111,6 +115,12 @@ def test_when_the_one_that_accepted_is_lost_the_rest_are_closed_at_once():
 def test_a_process_that_begins_to_accept_later_changes_nothing():
     connection = busy(answered_s=1)
     assert drained([connection], others_accept=lambda now_s: now_s > 0.5) == pytest.approx(1, abs=2 * STEP_S)
+
+
+def test_a_client_that_has_just_connected_gets_its_first_response():
+    connection = Open()
+    connection.is_new_until_s = 0.5
+    assert drained([connection]) == pytest.approx(0.5, abs=2 * STEP_S)
 
 
 def test_an_empty_process_has_nothing_to_wait_for():

@@ -120,7 +120,7 @@ class Worker:
         """Accept no more connections, and close those that are open within `limits.drain_s`."""
         instance = self.instance
         instance.stop_asked.set()
-        instance.stop_listening(stays_open=False)
+        instance.stop_listening(stays_open=self._restart.is_activated)
         await instance.drain(lambda: self._restart.others_accept(instance.config))
         await self._restart.leave_sensors(instance.config.restart.sensors_file)
         await instance.finish()
