@@ -750,7 +750,9 @@ class LimitsConfig(Settings):
     """Rows of each virtual cluster to measure entities with; beyond it, newcomers of a default share one."""
 
     drain_s: Annotated[int, Whole(0, 3_600)] = 10
-    """How long the closing of connections is spread out at the end of the process, in seconds."""
+    """The most that the end of the process waits for responses, in seconds. If others accept the clients meanwhile
+    (after SIGUSR2, with `drain.lame_duck_s`, with a process at the same ports), the closing of connections is spread
+    over this time; else each is closed at once, or when its response has gone out."""
 
 
 class DrainConfig(Settings):
@@ -758,7 +760,8 @@ class DrainConfig(Settings):
 
     lame_duck_s: Annotated[int, Whole(0, 3_600)] = 0
     """How long the proxy still accepts connections after SIGTERM, in seconds, while /readyz says that it is not ready:
-    so load balancers send no more clients before the ports are closed."""
+    so load balancers send no more clients before the ports are closed. Leave it 0 if there is no other proxy: more than
+    0 says that others accept the clients, and connections are then closed over `limits.drain_s`."""
 
 
 class RestartConfig(Settings):

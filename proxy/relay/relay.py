@@ -31,7 +31,16 @@ from proxy.relay.request_direction import RequestDirection
 from proxy.relay.response_direction import DELAYED, ResponseDirection
 from proxy.relay.sasl_state import SaslState
 from proxy.relay.service_times import ServiceTimes
-from proxy.relay.throttle_state import ENDS_WITH_RESPONSES, NO_ROOM, THROTTLED, UNCONNECTED, ThrottleState
+from proxy.relay.throttle_state import (
+    ASKING,
+    ASKING_FIRST,
+    ENDS_WITH_RESPONSES,
+    LEAVING,
+    NO_ROOM,
+    THROTTLED,
+    UNCONNECTED,
+    ThrottleState,
+)
 from proxy.relay.turn import NO_TICKET, Turn
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
@@ -170,6 +179,13 @@ class Relay:
         return not (held or requests.half is not None or responses.amid)
 
     @property
+    def answered(self) -> bool:
+        half, responses = self._requests.half, self._responses
+        incomplete = half is not None and half.head.answered
+        waiting = self._in_flight.waiting - incomplete - (responses.state is DELAYED)
+        return waiting <= 0 and not responses.amid and not self._throttle.reasons & (ASKING | ASKING_FIRST)
+
+    @property
     def waiting_for(self) -> WaitingFor:
         if self._client_eof and self._requests.half is None:
             return WaitingFor.NOTHING
@@ -180,6 +196,10 @@ class Relay:
 
     def note_unsent(self, unsent_bytes: int, now_us: int) -> None:
         self._accounting.note_unsent(unsent_bytes, now_us)
+
+    def take_no_more(self) -> None:
+        if not self._throttle.reasons & (ASKING | ASKING_FIRST):
+            self._throttle.reasons |= LEAVING
 
     def on_held_up(self) -> None:
         self._times.held_up()

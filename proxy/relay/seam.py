@@ -49,6 +49,9 @@ class ConnectionRelay(Protocol):
     def on_held_up(self) -> None:
         """Something other than the node delays its responses: their time does not show what the requests cost."""
 
+    def take_no_more(self) -> None:
+        """Take no further request of the client. One that has come in part, and one that is asked about, go on."""
+
     def note_unsent(self, unsent_bytes: int, now_us: int) -> None:
         """Count bytes that were handed over for the client and never written, because its connection ended first."""
 
@@ -103,6 +106,10 @@ class ConnectionRelay(Protocol):
     @property
     def idle(self) -> bool:
         """True between requests: nothing is in flight, and no frame is incomplete."""
+
+    @property
+    def answered(self) -> bool:
+        """True when every request that the node has whole has its response, and none is asked about."""
 
     @property
     def waiting_for(self) -> WaitingFor:

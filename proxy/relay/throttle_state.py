@@ -16,7 +16,7 @@ from quotas.entities import QuotaType
 # that hangs up is noticed. FETCHING: after a Fetch with a quota no request is taken until its response has begun. A
 # broker, too, handles one request of a connection at a time, and a client that sends a hundred Fetches ahead must not
 # get a hundred responses over its quota. NO_ROOM: the quota of request time has no room for one more request beside
-# all that its entity has in flight.
+# all that its entity has in flight. LEAVING: the proxy ends, and the connection with the next response that is due.
 UNCONNECTED: Final = 1
 THROTTLED: Final = 2
 ASKING: Final = 4
@@ -25,6 +25,7 @@ FETCHING: Final = 16
 ASKING_FIRST: Final = 32
 AUTHENTICATING: Final = 64
 NO_ROOM: Final = 128
+LEAVING: Final = 256
 
 ENDS_WITH_RESPONSES: Final = IN_FLIGHT_FULL | FETCHING | ASKING_FIRST | AUTHENTICATING | NO_ROOM
 

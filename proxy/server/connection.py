@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 _READ_AHEAD_BYTES = 512
 _MAX_EPISODES = 16
 """How many throttle episodes a connection may have at a time. The next one ends the one that would be over first."""
+_NEW_MS = 1_000
+"""How long a client that has connected has time to get its first response, also when the proxy ends."""
 LINGER_S = 10.0
 """How long a connection that is closing may take to write out its last bytes."""
 
@@ -210,6 +212,25 @@ class Connection:
         if self._client is not None and self._client.unread:
             return []
         return self.relay.on_lost(CloseReason.SHUTDOWN, "", now_us)
+
+    def finish(self) -> None:
+        """Take no further request, and close the connection if all that it has taken are answered.
+
+        What has come of an incomplete request is lost: the node drops it, and the client sends it again.
+        """
+        self.relay.take_no_more()
+        if self.relay.answered:
+            self.give_up(CloseReason.SHUTDOWN)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether its client has just connected, and has had no response yet."""
+        return not self.relay.responses and self._now_ms() - self.opened_ms < _NEW_MS
+
+    @property
+    def oldest_api_key(self) -> int:
+        """The API of the response that comes next; -1 if none is waited for."""
+        return self.relay.oldest_api_key
 
     def read_bytes(self) -> int:
         """The most that the next read from the client may take: little while only a request head is wanted."""

@@ -1,35 +1,89 @@
-"""Closes the connections of a process that ends."""
+"""Decides which connections of a process that ends are closed, and when."""
 
-import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Collection
+from typing import Protocol
 
+from protocol.api_key import FETCH, JOIN_GROUP, SYNC_GROUP
 from proxy.relay.actions import CloseReason
-from proxy.server.connection import Connection
 
-_LOOK_S = 0.02
+_LAST_PART = 0.1
+"""The part of the time, at its end, in which no further request is taken."""
+
+_PATIENCE_S = 0.1
+"""How long is waited for a response that comes when there are records, or when other clients have done something."""
+
+_ONLY_WAITS = frozenset({FETCH, JOIN_GROUP, SYNC_GROUP})
+"""APIs that may be asked again without harm, and whose responses may take minutes."""
 
 
-async def drain(
-    connections: Callable[[], Iterable[Connection]],
-    under_way: Callable[[], int],
-    drain_s: float,
-    end_asked: asyncio.Event,
-) -> None:
-    """Close idle connections, the oldest first, spread evenly over the time, so that reconnects are spread too.
+class Leaving(Protocol):
+    """A connection that is to be closed."""
 
-    Ends when no connection is left, and none of those that are `under_way` can be opened; or when the time is over, or
-    `end_asked` is set: then connections are closed that are not idle.
+    opened_ms: int
+
+    @property
+    def is_new(self) -> bool:
+        """Whether its client has just connected, and has had no response yet."""
+
+    @property
+    def oldest_api_key(self) -> int:
+        """The API of the response that comes next."""
+
+    def leave(self) -> None:
+        """Close the connection at its first idle moment."""
+
+    def finish(self) -> None:
+        """Take no further request, and close the connection if all that it has taken are answered."""
+
+    def give_up(self, reason: CloseReason) -> None:
+        """Close the connection now."""
+
+
+class Drain:
+    """Closes connections from `begin_s` on, for at most `drain_s`.
+
+    While others accept the clients, connections are closed when they are idle, the oldest first, spread evenly over the
+    time, so that reconnects are spread, too. If nobody does, clients wait for the next process, which begins when this
+    one has ended: then all are closed at once, except new ones and those that wait for a response.
     """
-    loop = asyncio.get_running_loop()
-    begin, most = loop.time(), 0
-    while loop.time() < begin + drain_s and not end_asked.is_set():
-        waiting = sorted(connections(), key=lambda connection: connection.opened_ms)
-        if not waiting and not under_way():
-            break
-        most = max(most, len(waiting))
-        due = 1 + int((loop.time() - begin) / drain_s * most)
+
+    def __init__(self, begin_s: float, drain_s: float) -> None:
+        self._begin_s = begin_s
+        self._drain_s = drain_s
+        self._most = 0
+        self._hurries_since_s: float | None = None
+
+    def has_hurried(self, now_s: float) -> bool:
+        """Whether connections have not been spread over the time for a moment: what only waits is to be closed."""
+        return self._hurries_since_s is not None and now_s - self._hurries_since_s > _PATIENCE_S
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether no more is waited for."""
+        return now_s >= self._begin_s + self._drain_s
+
+    def look(self, connections: Collection[Leaving], now_s: float, others_accept: bool) -> None:
+        """Close what can be closed of the open connections. Call it again and again."""
+        passed = (now_s - self._begin_s) / self._drain_s
+        if self._hurries_since_s is not None:
+            self._finish(connections, self.has_hurried(now_s))
+        elif others_accept and passed < 1 - _LAST_PART:
+            self._spread(connections, passed)
+        else:
+            self._hurries_since_s = now_s
+            for connection in connections:  # what has come already is still taken
+                if not connection.is_new:
+                    connection.leave()
+
+    def _spread(self, connections: Collection[Leaving], passed: float) -> None:
+        waiting = sorted(connections, key=lambda connection: connection.opened_ms)
+        most = self._most = max(self._most, len(waiting))
+        due = 1 + int(passed / (1 - _LAST_PART) * most)
         for connection in waiting[: max(due - (most - len(waiting)), 0)]:
             connection.leave()
-        await asyncio.sleep(_LOOK_S)
-    for connection in list(connections()):
-        connection.give_up(CloseReason.SHUTDOWN)
+
+    def _finish(self, connections: Collection[Leaving], had_time: bool) -> None:
+        for connection in connections:
+            if not connection.is_new:
+                connection.finish()
+            if had_time and connection.oldest_api_key in _ONLY_WAITS:
+                connection.give_up(CloseReason.SHUTDOWN)

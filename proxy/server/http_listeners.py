@@ -1,5 +1,6 @@
 """The two HTTP listeners of the process: `metrics` for scrapers and probes, `admin` for operators."""
 
+import asyncio
 import socket
 from collections.abc import Sequence
 from functools import partial
@@ -53,5 +54,4 @@ class HttpListeners:
 
     async def stop(self) -> None:
         """Close both."""
-        await self._admin.stop()
-        await self._site.stop()
+        await asyncio.gather(self._admin.stop(), self._site.stop())

@@ -26,10 +26,11 @@ from proxy.observe.page.process import Process
 from proxy.observe.past.history import History
 from proxy.observe.past.look_up import Past
 from proxy.observe.past.ring import Ring
+from proxy.relay.actions import CloseReason
 from proxy.relay.connection_timeouts import TimeOuts
 from proxy.server.connection import Connection
 from proxy.server.descriptors import clients_within_descriptors
-from proxy.server.drain import drain
+from proxy.server.drain import Drain
 from proxy.server.fleet import membership
 from proxy.server.fleet.fleet import Fleet
 from proxy.server.fleet.transport import FleetTransport
@@ -61,6 +62,8 @@ _EXPIRIES_PER_SWEEP = 5
 _LOOK_S = 0.02
 _JOIN_S = 4.0
 """How long the ports stay closed, at most, until the other instances of a fleet know of this one."""
+_LAST_BYTES_S = 1.0
+"""How long clients have to take the last bytes, if nobody accepts them elsewhere meanwhile."""
 _LAST_WRITES_S = 30.0
 """How long the process waits at its end until the last usage records are on disk."""
 _LAST_WRITES_AT_ONCE_S = 1.0
@@ -374,7 +377,7 @@ class Instance:
         self.stop_asked.set()
 
     def stop_listening(self, stays_open: bool) -> None:
-        """Accept no more connections. `stays_open`: another process has the listening sockets, too, and accepts.
+        """Accept no more connections. `stays_open`: another process has the sockets, too, so nobody is refused.
 
         Where others listen at the same ports, those that are on their way in go on.
         """
@@ -392,17 +395,36 @@ class Instance:
             listener.stop_accepting()
         self.gate.empty()
 
-    async def drain(self) -> None:
-        """Close all connections within `limits.drain_s`, and wait for their last bytes."""
+    async def drain(self, others_accept: Callable[[], bool]) -> None:
+        """Close all connections within `limits.drain_s`, and wait for their last bytes.
+
+        `others_accept` says whether another process or instance accepts the clients meanwhile.
+        """
         self.gate.log.sum_up()
         log.info("stopping", connections=self.connections)
         loop, drain_s = asyncio.get_running_loop(), self.config.limits.drain_s
         begin = loop.time()
-        await drain(self._connections, self._under_way, drain_s, self.end_asked)
-        self._stop_accepting()
-        while self._unsent_bytes() and loop.time() < begin + drain_s and not self.end_asked.is_set():  # noqa: ASYNC110
+        drain = Drain(begin, drain_s)
+        while not drain.is_over(loop.time()) and not self.end_asked.is_set():
+            drain.look(list(self._connections()), loop.time(), others_accept())
+            if drain.has_hurried(loop.time()):
+                self._stop_accepting()
+            if not self.connections and not self._under_way():
+                break
             await asyncio.sleep(_LOOK_S)
+        for connection in list(self._connections()):
+            connection.give_up(CloseReason.SHUTDOWN)
+        self._stop_accepting()
+        await self._last_bytes(
+            begin + drain_s if others_accept() else min(begin + drain_s, loop.time() + _LAST_BYTES_S)
+        )
         await asyncio.sleep(0.05)
+
+    async def _last_bytes(self, end_s: float) -> None:
+        """Wait until closed connections have written all, at most until this time of the event loop."""
+        loop = asyncio.get_running_loop()
+        while self._unsent_bytes() and loop.time() < end_s and not self.end_asked.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
 
     async def finish(self) -> None:
         """Close what is left, and write the last records."""

@@ -21,6 +21,7 @@ from proxy.server import sensors_file
 from proxy.server.handover import PAIR, HandingOver, HandoverFailed, NoWelcome, Predecessor, Successor, predecessor
 from proxy.server.passed_sockets import PassedSockets, from_systemd
 from proxy.server.sensor_messages import SensorIntake
+from proxy.server.sockets import is_listened_at
 from quotas.row_copies import Sensing
 
 log = structlog.get_logger()
@@ -103,6 +104,16 @@ class Restart:
     def is_succeeded(self) -> bool:
         """Whether another process has taken over: it accepts the connections."""
         return self._successor is not None
+
+    def others_accept(self, config: Config) -> bool:
+        """Whether clients of connections that are closed now are served before this process has ended.
+
+        Its own listening sockets must be closed. Where systemd has them, too, they say nothing.
+        """
+        if config.drain.lame_duck_s or self.is_activated:
+            return self.is_succeeded or config.drain.lame_duck_s > 0
+        listener = config.virtual_clusters[0].listeners[0]
+        return is_listened_at(listener.bind, listener.port)
 
     async def hand_over(
         self,

@@ -57,6 +57,7 @@ class Service:
         self._sockets: list[socket.socket] = []
         """All listening sockets, those of the HTTP listeners included."""
         self._handover: asyncio.Task[None] | None = None
+        self._closing_http: asyncio.Task[None] | None = None
         self._certificates = CertificateWatcher(self._show, clock, metrics)
         self._readiness = Readiness(self.not_ready)
         api = AdminApi(self.instance.clusters, clock)
@@ -180,8 +181,11 @@ class Service:
             if self._handover is not None:
                 self._handover.cancel()
             await instance.until_end_asked(self.config.drain.lame_duck_s)
-        await self._stop_listening()
-        await instance.drain()
+        instance.stop_listening(self._restart.is_succeeded or self._restart.is_activated)
+        if self._restart.is_succeeded or not self.config.drain.lame_duck_s:
+            self._close_http()
+        await instance.drain(lambda: self._restart.others_accept(self.config))
+        closing_http = self._close_http()
         await self._restart.until_predecessor_ended(0 if instance.end_asked.is_set() else self.config.limits.drain_s)
         if charging is not None:
             charging.cancel()
@@ -190,15 +194,15 @@ class Service:
         await instance.finish()
         if self._shipping is not None:
             await self._shipping.stop()
-        self._page.live.end()
-        await self._http.stop()
+        await closing_http
         log.info("stopped")
 
-    async def _stop_listening(self) -> None:
-        """Accept no more connections."""
-        self.instance.stop_listening(self._restart.is_succeeded or self._restart.is_activated)
-        if self._restart.is_succeeded:
-            await self._http.stop()
+    def _close_http(self) -> asyncio.Task[None]:
+        """Close the HTTP listeners, at once for new connections: another process may listen at these ports."""
+        if self._closing_http is None:
+            self._page.live.end()
+            self._closing_http = asyncio.create_task(self._http.stop())
+        return self._closing_http
 
     # ------------------------------------------------------------ configuration
 

@@ -80,6 +80,18 @@ def listening(bind: str, port: int, *, reuse_port: bool = False, ipv6_only: bool
     return sock
 
 
+def is_listened_at(bind: str, port: int) -> bool:
+    """Whether a socket listens at this address and port."""
+    family = socket.AF_INET6 if ip_address(bind).version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((bind, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
 def prepare(sock: socket.socket) -> None:
     """Set the options of a listening socket, also of one that another process has opened."""
     # Sockets that are accepted inherit these two.

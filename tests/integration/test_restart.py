@@ -12,6 +12,8 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
+from protocol.api_key import API_VERSIONS
+from tests.integration import restart_costs
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.restarts import ActivatedProxy, Prober, RelayedProxy, is_running
 from tests.integration.steady_producers import PARTITIONS, Load, WithConfluentKafka, WithKafkaPython
@@ -19,6 +21,7 @@ from tests.integration.test_leadership import Reader
 from tests.integration.topics import make_topic
 from tests.integration.workloads.__main__ import library_of
 from tests.integration.workloads.scenarios import assert_same, wait_until
+from tests.relay.frames import request
 from tests.timeouts import TIMEOUT_S
 
 NOBODY = f"{HOST}:9"
@@ -193,6 +196,55 @@ def test_a_socket_of_systemd_without_a_setting_ends_the_start(stack):
         proxy.start()
 
 
+def test_while_nobody_else_accepts_idle_and_incomplete_connections_do_not_hold_up_the_end(stack):
+    proxy = stack.enter_context(ProxyProcess(NOBODY, ready=False, limits={"drain_s": 3600}))
+    proxy.wait_for(lambda: proxy.events("listening"), 10, "open ports")
+    clients = [stack.enter_context(socket.create_connection((HOST, proxy.port), TIMEOUT_S)) for _ in range(20)]
+    for client in clients[::2]:
+        client.sendall(b"\0\0\0\x20\0\x12")  # in the middle of a frame
+    proxy.wait_for(lambda: proxy.metric("client_sockets") == len(clients), 10, "all connections")
+    assert proxy.terminate() == 0
+    assert [client.recv(1) for client in clients] == [b""] * len(clients)
+
+
+def test_a_connection_that_is_not_open_yet_does_not_hold_up_the_end(stack):
+    settings = {"ready": False, "listener": {"proxy_protocol": "required", "trusted_networks": ["127.0.0.0/8"]}}
+    limits = {"drain_s": 3600, "proxy_header_timeout_ms": 300_000}
+    proxy = stack.enter_context(ActivatedProxy(NOBODY, limits=limits, **settings))
+    proxy.wait_for(lambda: proxy.events("listening"), 10, "open ports")
+    stack.enter_context(socket.create_connection((HOST, proxy.port), TIMEOUT_S))
+    proxy.wait_for(lambda: proxy.metric("client_sockets"), 10, "a connection")
+    proxy.restart()
+
+
+@pytest.fixture
+def silent_node(stack):
+    """The address of a node that takes requests and answers none."""
+    node = stack.enter_context(socket.create_server((HOST, 0)))
+    return f"{HOST}:{node.getsockname()[1]}"
+
+
+def test_the_next_process_starts_while_the_old_one_waits_for_a_response(stack, silent_node):
+    old = stack.enter_context(ProxyProcess(silent_node, ready=False, limits={"drain_s": 3600}))
+    old.wait_for(lambda: old.events("listening"), 10, "open ports")
+    with socket.create_connection((HOST, old.port), TIMEOUT_S) as waits:
+        waits.sendall(request(API_VERSIONS, 0))
+        old.wait_for(lambda: old.metric("requests_total"), 10, "a request in flight")
+        os.kill(old.pid, signal.SIGTERM)
+        old.wait_for(lambda: old.events("stopping"), 10, "closed ports")
+        new = ProxyProcess(silent_node, ready=False)
+        stack.callback(new.kill)
+        new.metrics_port, new.admin_port = old.metrics_port, old.admin_port
+        new.write_text(old.config_path.read_text())
+        new.start()
+        new.wait_for(lambda: new.events("listening"), 10, "open ports")
+        assert old.running
+        waits.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            waits.recv(1)
+        assert old.terminate() == 0
+
+
 @pytest.mark.nightly
 def test_what_was_measured_is_kept_in_a_file_for_the_next_process(stack, tmp_path):
     quotas = [{"default_ip": True, "connection_creation_rate": 1}]
@@ -316,6 +368,38 @@ def test_two_handovers_under_load(stack, newest_kafka, tmp_path):
     restart_under_load(stack, newest_kafka, proxy, "handovers", proxy.take_over, 2)
     for line in proxy.events("handover_finished"):
         assert line["rows"] > 0
+
+
+def test_a_plain_restart_costs_fifty_clients_no_more_than_that_of_a_killed_process(newest_kafka):
+    make_topic(newest_kafka.bootstrap_servers, restart_costs.TOPIC)
+    outages_s = {}
+    for restart in (restart_costs.kill_and_start, restart_costs.start_again):
+        with restart_costs.alone(ProxyProcess, restart, newest_kafka, limits={"drain_s": 60}) as way:
+            [cost] = restart_costs.costs_of(*way, newest_kafka, 1, 50)
+        outages_s[restart] = max(cost.outages_s)
+        print(f"{restart.__name__}: {max(cost.outages_s):.1f} s")
+    assert outages_s[restart_costs.start_again] < outages_s[restart_costs.kill_and_start] + 40
+
+
+def test_each_record_arrives_once_though_the_proxy_is_stopped_and_started_and_nobody_is_idempotent(stack, newest_kafka):
+    proxy = stack.enter_context(ProxyProcess(newest_kafka))
+    topics = ["stopped-1", "stopped-2"]
+    for topic in topics:
+        make_topic(newest_kafka.bootstrap_servers, topic, partitions=PARTITIONS)
+    one_by_one = {"enable.idempotence": False, "max.in.flight.requests.per.connection": 1}
+    producers = [
+        WithKafkaPython(topics[0], bootstrap_servers=proxy.bootstrap),
+        WithConfluentKafka(topics[1], **{"bootstrap.servers": proxy.bootstrap, **one_by_one}),
+    ]
+    loads = [Pumped(stack.enter_context(Load(producer, SIZE))) for producer in producers]
+    for _ in range(2):
+        time.sleep(1.5)
+        restart_costs.start_again(proxy)
+        proxy.wait_until_ready()
+    time.sleep(1)
+    for load, topic in zip(loads, topics, strict=True):
+        load.stop()
+        load.load.assert_all_are_there_once_and_in_order(newest_kafka, topic)
 
 
 @pytest.mark.nightly

@@ -305,6 +305,42 @@ async def test_a_muted_client_that_has_nothing_under_way_may_leave_at_once():
     assert shell.ended == [CloseReason.SHUTDOWN]
 
 
+async def test_a_connection_that_finishes_is_closed_though_its_client_goes_on_sending():
+    shell = Shell()
+    await shell.client_sends(heartbeat(1))
+    shell.connection.finish()
+    await shell.client_sends(heartbeat(2))
+    shell.client.unread = True
+    shell.connection.bytes_came(Side.NODE, heartbeaten(1))
+    shell.connection.finish()
+    assert shell.ended == [CloseReason.SHUTDOWN]
+    assert shell.client.written == heartbeaten(1)
+    assert shell.node.written == heartbeat(1)
+
+
+async def test_a_connection_is_new_until_its_first_response_and_for_a_second_at_most():
+    silent, served = Shell(), Shell()
+    await served.client_sends(heartbeat(1))
+    assert silent.connection.is_new
+    assert served.connection.is_new
+    served.connection.bytes_came(Side.NODE, heartbeaten(1))
+    assert not served.connection.is_new
+    silent.clock.advance(1000)
+    assert not silent.connection.is_new
+
+
+async def test_a_connection_that_finishes_waits_until_quotas_are_written():
+    shell = Shell()
+    shell.connection.facts.may_alter = True
+    await shell.client_sends(SET_ETL)
+    shell.connection.finish()
+    assert not shell.ended
+    shell.written.set()
+    await until(lambda: shell.client.written)
+    shell.connection.finish()
+    assert shell.ended == [CloseReason.SHUTDOWN]
+
+
 async def test_a_throttle_is_logged_once_with_the_client_and_the_reason():
     with capture_logs() as logs:
         shell = Shell(produce=100)

@@ -158,6 +158,7 @@ class Model:
         self._login_failed = False
         self._sasl_out_of_place = False
         self._decided: Decided | None = None
+        self._takes_no_more = False
         self._own_requests_due: list[bytes] = []
         self._own_requests_in_flight = 0
         self._own_responses_ms = 0
@@ -577,7 +578,22 @@ class Model:
     @property
     def _full(self) -> bool:
         alone = bool(self._in_flight) and self._in_flight[-1].alone
-        return alone or self._keeps_much or len(self._in_flight) >= self._plan.max_in_flight or self._lacks_room
+        return (
+            self._takes_no_more
+            or alone
+            or self._keeps_much
+            or len(self._in_flight) >= self._plan.max_in_flight
+            or self._lacks_room
+        )
+
+    def take_no_more(self) -> None:
+        """The proxy ends: no further request is taken, except one that is asked about already."""
+        self._takes_no_more |= not self._asking(CLIENT)
+
+    def check_answered(self) -> None:
+        """Nothing is lost if the connection ends now: an incomplete request and a delayed response are not counted."""
+        whole = len(self._in_flight) - bool(self._request_left) - (self._hold.since_ms is not None)
+        require(whole <= 0, f"{whole} requests are in flight and do not count")
 
     @property
     def _lacks_room(self) -> bool:
@@ -1380,6 +1396,7 @@ class Model:
         require(self._relay.held_bytes < 2 * HELD_BYTES + gathered, f"holds {self._relay.held_bytes} bytes")
         idle = not (self._in_flight or self._requests or self._request_left or self._responses)
         require(self._relay.idle == idle, f"idle is {self._relay.idle}, {idle} is right")
+        require(self._relay.answered or not idle, "nothing is in flight, and something is waited for")
         muted = self._mute.on or self._full or not self._connected or self._asking(CLIENT)
         require(self._relay.muted == (muted and not self._request_left), f"muted is {self._relay.muted}")
 

@@ -9,6 +9,9 @@ AMPLE_SENSORS = 1000
 """With so many rows the table of sensors is never full."""
 
 
+_LONG_DRAIN_MS = 1000
+
+
 @dataclass(slots=True)
 class ResponsePlan:
     """How a node responds to one request.
@@ -306,7 +309,8 @@ class Change:
     """What the operator does: `quotas` puts those in force, `caps` the two, `sweep` looks for idle sensors, `gate`
     changes the limits of connections, `time_outs` how long clients are waited for.
 
-    `drain` closes connections at idle moments, and after `drain_ms` the rest.
+    `drain` closes connections at idle moments, and after `drain_ms` the rest; if it lasts for less than a second, no
+    further requests are taken.
     """
 
     at_ms: int
@@ -317,6 +321,11 @@ class Change:
     drain_ms: int = 0
     gate: GatePlan = field(default_factory=GatePlan)
     time_outs: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    @property
+    def takes_no_more(self) -> bool:
+        """Whether a drain takes no further requests."""
+        return self.drain_ms < _LONG_DRAIN_MS
 
 
 @dataclass(slots=True)

@@ -200,6 +200,15 @@ class Shell:
 
         return step
 
+    def finish(self) -> None:
+        """Take no further request, and close if all are answered."""
+        if not self.closing:
+            self._model.take_no_more()
+            self.relay.take_no_more()
+            if self.relay.answered:
+                self._model.check_answered()
+                self.give_up(CloseReason.SHUTDOWN)
+
     def give_up(self, reason: CloseReason) -> None:
         """Close for a reason that is not on the wire."""
 

@@ -454,7 +454,7 @@ class _World:
                 self.time_outs = TimeOuts(*change.time_outs)
                 self._look_after_clients()
             case _:
-                self._drain(now_ms + change.drain_ms)
+                self._drain(now_ms + change.drain_ms, change.takes_no_more)
 
     def _look_after_clients(self) -> None:
         """From now on, if they are not already: as long as there are time-outs and something may come of it."""
@@ -490,12 +490,15 @@ class _World:
             until_next_ms = max(next_ms - now_ms, _LEAST_STEP_MS)
             self.events.at(now_ms + (until_next_ms if at_rest else min(until_next_ms, gap_ms)), self._sweep)
 
-    def _drain(self, until_ms: int) -> None:
+    def _drain(self, until_ms: int, takes_no_more: bool) -> None:
         for party in self.parties:
             if party.is_open and (party.relay.idle or self.events.now_ms >= until_ms):
                 party.shell.give_up(CloseReason.SHUTDOWN)
+            elif party.is_open and takes_no_more:
+                party.shell.finish()
         if self.events.now_ms < until_ms:
-            self.events.at(min(self.events.now_ms + 20, until_ms), lambda: self._drain(until_ms))
+            next_ms = min(self.events.now_ms + 20, until_ms)
+            self.events.at(next_ms, lambda: self._drain(until_ms, takes_no_more))
 
     def _check_counters(self) -> None:
         counters, counts = self.counters, self.counts

@@ -247,14 +247,19 @@ class Supervisor:
                 await asyncio.wait_for(self._workers.end_asked.wait(), self._config.drain.lame_duck_s)
             except TimeoutError:
                 pass
+        early = [] if self._config.drain.lame_duck_s else [asyncio.create_task(self._close_http())]
         await self._workers.stop(self._config.limits.drain_s + _ENDS_S)
+        await asyncio.gather(self._close_http(), *early)
         await self._tasks.cancel()
         await asyncio.gather(*(cluster.store.stop() for cluster in self._clusters))
         if self._shipping is not None:
             await self._shipping.stop()
+        log.info("stopped")
+
+    async def _close_http(self) -> None:
+        """Close the HTTP listeners, at once for new connections: another process may listen at these ports."""
         self._page.live.end()
         await self._http.stop()
-        log.info("stopped")
 
     # ------------------------------------------------------------------ upkeep
 

@@ -88,9 +88,9 @@ class Worker:
                 self.transports[each.name] = WorkerTransport(each.name, link, claims, clock.now_ms)
         self.instance = Instance(config_path, config, clock, metrics, self.sources, self.transports)
         self._sockets = sockets
-        self._is_activated = is_activated
         self._certificates = CertificateWatcher(self.instance.show, clock, metrics)
         self._restart = Restart(self.instance.sensing, clock, metrics)
+        self._restart.is_activated = is_activated
         self._process = self.instance.shown(self.instance.not_ready)
         self._page = Page(self._process)
         self._api = AdminApi(self.instance.clusters, clock)
@@ -120,8 +120,8 @@ class Worker:
         """Accept no more connections, and close those that are open within `limits.drain_s`."""
         instance = self.instance
         instance.stop_asked.set()
-        instance.stop_listening(stays_open=self._is_activated)
-        await instance.drain()
+        instance.stop_listening(stays_open=self._restart.is_activated)
+        await instance.drain(lambda: self._restart.others_accept(instance.config))
         await self._restart.leave_sensors(instance.config.restart.sensors_file)
         await instance.finish()
         log.info("worker_stopped")
