@@ -1,46 +1,93 @@
-"""Atomic replacement of files: at any time, also after a crash, the old or the new content is complete."""
+"""Files that get their name when they are complete: at any time, also after a crash, the old or the new one is whole.
+
+A renaming cannot be undone, so nothing after it may fail: who writes would repeat what is done. What a file system
+cannot do at all is no failure either.
+"""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
+
+UNSUPPORTED: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+"""The errors with which file systems refuse what they cannot do."""
+_GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
 
 
 def write_whole(path: Path, pieces: Iterable[bytes]) -> os.stat_result:
     """Replace a file by one with these bytes, which only its owner may read. Returns the `stat` of the new file.
 
-    There must be only one writer of a file at a time. Raises OSError if it is not certain that the file was replaced.
+    There must be only one writer of a file at a time. Raises OSError if the file was not replaced. Whether the new one
+    survives a crash of the machine is not certain where the directory cannot be synced.
     """
     aside = path.with_name(f"{path.name}.new")
+    file = None
     try:
         aside.unlink(missing_ok=True)
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            own_as(file.fileno(), path if path.exists() else path.parent)
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
-            written = os.fstat(file.fileno())
-        aside.replace(path)
+        file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        own_as(file, path if path.exists() else path.parent)
+        with os.fdopen(file, "wb", closefd=False) as writer:
+            writer.writelines(pieces)
+        sync(file)
+        written = os.fstat(file)
+        publish(file, aside, path)
     except OSError:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    finally:
+        if file is not None:
+            with contextlib.suppress(OSError):
+                os.close(file)
+    with contextlib.suppress(OSError):
+        sync_directory(path.parent)
     return written
+
+
+def publish(file: int, aside: Path, path: Path) -> None:
+    """Rename an open file from `aside` to `path`. Raises OSError, and only if `path` does not lead to it then."""
+    if not is_at(aside, file):
+        raise OSError(errno.ESTALE, "the file was removed or replaced while it was written", str(aside))
+    try:
+        aside.replace(path)
+    except OSError:  # over a network it may be done all the same
+        if not is_at(path, file):
+            raise
+
+
+def is_at(path: Path, file: int) -> bool:
+    """Whether a path leads to this open file. Raises OSError if that cannot be found out."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file))
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
+    return False
+
+
+def sync(file: int) -> None:
+    """Have an open file on the disk, if its file system can do that. Raises OSError."""
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED:
+            raise
+
+
+def sync_directory(directory: Path) -> None:
+    """Have the names in a directory survive a crash of the machine, if the file system can do that. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def own_as(file: int, like: Path) -> None:
     """Give a file that root has created to the owner of `like`: root may run commands for the proxy's user."""
     if os.geteuid() == 0:
-        owner = like.stat()
-        os.fchown(file, owner.st_uid, owner.st_gid)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a renaming survive a crash of the machine. Some file systems do so without this, and return EINVAL."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        owner, now = like.stat(), os.fstat(file)
+        if (owner.st_uid, owner.st_gid) != (now.st_uid, now.st_gid):
+            os.fchown(file, owner.st_uid, owner.st_gid)

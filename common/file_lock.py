@@ -1,17 +1,45 @@
 """Locks that processes of one machine hold, one at a time; when a process ends, however it does, the lock is free."""
 
+import errno
 import fcntl
 import os
+from enum import Enum, auto
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
-from common.atomic_file import own_as
+from common.atomic_file import UNSUPPORTED, own_as
+
+_NO_LOCKS: Final = UNSUPPORTED | {errno.ENOLCK}
 
 
-def locked(file: Path, mode: int = 0o600) -> BinaryIO | None:
+class Lock(Enum):
+    """What an attempt to lock a file has found."""
+
+    TAKEN = auto()
+    HELD = auto()
+    """Another process holds the lock."""
+    NONE = auto()
+    """The file system has no locks, so nobody knows."""
+
+
+def lock(file: int, operation: int = fcntl.LOCK_EX) -> Lock:
+    """Lock an open file until it is closed. Does not wait. Raises OSError."""
+    try:
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return Lock.HELD
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return Lock.NONE
+    return Lock.TAKEN
+
+
+def locked(file: Path, mode: int = 0o600, *, certainly: bool = False) -> BinaryIO | None:
     """The open file, whose lock is held until it is closed; None while another process holds it.
 
-    A missing file is made, with this mode, and belongs to the owner of its directory. Raises OSError.
+    A missing file is made, with this mode, and belongs to the owner of its directory. A file system without locks lets
+    everybody go on, but raises OSError with `certainly`. Raises OSError.
     """
 
     def made(name: str, flags: int) -> int:
@@ -20,11 +48,13 @@ def locked(file: Path, mode: int = 0o600) -> BinaryIO | None:
     opened = open(file, "r+b", opener=made)  # noqa: SIM115, whoever called closes it
     try:
         own_as(opened.fileno(), file.parent)
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        opened.close()
-        return None
+        found = lock(opened.fileno())
+        if found is Lock.NONE and certainly:
+            raise OSError(errno.ENOLCK, "its file system has no locks", str(file))
     except OSError:
         opened.close()
         raise
+    if found is Lock.HELD:
+        opened.close()
+        return None
     return opened

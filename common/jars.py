@@ -1,6 +1,5 @@
 """The jars of Kafka's server, Spark's Kafka source, Delta Lake and Hadoop's S3 client: Maven fetches them once."""
 
-import fcntl
 import hashlib
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.child_process import die_with_parent
+from common.file_lock import Lock, lock
 
 Say = Callable[[str], None]
 
@@ -184,8 +184,8 @@ def _jars(wanted: _Wanted, say: Say) -> Path:
     folder = cache_dir() / wanted.name
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with (folder.parent / f"{wanted.name}.lock").open("w") as lock:
-            _lock(lock.fileno(), lambda: say(f"waiting for another process that fetches {wanted.what}"))
+        with (folder.parent / f"{wanted.name}.lock").open("w") as file:
+            _lock(file.fileno(), lambda: say(f"waiting for another process that fetches {wanted.what}"))
             if not folder.exists():
                 _fetch(wanted, folder, say)
     return folder
@@ -195,10 +195,9 @@ def _lock(file: int, tell: Callable[[], None]) -> None:
     """Take the lock. While another process holds it, call `tell` every 2 s."""
     reported_at = time.monotonic()
     while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.1)
+        if lock(file) is not Lock.HELD:
+            return
+        time.sleep(0.1)
         if time.monotonic() - reported_at > _PROGRESS_S:
             tell()
             reported_at = time.monotonic()

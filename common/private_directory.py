@@ -1,5 +1,6 @@
 """Directories that only the user of this process may read."""
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -14,13 +15,31 @@ def check_directory(directory: Path) -> None:
 
     Raises DirectoryUnusable if others may read it, or it cannot be written to.
     """
+    _make(directory)
+    look_at_directory(directory, os.geteuid())
+
+
+def keep_directory(directory: Path) -> None:
+    """Create a directory anew that was checked before and is missing now. Raises DirectoryUnusable if that fails.
+
+    One that somebody else has made in its place, and that is empty and of this user, gets the mode of a private one.
+    Others are taken as they are: what is written there is private anyhow, and should not be lost.
+    """
+    _make(directory)
+    with contextlib.suppress(OSError):
+        state = directory.lstat()
+        is_own = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+        if is_own and state.st_mode & 0o077 and not any(directory.iterdir()):
+            directory.chmod(0o700)
+
+
+def _make(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700)
     except FileExistsError:
         pass
     except OSError as error:
         raise DirectoryUnusable(f"{directory} cannot be made: {error.strerror or error}") from None
-    look_at_directory(directory, os.geteuid())
 
 
 def look_at_directory(directory: Path, owner: int | None) -> None:

@@ -155,7 +155,7 @@ def _alone_at(table: str) -> Iterator[None]:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = locked(folder / "_ingest.lock", 0o666)
+        lock = locked(folder / "_ingest.lock", 0o666, certainly=True)
     except OSError as error:
         raise ValueError(f"--table: expected a directory to write to, got {table!r}: {error.strerror}") from error
     if lock is None:

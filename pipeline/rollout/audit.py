@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from common.atomic_file import sync, sync_directory
+
 IN_EVERY_LINE = {"at", "event", "entity"}
 _BEGINNING = b'{"at": "'
 _LONGEST_LINE_BYTES = 1 << 16
@@ -23,7 +25,7 @@ class AuditLog:
         is_new = not path.exists()
         self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if is_new:
-            _sync(path.parent)
+            sync_directory(path.parent)
 
     def __enter__(self) -> Self:
         return self
@@ -41,7 +43,7 @@ class AuditLog:
             data = b"\n" + data
         while data:
             data = data[os.write(self._file, data) :]
-        os.fsync(self._file)
+        sync(self._file)
 
 
 def is_audit(path: Path) -> bool:
@@ -59,11 +61,3 @@ def is_audit(path: Path) -> bool:
     except (ValueError, RecursionError):  # a crash may have cut the line off
         return first.startswith(_BEGINNING) or (_BEGINNING.startswith(first) and first != b"") or head == b""
     return isinstance(form, dict) and form.keys() >= IN_EVERY_LINE
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import structlog
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -49,6 +49,20 @@ class ClusterHealth:
         if self.fleet is not None and self.fleet.is_cut_off:
             share = f"at most 1/{self.fleet.members} of each limit is given out"
             yield f"virtual cluster {self.virtual_cluster}: cut off from its fleet, {share}: {self.fleet.trouble}"
+
+
+class Writing(Protocol):
+    """What writes to the disk while clients are served."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot write now; None while it can."""
+
+
+def unwritten(what: str, writing: Writing | None) -> Iterator[str]:
+    """The remark that this is not written, if it is not."""
+    if writing is not None and (problem := writing.problem) is not None:
+        yield f"{what}: not written now: {problem}"
 
 
 class Muted(NamedTuple):

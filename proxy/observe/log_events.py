@@ -134,10 +134,16 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "The history": {
         "history_writing_failed": "Seconds of the past cannot be written. They are dropped, and traffic goes on.",
         "history_writing_resumed": "Seconds of the past are written again.",
+        "history_segment_removed": "Somebody removed or moved the file that was written. It had so many `seconds`; "
+        "another file is begun.",
     },
     "Usage records": {
         "usage_writing_failed": "Records cannot be written. They wait, and writing is tried every second.",
         "usage_writing_resumed": "Records can be written again.",
+        "usage_file_written_again": "Somebody removed or moved a file before it was complete, or it cannot be read any "
+        "more. Another one is begun with its `records`; those that could not be read from it are `lost`.",
+        "usage_directory_not_synced": "Complete files might not survive a crash of the machine. The next one makes up "
+        "for it. Once until it is right again.",
         "usage_records_dropped": "The queue is full, so records are dropped. Once until it has room again.",
         "usage_records_kept_again": "The queue has room again: how many records were dropped since the start.",
         "usage_records_lost": "The process ends, and these records cannot be written.",

@@ -20,7 +20,7 @@ from proxy.gate.admission import Admission
 from proxy.gate.connection_gate import ConnectionGate, limits_of
 from proxy.gate.gate_metrics import InstanceGate
 from proxy.net.swept_poller import new_poller
-from proxy.observe.health import Muted
+from proxy.observe.health import Muted, unwritten
 from proxy.observe.metrics import Metrics, RelayTotals
 from proxy.observe.page.process import Process
 from proxy.observe.past.history import History
@@ -158,6 +158,7 @@ class Instance:
             self.clusters,
             self.clock,
             not_ready,
+            self.remarks,
             self._relay_totals,
             self._muted,
             self._instance_totals,
@@ -235,7 +236,8 @@ class Instance:
 
     def remarks(self) -> list[str]:
         """What is wrong though clients can be served, one line each."""
-        return [remark for cluster in self.clusters for remark in cluster.health().remarks()]
+        of_clusters = [remark for cluster in self.clusters for remark in cluster.health().remarks()]
+        return [*of_clusters, *unwritten("usage records", self._recorder), *unwritten("the history", self._history)]
 
     def _muted(self) -> Iterator[Muted]:
         now_ms = self.clock.now_ms()

@@ -74,6 +74,11 @@ class Recorder:
         if self._tracer is not None:
             self._tracer.identify(self.spool.instance, self.spool.epoch)
 
+    @property
+    def problem(self) -> str | None:
+        """Why records cannot be written now; None while they can."""
+        return self.spool.problem
+
     def totals(self) -> UsageTotals:
         """The totals of written records, and how many clients are counted."""
         return UsageTotals(

@@ -98,6 +98,7 @@ class Position:
 
     path: Path
     topics: dict[str, dict[str, int]] = field(default_factory=dict)
+    is_stored: bool = True
 
     @classmethod
     def read(cls, directory: Path) -> "Position":
@@ -119,11 +120,17 @@ class Position:
         return self.topics.get(topic, {}).get(str(writer), 0)
 
     def note(self, topic: str, writer: Writer, number: int, found: set[str]) -> None:
-        """Store that the topic has this file. `found` are the writers of all files in the spool; others are removed."""
+        """Note that the topic has this file. `found` are the writers of all files in the spool; others are removed."""
         known = {**self.topics.get(topic, {}), str(writer): number}
         kept = found | _newest(known)
         self.topics[topic] = {of: until for of, until in known.items() if of in kept}
-        write_whole(self.path, [json.dumps({"format": _FORMAT, "topics": self.topics}).encode()])
+        self.is_stored = False
+
+    def store(self) -> None:
+        """Write down what was noted. Raises OSError; it may be called again."""
+        if not self.is_stored:
+            write_whole(self.path, [json.dumps({"format": _FORMAT, "topics": self.topics}).encode()])
+            self.is_stored = True
 
 
 def _newest(writers: Iterable[str]) -> set[str]:
@@ -181,7 +188,8 @@ class Shipper:
     def ship(self) -> None:
         """Send all complete files that are not sent yet. Raises TopicUnavailable or OSError; then call it again later.
 
-        A file that cannot be read delays the later files of its writer, and no others.
+        A file that cannot be read delays the later files of its writer, and no others. What was sent is not sent again
+        by this process, even if the position cannot be stored.
         """
         found = self._found()
         self._count_waiting(found)  # counts all files in case the position cannot be read
@@ -203,6 +211,9 @@ class Shipper:
             self.totals.waiting_files -= 1
             self.totals.waiting_bytes -= piece.size
             self._tell(self.totals)
+            with contextlib.suppress(OSError):  # it is told below
+                self._position.store()
+        self._position.store()
         if unreadable:
             raise next(iter(unreadable.values()))
 

@@ -3,7 +3,8 @@
 The caller of `put` never waits. Records that find no room in the queue are dropped and counted, and a `dropped` line
 reports them as soon as records of their stream are written again. Failed writes are retried every second. A process
 that is killed loses the records in memory; written records survive, and with `fsync` complete files also survive a
-crash of the machine.
+crash of the machine. If somebody removes or moves the directory or a file that is being written, both are made again,
+and what was in that file is written again: from the open file, which stays readable.
 """
 
 import re
@@ -11,20 +12,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import structlog
 
-from common.private_directory import check_directory
-from proxy.usage.spool_file import SpoolFile, salvage
-from quotas.records.usage_record import TRACE, USAGE, Dropped, Header, Row
+from common.atomic_file import sync_directory
+from common.private_directory import DirectoryUnusable, check_directory, keep_directory
+from proxy.usage.spool_file import FILE_LOST, SpoolFile, salvage
+from quotas.records.usage_record import TRACE, USAGE, Dropped, Header, Row, file_name
 
 log = structlog.get_logger()
 
 STREAMS = (USAGE, TRACE)
 _RETRY_S = 1.0
 _TIDY_S = 10.0
+_SALVAGE_S = 60.0
+_IDLE_S = 60.0
+"""Where files cannot be locked, one to which nothing was written for twice `file_s` and this is a killed writer's."""
+_LAST_TRIES = 3
+"""How often writing may fail after `close` was called."""
 _ROWS_AT_ONCE = 500
 """How many records are written at once, before the event loop can run again."""
 
@@ -96,9 +103,15 @@ class Spool:
         self._waiting = 0
         self._has_work = threading.Condition()
         self._closing = False
-        self._failing = False
+        self._problem: str | None = None
+        self._closing_until_s = 0.0
+        self._last_failures = 0
+        self._is_unsynced = False
+        self._unsalvaged: set[str] = set()
+        """The names of files that cannot be salvaged, which were logged."""
         self._dropping = False
         self._tidied_s = -_TIDY_S
+        self._salvaged_s = -_SALVAGE_S
         self._is_beside: Callable[[], bool] = lambda: False
         self._thread = threading.Thread(target=self._run, name="usage spool", daemon=True)
 
@@ -111,11 +124,7 @@ class Spool:
         """
         self._is_beside = is_beside
         check_directory(self.directory)
-        for found in salvage(self.directory, self.rules.sync):
-            if found.problem:
-                log.warning("usage_file_not_salvaged", file=found.part.name, problem=found.problem)
-            elif found.path is not None:
-                log.info("usage_file_salvaged", file=found.path.name, records=found.records)
+        self._salvage()
         self.epoch = max(self.epoch, self._latest_epoch() + 1)
         self._thread.start()
 
@@ -165,9 +174,15 @@ class Spool:
         """The totals of each stream."""
         return [of.totals for of in self._streams.values()]
 
+    @property
+    def problem(self) -> str | None:
+        """Why records cannot be written now; None while they can."""
+        return self._problem
+
     def close(self, timeout_s: float) -> bool:
         """Write what waits, complete all files and end. Blocks, for at most `timeout_s`: then it returns False."""
         with self._has_work:
+            self._closing_until_s = self._now_s() + timeout_s
             self._closing = True
             self._has_work.notify()
         self._thread.join(timeout_s)
@@ -177,19 +192,21 @@ class Spool:
 
     def _run(self) -> None:
         while not (self._closing and self._all_is_done()):
-            if not self._closing and self._now_s() - self._tidied_s >= _TIDY_S:
-                self._tidy()
-            batch = self._next_batch()
+            batch = None
             try:
+                if not self._closing and self._now_s() - self._tidied_s >= _TIDY_S:
+                    self._tidy()
+                batch = self._next_batch()
                 if batch is not None:
                     self._write(*batch)
                 self._finish_due()
-            except OSError as error:
+            except (OSError, DirectoryUnusable) as error:
                 self._note_failure(error)
                 time.sleep(_RETRY_S)
             except Exception:
                 log.exception("internal_error")
                 self._give_up(batch)
+                time.sleep(_RETRY_S)
             else:
                 self._note_success()
 
@@ -228,41 +245,79 @@ class Spool:
             with self._has_work:
                 self._count_waiting(stream, -len(some))
             if file.size_bytes >= self.rules.file_bytes:
-                self._finish(of)
+                self._finish(stream, of)
         with self._has_work:
             self._queue.popleft()
 
     def _file(self, stream: str, of: _Stream) -> SpoolFile:
+        """The file to write to. Another one is begun where there is none, or somebody has removed or moved it."""
         if of.file is None:
-            header = Header(
-                stream=stream,
-                instance=self.instance,
-                epoch=self.epoch,
-                file=of.file_number + 1,
-                first_sequence=of.sequence,
-                flush_ms=self.rules.flush_ms.get(stream, 0),
-            )
-            of.file = SpoolFile(self.directory, header)
-            of.file_number += 1
+            of.file = self._begin(stream, of.file_number + 1, of.sequence)
             of.begun_s = self._now_s()
+        elif not of.file.is_in_place():
+            before, header = of.file, of.file.header
+            of.file = self._begin(stream, header.file, header.first_sequence, before)
+            before.close()
+            self._note_new_place(of, before)
+        of.file_number = of.file.header.file
         return of.file
+
+    def _begin(self, stream: str, number: int, first: int, before: SpoolFile | None = None) -> SpoolFile:
+        keep_directory(self.directory)
+        header = Header(
+            stream=stream,
+            instance=self.instance,
+            epoch=self.epoch,
+            file=number,
+            first_sequence=first,
+            flush_ms=self.rules.flush_ms.get(stream, 0),
+        )
+        while (self.directory / file_name(header)).exists():  # without locks, another process may have salvaged ours
+            header = replace(header, file=header.file + 1)
+        return SpoolFile(self.directory, header, before)
+
+    def _note_new_place(self, of: _Stream, before: SpoolFile) -> None:
+        assert of.file is not None
+        if of.file.lost:
+            with self._has_work:
+                dropped = of.totals.dropped
+                dropped[FILE_LOST] = dropped.get(FILE_LOST, 0) + of.file.lost
+        log.warning(
+            "usage_file_written_again",
+            file=before.part.name,
+            directory=str(self.directory),
+            records=of.file.records,
+            lost=of.file.lost,
+        )
 
     def _finish_due(self) -> None:
         last = self._closing and not self._queue
         for stream, of in self._streams.items():
             if last and not of.final:
                 if of.file_number or stream == USAGE:
-                    self._file(stream, of)
-                    self._finish(of, final=True)
+                    self._finish(stream, of, final=True)
                 of.final = True
             elif of.file is not None and self._now_s() - of.begun_s >= self.rules.file_s:
-                self._finish(of)
+                self._finish(stream, of)
 
-    def _finish(self, of: _Stream, final: bool = False) -> None:
-        assert of.file is not None
-        of.file.finish(self.rules.sync, final=final, beside=self._is_beside())
+    def _finish(self, stream: str, of: _Stream, final: bool = False) -> None:
+        self._file(stream, of).finish(self.rules.sync, final=final, beside=self._is_beside())
         of.file = None
         of.totals.files += 1
+        if self.rules.sync:
+            self._sync_directory()
+
+    def _sync_directory(self) -> None:
+        """The file is complete and is not touched again; if this fails, the next complete file makes up for it."""
+        try:
+            sync_directory(self.directory)
+        except OSError as error:
+            self.failures += 1
+            if not self._is_unsynced:
+                self._is_unsynced = True
+                log.warning("usage_directory_not_synced", directory=str(self.directory), problem=_words(error))
+        else:
+            self._is_unsynced = False
 
     def _give_up(self, batch: tuple[str, list[Row]] | None) -> None:
         """Drop this batch after a bug of the proxy. Later batches are written."""
@@ -274,21 +329,24 @@ class Spool:
         for of in self._streams.values():
             of.final = of.final or self._closing
 
-    def _note_failure(self, error: OSError) -> None:
+    def _note_failure(self, error: OSError | DirectoryUnusable) -> None:
         self.failures += 1
-        if not self._failing:
-            self._failing = True
-            log.error("usage_writing_failed", directory=str(self.directory), problem=error.strerror or str(error))
-        if self._closing:
-            lost = sum(len(rows) for _, rows in self._queue)
+        if self._problem is None:
+            log.error("usage_writing_failed", directory=str(self.directory), problem=_words(error))
+        self._problem = _words(error)
+        self._last_failures += self._closing
+        is_too_late = self._closing and self._now_s() + _RETRY_S >= self._closing_until_s
+        if self._last_failures >= _LAST_TRIES or is_too_late:
+            lost = sum(len(rows) for _, rows in self._queue) + sum(map(_lost_with, self._streams.values()))
             log.error("usage_records_lost", records=lost, problem="the proxy stops, and they cannot be written")
-            self._queue.clear()
+            with self._has_work:
+                self._queue.clear()
             for of in self._streams.values():
                 of.final = True
 
     def _note_success(self) -> None:
-        if self._failing:
-            self._failing = False
+        if self._problem is not None:
+            self._problem = None
             log.info("usage_writing_resumed", failures=self.failures)
         if self._dropping and not self._waiting:
             self._dropping = False
@@ -297,10 +355,23 @@ class Spool:
 
     # --------------------------------------------------------------- retention
 
+    def _salvage(self) -> None:
+        """Complete the files of killed writers."""
+        self._salvaged_s = self._now_s()
+        own = [of.file.part for of in self._streams.values() if of.file is not None]
+        for found in salvage(self.directory, self.rules.sync, 2 * self.rules.file_s + _IDLE_S, own):
+            if found.path is not None:
+                log.info("usage_file_salvaged", file=found.path.name, records=found.records)
+            elif found.problem and found.part.name not in self._unsalvaged:
+                self._unsalvaged.add(found.part.name)
+                log.warning("usage_file_not_salvaged", file=found.part.name, problem=found.problem)
+
     def _tidy(self) -> None:
-        """Delete files that are too old or too many, the oldest first, but none younger than `keep_at_least_s`."""
+        """Salvage, and delete files that are too old or too many: the oldest first, none below `keep_at_least_s`."""
         self._tidied_s = self._now_s()
         try:
+            if self._tidied_s - self._salvaged_s >= _SALVAGE_S:
+                self._salvage()
             for stream, of in self._streams.items():
                 limit = self.rules.total_bytes if stream == USAGE else self.rules.total_trace_bytes
                 deleted = tidy(self.directory, stream, self.instance, limit, self.rules, time.time())
@@ -309,12 +380,29 @@ class Spool:
                     log.info(
                         "usage_files_deleted", stream=stream, files=len(deleted), first=deleted[0], last=deleted[-1]
                     )
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # the directory is made again with the next file
         except OSError as error:
-            log.warning("usage_files_not_deleted", problem=error.strerror or str(error))
+            log.warning("usage_files_not_deleted", problem=_words(error))
 
     def _latest_epoch(self) -> int:
-        names = (FILE_NAME.fullmatch(path.name) for path in self.directory.iterdir())
+        """Of this instance's files, also of those that another process still writes."""
+        names = (
+            FILE_NAME.fullmatch(path.name.removeprefix(".").removesuffix(".part")) for path in self.directory.iterdir()
+        )
         return max((int(name["epoch"]) for name in names if name and name["instance"] == self.instance), default=0)
+
+
+def _lost_with(of: _Stream) -> int:
+    """How many records are lost if the file is left as it is. One that is in place is salvaged by the next process."""
+    try:
+        return 0 if of.file is None or of.file.is_in_place() else of.file.records
+    except OSError:
+        return 0
+
+
+def _words(error: OSError | DirectoryUnusable) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 FILE_NAME = re.compile(r"(?P<stream>usage|trace)-(?P<instance>.+)-(?P<epoch>[0-9]{1,15})-(?P<file>[0-9]{6,})\.tsv")

@@ -1,11 +1,15 @@
 """One file of the spool: written under a hidden name, renamed when complete, salvaged if its writer is killed."""
 
-import fcntl
+import contextlib
+import errno
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from common.atomic_file import is_at, publish, sync, sync_directory
+from common.file_lock import Lock, lock
 from quotas.records.usage_record import (
     BadLine,
     Dropped,
@@ -19,7 +23,11 @@ from quotas.records.usage_record import (
     read_line,
 )
 
+FILE_LOST = "file_lost"
+"""The reason for dropped records: their file was removed before it was complete, and cannot be read any more."""
+
 _LONGEST_LINE_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20
 
 
 def part_of(directory: Path, header: Header) -> Path:
@@ -50,24 +58,82 @@ def _end_of(header: Header, records: int, sequence: int, *, final: bool = False,
 class SpoolFile:
     """A file that is being written. A failed write leaves the earlier content, and may be tried again.
 
-    While the file is open it is locked, so that no other process salvages it.
+    While the file is open it is locked, so that no other process salvages it; where the file system has no locks, it
+    may be salvaged all the same. What somebody has removed or moved is no longer in place: begin another file with it.
     """
 
-    def __init__(self, directory: Path, header: Header) -> None:
-        """Raises OSError if the file cannot be started; then nothing of it is left."""
+    def __init__(self, directory: Path, header: Header, before: "SpoolFile | None" = None) -> None:
+        """Begin with what `before` has, or if that cannot be read any more with a line that its records are lost.
+
+        Raises OSError if the file cannot be started; then nothing of it is left.
+        """
         self.header = header
         self.records = 0
+        self.lost = 0
+        """How many records of `before` are lost."""
         self.sequence = header.first_sequence
         self.size_bytes = 0
-        self._directory = directory
-        self._part = part_of(directory, header)
-        self._fd = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.part = part_of(directory, header)
+        self._path = directory / file_name(header)
+        self._is_unsure = False
+        """Whether syncing has failed: the system then takes for written what is not."""
+        self._is_unreadable = False
+        if before is not None and before._is_unreadable:
+            before.part.unlink(missing_ok=True)
+        self._fd = _made(self.part)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _be_alone(self._fd)
             self._put(line_of(header).encode())
+            self._begin = self.size_bytes
+            if before is not None:
+                self._go_on_with(before)
         except OSError:
             self.abandon()
             raise
+
+    def _go_on_with(self, before: "SpoolFile") -> None:
+        try:
+            for data in before._content(before._begin):
+                self._put(data)
+            self.records, self.sequence = before.records, before.sequence
+        except OSError:
+            if not before._is_unreadable:
+                raise
+            self.size_bytes = self._begin
+            os.ftruncate(self._fd, self.size_bytes)
+            self._tell_lost(before)
+
+    def _tell_lost(self, before: "SpoolFile") -> None:
+        """In place of the records of another file write that they are lost."""
+        if before.sequence > before.header.first_sequence:
+            dropped = Dropped(
+                instance=before.header.instance,
+                epoch=before.header.epoch,
+                stream=before.header.stream,
+                first_sequence=before.header.first_sequence,
+                last_sequence=before.sequence - 1,
+                reason=FILE_LOST,
+            )
+            self.add([dropped])
+        self.lost = before.records
+
+    def _content(self, begin: int) -> Iterator[bytes]:
+        """What was written from `begin` on, as it can be read. OSError if it cannot, which remains so."""
+        at = begin
+        while at < self.size_bytes:
+            try:
+                data = os.pread(self._fd, min(_PIECE_BYTES, self.size_bytes - at), at)
+                if not data:
+                    raise OSError(errno.EIO, "shorter than what was written", str(self.part))
+            except OSError:
+                self._is_unreadable = True
+                raise
+            yield data
+            at += len(data)
+
+    def is_in_place(self) -> bool:
+        """Whether the file is where it was begun, and has what was written to it. Raises OSError."""
+        return not self._is_unreadable and is_at(self.part, self._fd)
 
     def add(self, rows: Sequence[Row]) -> int:
         """Write records and `dropped` lines. Returns the number of bytes. Raises OSError if a write failed."""
@@ -79,46 +145,84 @@ class SpoolFile:
         return len(data)
 
     def _put(self, data: bytes) -> None:
-        at, view = self.size_bytes, memoryview(data)
-        while view:
-            written = os.pwrite(self._fd, view, at)
-            at, view = at + written, view[written:]
-        self.size_bytes = at
+        _write_at(self._fd, data, self.size_bytes)
+        self.size_bytes += len(data)
 
     def finish(self, sync: bool, *, final: bool = False, beside: bool = False) -> Path:
-        """Write the end line and give the file its name. Raises OSError on failure; it may be tried again.
+        """Write the end line, give the file its name, and close it. Raises OSError on failure; it may be tried again.
 
-        `final` and `beside` are columns of the end.
+        `final` and `beside` are columns of the end. `sync` has the content on the disk before; the new name is not
+        there before the directory is synced.
         """
         before = self.size_bytes
         try:
             self._put(_end_of(self.header, self.records, self.sequence, final=final, beside=beside))
             os.ftruncate(self._fd, self.size_bytes)
-            path = _publish(self._fd, self._directory, self._part, self.header, sync)
+            self._settle(sync)
+            publish(self._fd, self.part, self._path)
         except OSError:
             self.size_bytes = before
             raise
-        os.close(self._fd)
-        return path
+        self.close()
+        return self._path
+
+    def _settle(self, to_disk: bool) -> None:
+        """Have the system say now whether it could write what it has taken."""
+        try:
+            if self._is_unsure:
+                self._write_again()
+            if to_disk:
+                sync(self._fd)
+            else:
+                os.close(os.dup(self._fd))  # over a network a failed write may be told by a close only
+        except OSError:
+            self._is_unsure = True
+            raise
+
+    def _write_again(self) -> None:
+        at = 0
+        for data in self._content(at):
+            _write_at(self._fd, data, at)
+            at += len(data)
+        self._is_unsure = False
 
     def abandon(self) -> None:
         """Delete the file."""
-        os.close(self._fd)
-        self._part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.part.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Write no more."""
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
 
 
-def _publish(fd: int, directory: Path, part: Path, header: Header, sync: bool) -> Path:
-    if sync:
-        os.fsync(fd)
-    path = directory / file_name(header)
-    part.rename(path)
-    if sync:
-        directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _made(part: Path) -> int:
+    """A new file. One that has its name is replaced, unless another process writes it. Raises OSError."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(part, flags, 0o600)
+    except FileExistsError:
+        left = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            os.fsync(directory_fd)
+            _be_alone(left)
+            part.unlink(missing_ok=True)
         finally:
-            os.close(directory_fd)
-    return path
+            os.close(left)
+    return os.open(part, flags, 0o600)
+
+
+def _be_alone(file: int) -> None:
+    if lock(file) is Lock.HELD:
+        raise BlockingIOError(errno.EAGAIN, "another process has locked the file")
+
+
+def _write_at(file: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, at)
+        at, view = at + written, view[written:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,29 +235,33 @@ class Salvaged:
     problem: str = ""
 
 
-def salvage(directory: Path, sync: bool) -> Iterator[Salvaged]:
+def salvage(directory: Path, sync: bool, idle_s: float = 0.0, own: Collection[Path] = ()) -> Iterator[Salvaged]:
     """Complete the files of killed writers, with the whole lines that they contain; delete those without records.
 
-    Files that are being written are left alone, and so are files without a header, which are reported as a `problem`.
+    Files that are being written are left alone, those in `own` at any rate, and so are files without a header, which
+    are reported as a `problem`. Where files cannot be locked, those to which nothing was written for `idle_s` count as
+    files of killed writers.
     """
-    for part in sorted(directory.glob(".*.tsv.part")):
+    for part in sorted(set(directory.glob(".*.tsv.part")).difference(own)):
         try:
             fd = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
         except OSError as error:
             yield Salvaged(part, None, 0, str(error))
             continue
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield _salvage_one(directory, part, fd, sync)
-        except BlockingIOError:
-            continue
+            found = lock(fd)
+            is_idle = time.time() - os.fstat(fd).st_mtime >= idle_s
+            if found is Lock.TAKEN or (found is Lock.NONE and is_idle):
+                yield _salvage_one(directory, part, fd, sync)
         except OSError as error:
             yield Salvaged(part, None, 0, str(error))
         finally:
             os.close(fd)
 
 
-def _salvage_one(directory: Path, part: Path, fd: int, sync: bool) -> Salvaged:
+def _salvage_one(directory: Path, part: Path, fd: int, to_disk: bool) -> Salvaged:
     header, end = None, 0
     records = sequence = 0
     with os.fdopen(os.dup(fd), "rb") as file:
@@ -171,9 +279,18 @@ def _salvage_one(directory: Path, part: Path, fd: int, sync: bool) -> Salvaged:
     if header is None or sequence == header.first_sequence:
         part.unlink()
         return Salvaged(part, None, 0)
+    path = directory / file_name(header)
+    if path.exists():
+        return Salvaged(part, None, 0, f"there is a complete file {path.name}")
     os.ftruncate(fd, end)
-    os.pwrite(fd, _end_of(header, records, sequence), end)
-    return Salvaged(part, _publish(fd, directory, part, replace(header), sync), records)
+    _write_at(fd, _end_of(header, records, sequence), end)
+    if to_disk:
+        sync(fd)
+    publish(fd, part, path)
+    if to_disk:
+        with contextlib.suppress(OSError):
+            sync_directory(directory)
+    return Salvaged(part, path, records)
 
 
 def _row_of(data: bytes) -> Row | None:

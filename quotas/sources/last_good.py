@@ -19,6 +19,7 @@ MAX_BYTES: Final = 1 << 30
 
 _WRITE_EVERY_S = 1.0
 _LONGEST_RETRY_S = 60.0
+_LOOK_EVERY_S = 10.0
 _STOP_S = 1.0
 _MOST_ASIDE = 9
 """So many damaged files are kept beside each other; then the last is replaced."""
@@ -143,7 +144,7 @@ class LastGood:
     def _keep_writing(self) -> None:
         backoff = Backoff(2 * self._write_every_s, _LONGEST_RETRY_S)
         while not self._stopped.is_set():
-            self._due.wait()
+            self._due.wait(_LOOK_EVERY_S)
             self._due.clear()
             if self._write():
                 backoff.succeeded()
@@ -155,10 +156,11 @@ class LastGood:
         self._write()
 
     def _write(self) -> bool:
-        """Bring the file up to date; False if that failed."""
+        """Bring the file up to date, also if somebody has removed it; False if that failed."""
         is_known, quotas = self.source.state.known, self.source.quotas
         is_nothing_read = self._written is None and not quotas and not is_known
-        if quotas == self._written or is_nothing_read or not self._may_write:
+        is_done = quotas == self._written and not self._is_missing()
+        if is_done or is_nothing_read or not self._may_write:
             return True
         try:
             write_whole(self._path, content(quotas, self.name))
@@ -168,6 +170,13 @@ class LastGood:
         self._written = quotas
         self._note(self._path, None)
         return True
+
+    def _is_missing(self) -> bool:
+        try:
+            self._path.stat()
+        except OSError as error:
+            return isinstance(error, FileNotFoundError | NotADirectoryError)
+        return False
 
 
 def _words(error: OSError) -> str:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from common.private_directory import DirectoryUnusable, check_directory, look_at_directory
+from common.private_directory import DirectoryUnusable, check_directory, keep_directory, look_at_directory
 
 
 @pytest.fixture
@@ -50,3 +50,24 @@ def test_a_directory_that_this_process_may_not_write_to_is_refused(directory, mo
     directory.mkdir(mode=0o700)
     with pytest.raises(DirectoryUnusable, match="this process may not read and write there"):
         look_at_directory(directory, None)
+
+
+def test_a_directory_that_is_missing_is_made_again_and_an_empty_one_gets_its_mode(directory):
+    def mode_after(begin):
+        begin()
+        keep_directory(directory)
+        return directory.stat().st_mode & 0o777
+
+    assert mode_after(lambda: None) == 0o700
+    assert mode_after(lambda: directory.chmod(0o755)) == 0o700
+    (directory / "file").touch()
+    assert mode_after(lambda: directory.chmod(0o755)) == 0o755, "somebody else may use it"
+    with pytest.raises(DirectoryUnusable, match="cannot be made: Not a directory"):
+        keep_directory(directory / "file" / "x")
+
+
+def test_a_link_in_the_place_of_a_directory_is_followed_and_what_it_leads_to_stays_as_it_is(directory, tmp_path):
+    (tmp_path / "of_others").mkdir(mode=0o755)
+    directory.symlink_to(tmp_path / "of_others")
+    keep_directory(directory)
+    assert directory.stat().st_mode & 0o777 == 0o755

@@ -190,6 +190,36 @@ def test_sums_are_what_crossed_the_wire_and_a_killed_proxy_loses_only_its_end(ne
         assert "the use of its last 1 s at most" in told
 
 
+@pytest.mark.timeout(240)
+def test_a_directory_that_goes_and_is_made_anew_under_the_proxy_costs_no_record(newest_kafka, tmp_path):
+    make_topic(newest_kafka.bootstrap_servers, topic := f"usage-{uuid4().hex}")
+    with Observed(newest_kafka, tmp_path / "spool") as observed:
+        producer = KafkaProducer(bootstrap_servers=observed.bootstrap, client_id="free", linger_ms=0)
+        for number in range(3):
+            producer.send(topic, bytes(1000)).get(TIMEOUT_S)
+            before = len(observed.files)
+            observed.proxy.wait_for(lambda: len(observed.files) > before, TIMEOUT_S, "a complete file")  # noqa: B023
+            observed.directory.rename(tmp_path / f"kept-{number}")
+            if number == 1:
+                observed.directory.mkdir(mode=0o755)
+            producer.send(topic, bytes(1000)).get(TIMEOUT_S)
+            observed.proxy.wait_for(lambda: observed.files, TIMEOUT_S, "files again")
+        producer.close()
+        observed.clients_are_gone()
+        observed.proxy.stop()
+        assert observed.directory.stat().st_mode & 0o777 == 0o700
+        everywhere = [*tmp_path.glob("kept-*"), observed.directory]
+        paths = sorted((path for folder in everywhere for path in folder.glob("*.tsv")), key=lambda path: path.name)
+        files = [list(map(read_line, path.read_text().splitlines(keepends=True))) for path in paths]
+        assert_nothing_is_missing(files)
+        assert files[-1][-1].final == 1
+        assert wire_sums(records_of(files)) == observed.observer.counts
+        missing = [number for first, last in next(iter(accounts_of_spool(observed.directory).values())).gaps
+                   for number in range(first, last + 1)]  # fmt: skip
+        gone = records_of([rows for path, rows in zip(paths, files, strict=True) if path.parent != observed.directory])
+        assert missing == [row.sequence for row in gone]
+
+
 @pytest.mark.timeout(120)
 def test_a_process_that_another_one_replaces_is_no_loss_even_while_it_still_serves(newest_kafka, tmp_path):
     make_topic(newest_kafka.bootstrap_servers, topic := f"usage-{uuid4().hex}")

@@ -1,12 +1,14 @@
 """Whether the proxy can serve clients: each reason why not, in the list of reasons, in the log and in the metrics."""
 
+from types import SimpleNamespace
+
 import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from proxy.config.load import config_of
 from proxy.observe.fleet_metrics import FleetTotals
-from proxy.observe.health import ClusterHealth, Muted, Readiness
+from proxy.observe.health import ClusterHealth, Muted, Readiness, unwritten
 from proxy.observe.metrics import Metrics
 from proxy.server.service import Service
 from quotas.changes import NO_QUOTAS
@@ -67,6 +69,13 @@ def test_a_cluster_that_is_cut_off_from_its_fleet_is_ready_and_says_so():
     assert list(cut_off.remarks()) == [
         "virtual cluster main: cut off from its fleet, at most 1/3 of each limit is given out: zk:2181: down"
     ]
+
+
+def test_what_cannot_be_written_is_a_remark_until_it_can():
+    spool = SimpleNamespace(problem="No space left on device")
+    assert list(unwritten("usage records", spool)) == ["usage records: not written now: No space left on device"]
+    spool.problem = None
+    assert list(unwritten("usage records", spool)) == list(unwritten("the history", None)) == []
 
 
 def test_the_metrics_of_a_fleet_are_its_totals():

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import threading
 from contextlib import AsyncExitStack
 
@@ -84,6 +85,7 @@ async def test_a_disk_that_refuses_is_reported_once_and_tried_again(cluster, his
         for _ in range(5):
             await note(history, cluster)
             assert not history.totals().up
+            assert history.problem == f"{tmp_path}/deep/past cannot be made: Not a directory"
         assert [(line["event"], line["problem"]) for line in logs] == [
             ("history_writing_failed", f"{tmp_path}/deep/past cannot be made: Not a directory")
         ]
@@ -118,6 +120,27 @@ async def test_a_disk_that_hangs_costs_no_more_than_a_minute_of_memory(cluster, 
     assert 35 <= history.totals().dropped_seconds <= 41
     hangs.set()
     await history.stop(TIMEOUT_S)
+
+
+async def test_a_directory_that_is_removed_is_made_again_and_the_seconds_that_were_in_it_are_counted(
+    cluster, history, monotonic, tmp_path
+):
+    (tmp_path / "deep").mkdir()
+    cluster.throttle("etl", 200_000)
+    for _ in range(3):
+        await note(history, cluster)
+    shutil.rmtree(tmp_path / "deep" / "past")
+    (tmp_path / "deep" / "past").mkdir(mode=0o755)
+    with capture_logs() as logs:
+        second = await note(history, cluster)
+        await note(history, cluster)
+    assert [(line["event"], line["seconds"]) for line in logs] == [("history_segment_removed", 3)]
+    totals = history.totals()
+    assert (totals.up, totals.failures, totals.dropped_seconds) == (True, 0, 3)
+    assert history.problem is None
+    past = Past(tmp_path / "deep" / "past", KEEP_S, flush=history.flush)
+    [client] = past.throttled(["main"], second_text(second), 10, second + 5)["throttled"]
+    assert (client["client_id"], client["limit"]) == ("etl", 100)
 
 
 async def test_the_metrics_say_whether_the_history_is_written(cluster, history):

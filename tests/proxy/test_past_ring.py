@@ -419,3 +419,50 @@ def test_a_directory_that_cannot_be_made_or_that_others_may_read_is_refused(tmp_
     (tmp_path / "open").mkdir(mode=0o755)
     with pytest.raises(DirectoryUnusable, match="expected mode 0700"):
         ring_in(tmp_path / "open").put_seconds(throttled(BEGIN))
+
+
+def test_quiet_seconds_that_cannot_be_written_wait_and_are_written_once(directory, past, monkeypatch):
+    ring = ring_in(directory)
+    ring.put_quotas(in_force(BEGIN, alice=1000))
+    for second in range(BEGIN, BEGIN + 5):
+        ring.put_seconds(Seconds(second, second))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        for second in range(BEGIN + 5, BEGIN + 10):
+            ring.put_seconds(Seconds(second, second))
+        with pytest.raises(OSError, match="full"):
+            ring.put_seconds(Seconds(BEGIN + 10, BEGIN + 10))
+    ring.put_seconds(throttled(BEGIN + 20))
+    ring.close_segment()
+    for second in (BEGIN, BEGIN + 9):
+        assert explained(past, second)[1]["throttled"] == []
+    with pytest.raises(NotHeld):
+        explained(past, BEGIN + 10)
+    assert explained(past, BEGIN + 20)[1]["throttled"]
+    assert sum(path.read_bytes().count(b" s ") for path in directory.iterdir()) == 2
+
+
+def test_without_locks_a_segment_that_is_still_written_is_not_deleted(directory, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    old, new = ring_in(directory, "old"), ring_in(directory, "new")
+    for ring in (old, new):
+        ring.put_quotas(in_force(BEGIN, alice=1000))
+    old.put_seconds(throttled(BEGIN))
+    lines = [line(os.urandom(300).hex()) for _ in range(100)]
+
+    def fill(begin):
+        for second in range(begin, begin + 400):
+            new.put_seconds(throttled(second, *lines))
+            for path in directory.iterdir():
+                if "-new-" in path.name:
+                    os.utime(path, (second - 1_000, second - 1_000))
+
+    written_until(directory, BEGIN + 400)
+    fill(BEGIN + 1)
+    assert any("-old-" in name for name in segments(directory)), "it was written to within the last minute"
+    written_until(directory, BEGIN)
+    fill(BEGIN + 1_001)
+    assert not any("-old-" in name for name in segments(directory))

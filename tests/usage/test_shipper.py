@@ -175,6 +175,26 @@ def test_a_disk_that_fails_within_a_file_has_no_line_before_sent_again(tmp_path,
     assert topic.lines == [*lines[:4], *lines_of(last), *lines[4:]]
 
 
+def test_a_position_that_cannot_be_stored_holds_up_no_file_and_has_none_sent_again(tmp_path, monkeypatch):
+    paths = write_spool(tmp_path, records(FLEET, 30), per_file=10)
+    topic = PlayedTopic()
+    shipper = Shipper(tmp_path, topic)
+    with monkeypatch.context() as patched:
+
+        def replace(path, to):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        patched.setattr(os, "replace", replace)
+        for _ in range(2):
+            with pytest.raises(OSError, match="Read-only file system"):
+                shipper.ship()
+    assert topic.lines == lines_of(paths)
+    assert (shipper.totals.files, shipper.totals.waiting_files) == (3, 0)
+    shipper.ship()
+    Shipper(tmp_path, topic).ship()
+    assert topic.lines == lines_of(paths), "the position is stored in the end, though there is no further file"
+
+
 def test_files_that_retention_deleted_before_are_counted(tmp_path):
     paths = write_spool(tmp_path, records(FLEET, 50), per_file=10)
     topic = PlayedTopic()

@@ -47,6 +47,7 @@ class Process:
     clusters: Sequence[Cluster]
     clock: Clock
     not_ready: Callable[[], Sequence[str]]
+    remarks: Callable[[], Sequence[str]]
     relays: Callable[[], Iterable[RelayTotals]]
     muted: Callable[[], Iterable[Muted]]
     instance: Callable[[], InstanceGate]

@@ -100,8 +100,7 @@ def _at_once(facts: Callable[[Page], Facts]) -> Callable[[Page], Steps]:
 @_at_once
 def _state(page: Page) -> Facts:
     process = page.process
-    remarks = [remark for cluster in process.clusters for remark in cluster.health().remarks()]
-    return {"reasons": list(process.not_ready()), "remarks": remarks, "at_ms": process.clock.epoch_ms()}
+    return {"reasons": list(process.not_ready()), "remarks": list(process.remarks()), "at_ms": process.clock.epoch_ms()}
 
 
 # ------------------------------------------------------------------- throttled

@@ -94,6 +94,11 @@ class History:
         """What was written so far."""
         return self._writer.totals()
 
+    @property
+    def problem(self) -> str | None:
+        """Why seconds cannot be written now; None while they can."""
+        return self._writer.problem
+
     async def stop(self, timeout_s: float) -> None:
         """Note the second that has begun, and write everything that waits, for at most `timeout_s`."""
         second = self._clock.epoch_ms() // 1000
@@ -112,6 +117,7 @@ class _Writer:
         self._closing = False
         self._retry_at_s: float | None = None
         """When to write again after a failure; None while all is well."""
+        self.problem: str | None = None
         self._written = self._dropped = self._failures = self._size_bytes = 0
         self._thread = threading.Thread(target=self._run, name="history", daemon=True)
 
@@ -181,14 +187,21 @@ class _Writer:
         if isinstance(record, threading.Event):
             self._ring.flush()
             return
+        lost_s = self._ring.lost_s
         self._ring.put_seconds(record)
+        self._note_lost(self._ring.lost_s - lost_s)
         if self._retry_at_s is not None:
             self._ring.flush()
         self._written += record.last_s - record.first_s + 1
         self._size_bytes = self._ring.size_bytes
         if self._retry_at_s is not None:
-            self._retry_at_s = None
+            self._retry_at_s = self.problem = None
             log.info("history_writing_resumed", directory=str(self._ring.directory), failures=self._failures)
+
+    def _note_lost(self, seconds: int) -> None:
+        if seconds:
+            self._dropped += seconds
+            log.warning("history_segment_removed", directory=str(self._ring.directory), seconds=seconds)
 
     def _drop(self, record: object) -> None:
         if isinstance(record, Seconds):
@@ -197,7 +210,8 @@ class _Writer:
     def _note_failure(self, record: object, error: Exception) -> None:
         self._failures += 1
         self._drop(record)
+        problem = (isinstance(error, OSError) and error.strerror) or str(error)
         if self._retry_at_s is None:
-            problem = (isinstance(error, OSError) and error.strerror) or str(error)
             log.error("history_writing_failed", directory=str(self._ring.directory), problem=problem)
+        self.problem = problem
         self._retry_at_s = self._now_s() + _RETRY_S

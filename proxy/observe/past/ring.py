@@ -7,7 +7,7 @@ from secrets import token_hex
 from typing import NamedTuple
 
 from common.bounded import Bounded
-from common.private_directory import check_directory
+from common.private_directory import check_directory, keep_directory
 from proxy.observe.past.records import Kinds, QuotasOf, Seconds, Version, line_of
 from proxy.observe.past.segments import SEGMENTS, Segment, make_room
 from quotas.changes import Quotas, changes_between
@@ -72,7 +72,8 @@ class _Known:
 class Ring:
     """Writes the records of one process. What fails raises OSError; the next record begins a new segment.
 
-    `writer` is part of the names of the segments, and differs between processes.
+    `writer` is part of the names of the segments, and differs between processes. `lost_s` counts the seconds of
+    segments that somebody has removed while they were written; another segment is begun then.
     """
 
     def __init__(self, directory: Path, max_bytes: int, keep_s: int, writer: str | None = None) -> None:
@@ -83,6 +84,7 @@ class Ring:
         self._segment_bytes = max_bytes // SEGMENTS
         self._number = 0
         self._others_bytes = 0
+        self.lost_s = 0
         self._segment: Segment | None = None
         self._known: dict[str, _Known] = {}
         self._quiet: Seconds | None = None
@@ -105,25 +107,22 @@ class Ring:
             self._write_changes(change)
 
     def put_seconds(self, seconds: Seconds) -> None:
-        """One or more seconds are over. Those without throttles are written together."""
+        """One or more seconds are over. Those without throttles are written together, with what follows them."""
+        quiet = self._quiet
         if seconds.clusters:
             self.flush()
-            self._write(line_of(seconds), seconds.first_s)
-            return
-        quiet = self._quiet
-        if quiet is not None and quiet.last_s + 1 == seconds.first_s:
+            self._write(seconds)
+        elif quiet is not None and quiet.last_s + 1 == seconds.first_s and _length_of(quiet) < _QUIET_S:
             self._quiet = Seconds(quiet.first_s, seconds.last_s)
         else:
             self.flush()
             self._quiet = seconds
-        if self._quiet is not None and self._quiet.last_s - self._quiet.first_s >= _QUIET_S - 1:
-            self.flush()
 
     def flush(self) -> None:
         """Write the seconds that are still to be written."""
-        quiet, self._quiet = self._quiet, None
-        if quiet is not None:
-            self._write(line_of(quiet), quiet.first_s)
+        if self._quiet is not None:
+            self._write(self._quiet)
+            self._quiet = None
 
     def close_segment(self) -> None:
         """End the segment."""
@@ -140,7 +139,9 @@ class Ring:
         else:
             self.close_segment()
 
-    def _write(self, line: bytes, first_s: int) -> None:
+    def _write(self, seconds: Seconds) -> None:
+        line, first_s = line_of(seconds), seconds.first_s
+        self._leave_removed()
         segment = self._segment
         may_take = segment is not None and 0 <= first_s - segment.first_s < self._keep_s // SEGMENTS
         if not may_take or not self._has_room(line):
@@ -148,6 +149,13 @@ class Ring:
         if not self._has_room(line):
             raise TooLarge(f"a record of {len(line)} bytes")
         self._append(line)
+        if self._segment is not None:
+            self._segment.seconds += _length_of(seconds)
+
+    def _leave_removed(self) -> None:
+        if self._segment is not None and not self._segment.is_in_place():
+            self.lost_s += self._segment.seconds
+            self.close_segment()
 
     def _has_room(self, lines: bytes) -> bool:
         return self._segment is not None and self._segment.size_bytes + len(lines) <= self._segment_bytes
@@ -161,7 +169,7 @@ class Ring:
     def _begin_segment(self, first_s: int) -> None:
         """Begin a segment with all quotas, or without them if they need more than half of it."""
         self.close_segment()
-        check_directory(self.directory)
+        (keep_directory if self._number else check_directory)(self.directory)
         self._others_bytes = make_room(self.directory, self._writer, self._max_bytes, self._keep_s, first_s)
         lines = [self._lines(known) for known in self._known.values()]
         if sum(map(len, lines)) > self._segment_bytes // 2:
@@ -171,3 +179,7 @@ class Ring:
 
     def _lines(self, known: _Known) -> bytes:
         return b"".join(map(line_of, known.all().parts()))
+
+
+def _length_of(seconds: Seconds) -> int:
+    return seconds.last_s - seconds.first_s + 1

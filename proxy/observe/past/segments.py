@@ -16,7 +16,8 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import NamedTuple
 
-from common.atomic_file import own_as
+from common.atomic_file import is_at, own_as
+from common.file_lock import Lock, lock
 from proxy.observe.past.moments import Held
 from proxy.observe.past.records import Damaged, Head, read_head
 
@@ -28,6 +29,7 @@ _NAME = re.compile(rf"past-{_VERSION}-(?P<first>[0-9]{{1,15}})-(?P<writer>[A-Za-
 MAX_SEGMENTS = 1_000
 """The most segments, however small: a process that is started again and again begins one each time."""
 _LONGEST_LINE_BYTES = 32 << 20
+_IDLE_S = 60
 
 
 class Found(NamedTuple):
@@ -39,13 +41,11 @@ class Found(NamedTuple):
     written_s: float
     size_bytes: int
 
-    def is_live(self) -> bool:
-        """Whether its writer still has it open."""
+    def is_live(self, now_s: float) -> bool:
+        """Whether its writer still has it open; without locks, whether it may have, as all write every 10 s."""
         with contextlib.suppress(OSError), self.path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+            found = lock(file.fileno(), fcntl.LOCK_SH)
+            return found is Lock.HELD or (found is Lock.NONE and now_s - self.written_s <= _IDLE_S)
         return False
 
 
@@ -107,17 +107,23 @@ class Segment:
         """Write the first lines. Raises OSError; then nothing of the file is left."""
         self.first_s = first_s
         self.size_bytes = 0
+        self.seconds = 0
+        """How many seconds were written; who writes them counts."""
         self._path = directory / f"past-{_VERSION}-{first_s}-{writer}-{number}.log"
         self._fd: int | None = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            with contextlib.suppress(OSError):  # some file systems have no locks
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._fd)
             own_as(self._fd, directory)
             self.append(begin)
         except OSError:
             self.close()
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
             raise
+
+    def is_in_place(self) -> bool:
+        """Whether nobody has removed or moved the file. Raises OSError."""
+        return self._fd is not None and is_at(self._path, self._fd)
 
     def append(self, lines: bytes) -> None:
         """Write lines. Raises OSError; then the segment ends with the lines before, and is closed."""
@@ -137,7 +143,8 @@ class Segment:
     def close(self) -> None:
         """Close the file."""
         if self._fd is not None:
-            os.close(self._fd)
+            with contextlib.suppress(OSError):
+                os.close(self._fd)
             self._fd = None
 
 
@@ -148,7 +155,7 @@ def make_room(directory: Path, own: str, max_bytes: int, keep_s: int, now_s: flo
     """
     full_bytes = max_bytes // SEGMENTS
     found = segments_in(directory)
-    live = {each.path for each in found if each.writer != own and each.is_live()}
+    live = {each.path for each in found if each.writer != own and each.is_live(now_s)}
     total = sum(max(each.size_bytes, full_bytes) if each.path in live else each.size_bytes for each in found)
     left, left_bytes = len(found), sum(each.size_bytes for each in found)
     for each in found:

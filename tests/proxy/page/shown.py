@@ -114,6 +114,7 @@ class Shown(SimpleNamespace):
             clusters=self.clusters,
             clock=self.clock,
             not_ready=lambda: self.reasons,
+            remarks=lambda: [remark for cluster in self.clusters for remark in cluster.health().remarks()],
             relays=lambda: self.totals,
             muted=lambda: [Muted("main", "plain", 1)],
             instance=lambda: InstanceGate(1.5, None, 4, None, 0, 2000, 5, 10_000),

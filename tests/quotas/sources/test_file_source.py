@@ -254,6 +254,23 @@ def test_a_change_that_cannot_be_written_is_refused_whole(watched, state, monkey
     assert BOB in watched.source.quotas
 
 
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.EIO])
+def test_a_change_whose_file_has_its_name_is_made_though_the_directory_cannot_be_synced(
+    watched, state, monkeypatch, error
+):
+    with failing(monkeypatch, os, "fsync", error, lambda file: stat.S_ISDIR(os.fstat(file).st_mode)):
+        altered(watched.source, SET_BOB)
+    assert entities(state) == [("bob",)]
+    assert BOB in watched.source.quotas
+
+
+def test_without_locks_changes_are_made(watched, state, monkeypatch):
+    with failing(monkeypatch, fcntl, "flock", errno.ENOLCK):
+        altered(watched.source, SET_BOB)
+        altered(FileSource(FILE, "proxy.yaml", state), Alteration(ALICE, {PRODUCE: 3.0}))
+    assert sorted(entities(state)) == [("alice",), ("bob",)]
+
+
 def test_a_disk_that_is_full_half_way_leaves_the_old_state(state):
     """The kernel itself stops the write, at 100 bytes."""
     script = """

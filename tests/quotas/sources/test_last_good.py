@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -108,6 +109,14 @@ def run_once(quotas, path):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "last-good.json"
+
+
+def wait_for(path):
+    for _ in range(6_000):
+        if path.exists():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError(path)
 
 
 # ---------------------------------------------------------------- a restart
@@ -400,6 +409,43 @@ def test_a_missing_folder_is_a_problem(tmp_path):
         path.parent.mkdir()
         changes.until(lambda: not source.problems)
     assert kept(path) == ALICE
+
+
+def test_a_file_that_is_removed_is_written_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("quotas.sources.last_good._LOOK_EVERY_S", 0.01)
+    path = tmp_path / "deep" / "last-good.json"
+    path.parent.mkdir()
+    run_once(ALICE, path)
+    changes = Changes()
+    with started(Inner(), path, changes) as source:
+        path.unlink()
+        wait_for(path)
+        shutil.rmtree(path.parent)
+        changes.until(lambda: source.problems)
+        path.parent.mkdir()
+        changes.until(lambda: not source.problems)
+    assert kept(path) == ALICE
+
+
+@pytest.mark.parametrize("name", ["open", "fsync"])
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.EIO])
+def test_a_directory_that_cannot_be_synced_is_no_problem_as_the_file_is_there(path, monkeypatch, name, error):
+    real = getattr(os, name)
+
+    def fail(what, *args):
+        flags = args[0] if args else 0
+        if flags & os.O_DIRECTORY or (isinstance(what, int) and stat.S_ISDIR(os.fstat(what).st_mode)):
+            raise OSError(error, os.strerror(error))
+        return real(what, *args)
+
+    monkeypatch.setattr(os, name, fail)
+    changes = Changes()
+    inner = Inner(ALICE)
+    with started(inner, path, changes) as source:
+        wait_for(path)
+        inner.give(BOB)
+    assert source.problems == {}
+    assert kept(path) == BOB
 
 
 WRITER = """

@@ -1,0 +1,121 @@
+"""A file is the old one or the new one, and who wrote it knows which, whatever step of the disk fails."""
+
+import errno
+import os
+import stat
+
+import pytest
+
+from common.atomic_file import is_at, publish, sync, sync_directory, write_whole
+
+OLD, NEW = b"what was there", b"what is to be there"
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "folder" / "file"
+    path.parent.mkdir()
+    path.write_bytes(OLD)
+    return path
+
+
+class Failing:
+    """One function of `os` fails, of files or of directories; afterwards what it does is done or not."""
+
+    def __init__(self, monkeypatch, name, error, *, of_directories=False, is_done=False):
+        self.calls = 0
+        self._real = getattr(os, name)
+        self._error = error
+        self._of_directories = of_directories
+        self._is_done = is_done
+        monkeypatch.setattr(os, name, self)
+
+    def __call__(self, what, *args, **options):
+        is_directory = isinstance(what, int) and stat.S_ISDIR(os.fstat(what).st_mode)
+        is_directory |= bool(args) and isinstance(args[0], int) and bool(args[0] & os.O_DIRECTORY)
+        if is_directory != self._of_directories:
+            return self._real(what, *args, **options)
+        self.calls += 1
+        if self._is_done:
+            self._real(what, *args, **options)
+        raise OSError(self._error, os.strerror(self._error))
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("open", errno.EROFS),
+        ("fdopen", errno.ENOMEM),
+        ("fsync", errno.EIO),
+        ("fstat", errno.EIO),
+        ("replace", errno.EACCES),
+    ],
+)
+def test_before_the_renaming_every_failure_leaves_the_old_file_and_nothing_beside(path, monkeypatch, name, error):
+    with monkeypatch.context() as patch:
+        failing = Failing(patch, name, error) if name != "fstat" else None
+        if failing is None:
+            patch.setattr(os, "fstat", lambda _: (_ for _ in ()).throw(OSError(error, os.strerror(error))))
+        with pytest.raises(OSError, match=os.strerror(error)):
+            write_whole(path, [NEW])
+    assert path.read_bytes() == OLD
+    assert list(path.parent.iterdir()) == [path]
+    write_whole(path, [NEW])
+    assert path.read_bytes() == NEW
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "of_directories"),
+    [
+        ("open", errno.EMFILE, True),
+        ("fsync", errno.EIO, True),
+        ("fsync", errno.EINVAL, True),
+        ("close", errno.EIO, False),
+    ],
+)
+def test_behind_the_renaming_nothing_fails(path, monkeypatch, name, error, of_directories):
+    with monkeypatch.context() as patch:
+        failing = Failing(patch, name, error, of_directories=of_directories, is_done=name == "close")
+        found = write_whole(path, [NEW])
+    assert failing.calls
+    assert path.read_bytes() == NEW
+    assert found.st_ino == path.stat().st_ino
+
+
+def test_a_renaming_that_is_done_has_not_failed(path, monkeypatch):
+    """Over a network the response may be lost; then the second attempt finds nothing to rename."""
+    with monkeypatch.context() as patch:
+        Failing(patch, "replace", errno.ENOENT, is_done=True)
+        write_whole(path, [NEW])
+    assert path.read_bytes() == NEW
+
+
+def test_what_somebody_has_put_in_the_place_of_an_unfinished_file_does_not_get_its_name(path):
+    aside = path.with_name("aside")
+    with aside.open("wb") as file:
+        assert is_at(aside, file.fileno())
+        aside.unlink()
+        assert not is_at(aside, file.fileno())
+        aside.write_bytes(b"of somebody else")
+        with pytest.raises(OSError, match="removed or replaced while it was written"):
+            publish(file.fileno(), aside, path)
+    assert path.read_bytes() == OLD
+
+
+@pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
+def test_what_a_file_system_cannot_do_is_no_failure(path, monkeypatch, error):
+    with monkeypatch.context() as patch:
+        Failing(patch, "fsync", error)
+        write_whole(path, [NEW])
+        with path.open("rb") as file:
+            sync(file.fileno())
+    with monkeypatch.context() as patch:
+        Failing(patch, "fsync", error, of_directories=True)
+        sync_directory(path.parent)
+    assert path.read_bytes() == NEW
+
+
+def test_a_directory_whose_sync_fails_says_so(path, monkeypatch):
+    Failing(monkeypatch, "fsync", errno.EIO, of_directories=True)
+    with pytest.raises(OSError, match="Input/output error"):
+        sync_directory(path.parent)
