@@ -48,6 +48,8 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "background_task_failed": "A bug of the proxy: a task has ended. Please report the traceback.",
         "internal_error": "A bug of the proxy. One connection is closed, and others go on. Please report the "
         "traceback.",
+        "log_lines_dropped": "Before this line `lines` lines of the log were dropped, because nobody read standard "
+        "error or it could not be written.",
         "unraisable_error": "A bug of the proxy or of a library, at a place where Python cannot raise it.",
     },
     "Configuration and certificates": {

@@ -28,6 +28,7 @@ from proxy.installed import installed_version, make_in_use
 from proxy.observe.added_latency import AddedLatency, latency_family
 from proxy.observe.fleet_metrics import FleetTotals, fleet_families
 from proxy.observe.health import ClusterHealth, Muted, health_families, muted_family
+from proxy.observe.logs import dropped_lines
 from proxy.observe.past.history_metrics import HistoryTotals, history_families
 from proxy.observe.top_entities import EntitySource, Rules, TopEntities, node_label
 from proxy.relay.actions import CloseReason
@@ -382,6 +383,11 @@ class _Counted(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metric families. Each is exported even when it has no value."""
+        yield CounterMetricFamily(
+            "kafka_throttle_log_lines_dropped",
+            "Lines of the log that were dropped, because nobody read standard error or it could not be written.",
+            dropped_lines(),
+        )
         yield from _relay_families([row for source in self.relays for row in source()])
         yield from health_families([source() for source in self.health])
         yield muted_family([row for source in self.muted for row in source()])

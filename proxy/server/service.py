@@ -228,6 +228,7 @@ def run(config_path: Path, config: Config) -> int:
         await Service(config_path, config, SystemClock()).run()
 
     logs.configure(config.log.level, config.log.format)
+    logs.write_in_thread()
     sys.setswitchinterval(_LONGEST_TURN_OF_A_THREAD_S)
     uvloop.run(serve())
     return 0

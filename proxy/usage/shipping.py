@@ -24,7 +24,7 @@ from typing import Any, Literal
 import structlog
 
 from common.backoff import Backoff
-from proxy.observe.logs import configure
+from proxy.observe import logs
 from proxy.usage.kafka_topic import KafkaTopic
 from proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
 
@@ -86,7 +86,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a signal to the proxy's process group must not end this process
         signal.signal(number, signal.SIG_IGN)
     order = Order(**json.loads(sys.stdin.readline()))
-    configure(order.log_level, order.log_format)
+    logs.configure(order.log_level, order.log_format)
+    logs.write_in_thread()
     stopping = threading.Event()
     threading.Thread(target=_end_with_stdin, args=(stopping,), daemon=True).start()
     said = _Saying()
@@ -109,6 +110,7 @@ def _end_with_stdin(stopping: threading.Event) -> None:
     sys.stdin.read()
     stopping.set()
     time.sleep(GRACE_S)
+    logs.flush()
     os._exit(0)
 
 

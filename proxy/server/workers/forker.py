@@ -12,9 +12,12 @@ import os
 import select
 import signal
 import socket
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
+
+from proxy.observe import logs
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 """Signals to the process group are for the supervisor: it says what happens to the others."""
@@ -197,8 +200,8 @@ def _leave(run: Callable[[], int]) -> None:
     try:
         status = run()
     except BaseException:
-        import traceback
-
+        logs.write_in_thread()
         traceback.print_exc()
     finally:
+        logs.flush()
         os._exit(status)

@@ -353,6 +353,7 @@ def run(config_path: Path, config: Config) -> int:
     of_workers, passed, is_activated = open_sockets(config, worker_count(config.workers))
     be_worker = partial(run_worker, config_path, config, of_workers, is_activated)
     forker = Forker.start(of_workers, be_worker, passed.close_rest)
+    logs.write_in_thread()
     for sockets in of_workers:
         for sock in sockets:
             sock.close()

@@ -235,5 +235,6 @@ def run_worker(
 ) -> int:
     """Be the worker of this number, until the supervisor says that it stops. Returns the exit status."""
     logs.configure(config.log.level, config.log.format, worker=number)
+    logs.write_in_thread()
     uvloop.run(WorkerProcess(config_path, sockets[number], is_activated, link).run())
     return 0
