@@ -24,6 +24,7 @@ from typing import Any, Literal
 import structlog
 
 from common.backoff import Backoff
+from common.duties import Duty
 from proxy.observe import logs
 from proxy.usage.kafka_topic import KafkaTopic
 from proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
@@ -143,6 +144,7 @@ class Shipping:
         self._before = Shipped()
         self._now = Shipped()
         self._process: asyncio.subprocess.Process | None = None
+        self._duty = Duty("shipping usage records")
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
@@ -159,7 +161,7 @@ class Shipping:
 
     def start(self) -> None:
         """Start the shipping process."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.get_running_loop().create_task(self._duty.keep(self._run))
 
     async def stop(self) -> None:
         """Have the last lines sent and the process end. Bounded in time, whatever the cluster does."""
@@ -205,6 +207,7 @@ class Shipping:
                 self._now = Shipped(**json.loads(line))
             return await process.wait()
         finally:
+            self._kill()
             self._process = None
             self._before, reported = self.totals(), self._now
             self._now = Shipped(waiting_files=reported.waiting_files, waiting_bytes=reported.waiting_bytes)

@@ -107,7 +107,7 @@ class Worker:
         instance.serve()
         instance.warn_of_descriptors()
         instance.tasks.spawn(measure_lag(self.metrics.event_loop_lag))
-        instance.tasks.spawn(self._certificates.watch())
+        instance.tasks.keep(self._certificates.duty, self._certificates.watch)
 
     async def apply(self, config: Config) -> None:
         """Have a changed configuration in force."""

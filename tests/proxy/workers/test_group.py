@@ -85,8 +85,8 @@ class Processes:
         worker = Worker(number, theirs)
         self.prepare(worker)
         self.workers.append(worker)
-        await worker.link.open()
         pid = len(self.workers)
+        await worker.link.open()
         self._running.append(asyncio.create_task(self._run(pid, worker)))
         return Forked(pid, ours)
 
