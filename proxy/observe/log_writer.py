@@ -10,7 +10,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 _MOST_WAITING_BYTES = 4 << 20
-_MOST_AT_ONCE_BYTES = 64 << 10
+_MOST_AT_ONCE_BYTES = select.PIPE_BUF - 1
+"""Other processes write to the same pipe: the system mixes their lines with ours only where more is written at once."""
 
 
 class LogWriter:
@@ -29,6 +30,8 @@ class LogWriter:
         self._waiting_bytes = 0
         self._lock = threading.RLock()  # a garbage collection amid `put` may log
         self._queue: SimpleQueue[bytes | threading.Event] = SimpleQueue()
+        self._left: bytes | threading.Event | None = None
+        """What was taken from the queue, and is not in a batch yet."""
         self._reported = 0
         self._is_cut = False
         """Whether the last line that was written has no end, because the rest of it could not be written."""
@@ -59,31 +62,35 @@ class LogWriter:
     def _run(self) -> None:
         while True:
             lines, done = self._next_batch()
-            if self._write(lines):
+            rest = self._write(lines)
+            if not rest:
                 with suppress(Exception):  # a bug in the notice must not end the log
                     self._report_dropped()
             with self._lock:
                 self._waiting_bytes -= len(lines)
+                self.dropped += _count(rest)
             if done is not None:
                 done.set()
 
     def _next_batch(self) -> tuple[bytes, threading.Event | None]:
-        """The lines that wait, up to a bound, and the event to set when they are written, if somebody waits for it."""
-        found, size_bytes = [], 0
-        item = self._queue.get()
-        while not isinstance(item, threading.Event):
-            found.append(item)
-            size_bytes += len(item)
-            if size_bytes >= _MOST_AT_ONCE_BYTES:
-                return b"".join(found), None
-            try:
+        """The lines that wait, as many as are written at once, or the event to set because none wait before it."""
+        item = self._queue.get() if self._left is None else self._left
+        self._left = None
+        if isinstance(item, threading.Event):
+            return b"", item
+        found, size_bytes = [item], len(item)
+        with suppress(Empty):
+            while self._left is None:
                 item = self._queue.get_nowait()
-            except Empty:
-                return b"".join(found), None
-        return b"".join(found), item
+                if isinstance(item, threading.Event) or size_bytes + len(item) > _MOST_AT_ONCE_BYTES:
+                    self._left = item
+                else:
+                    found.append(item)
+                    size_bytes += len(item)
+        return b"".join(found), None
 
-    def _write(self, lines: bytes) -> bool:
-        """Write lines, and wait for the reader as long as that takes. False if not all of them could be written."""
+    def _write(self, lines: bytes) -> bytes:
+        """Write lines, and wait for the reader as long as that takes. Returns what could not be written."""
         whole = b"\n" + lines if self._is_cut and lines else lines
         rest = memoryview(whole)
         while rest:
@@ -94,11 +101,9 @@ class LogWriter:
             except OSError:
                 if written := whole[: len(whole) - len(rest)]:
                     self._is_cut = not written.endswith(b"\n")
-                with self._lock:
-                    self.dropped += _count(bytes(rest))
-                return False
+                return bytes(rest)
         self._is_cut = self._is_cut and not lines
-        return True
+        return b""
 
     def _wait(self) -> None:
         poll = select.poll()
@@ -107,7 +112,7 @@ class LogWriter:
 
     def _report_dropped(self) -> None:
         dropped = self.dropped
-        if dropped != self._reported and self._write(self._notice(dropped - self._reported)):
+        if dropped != self._reported and not self._write(self._notice(dropped - self._reported)):
             self._reported = dropped
 
 
@@ -138,4 +143,5 @@ class LogStream(io.RawIOBase):
 
 
 def _count(lines: bytes) -> int:
-    return max(lines.count(b"\n"), 1)
+    """How many lines these are; a part of one counts as one."""
+    return max(lines.count(b"\n"), bool(lines))

@@ -17,6 +17,10 @@ class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def __len__(self) -> int:
+        """How many run."""
+        return len(self._tasks)
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task."""
         task = asyncio.get_running_loop().create_task(work)
