@@ -135,21 +135,22 @@ def test_a_worker_that_stands_still_is_replaced_and_new_clients_are_served(stack
     assert (lost["worker_pid"], lost["status"]) == (victim, -signal.SIGKILL)
 
 
+@pytest.mark.nightly
 def test_workers_go_on_after_their_supervisor_and_all_of_them_stood_still(stack):
     proxy = stack.enter_context(of_workers(NOBODY, ready=False))
     workers = pids(proxy)
-    for _ in range(2):
-        for pid in (proxy.pid, *workers):
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(12)
-        for pid in (proxy.pid, *workers):
-            os.kill(pid, signal.SIGCONT)
-        proxy.wait_for(lambda: proxy.status("livez") == 200, TIMEOUT_S, "being live")
-        time.sleep(2)
+    for pid in (proxy.pid, *workers):
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(15)
+    for pid in (proxy.pid, *workers):
+        os.kill(pid, signal.SIGCONT)
+    proxy.wait_for(lambda: proxy.status("livez") == 200, TIMEOUT_S, "being live")
+    time.sleep(4)
     assert pids(proxy) == workers
     assert proxy.events("worker_lost") == []
 
 
+@pytest.mark.nightly
 def test_the_proxy_is_not_live_if_no_worker_can_be_started_any_more(stack):
     proxy = stack.enter_context(of_workers(NOBODY, ready=False))
     [forker] = psutil.Process(proxy.pid).children()
