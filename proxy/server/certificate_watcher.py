@@ -49,7 +49,7 @@ class CertificateWatcher:
             await asyncio.sleep(_LOOK_S)
             for place, section in list(self._kept.items()):
                 with self.duty:
-                    if section.files.changed():
+                    if await asyncio.to_thread(section.files.changed):
                         await self._renew(place, section)
             self._tell_of_ends()
 

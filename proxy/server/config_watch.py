@@ -78,7 +78,7 @@ class ConfigWatch:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_S):
                     await self.reload_asked.wait()
-            found = signature(self._path)
+            found = await asyncio.to_thread(signature, self._path)  # a file system that hangs holds up nothing else
             if found != self._seen or self.reload_asked.is_set():
                 self.reload_asked.clear()
                 self._seen = found

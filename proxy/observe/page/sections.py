@@ -7,6 +7,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
+from common.duties import troubles
 from proxy.clock import Clock
 from proxy.net.turns import finish_in_turns
 from proxy.observe.health import ClusterHealth
@@ -100,7 +101,7 @@ def _at_once(facts: Callable[[Page], Facts]) -> Callable[[Page], Steps]:
 @_at_once
 def _state(page: Page) -> Facts:
     process = page.process
-    remarks = [remark for cluster in process.clusters for remark in cluster.health().remarks()]
+    remarks = [*(remark for cluster in process.clusters for remark in cluster.health().remarks()), *troubles()]
     return {"reasons": list(process.not_ready()), "remarks": remarks, "at_ms": process.clock.epoch_ms()}
 
 
