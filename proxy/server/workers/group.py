@@ -28,12 +28,18 @@ _SILENT_S = 5.0
 _STALLED_S = 10.0
 """How long a worker may be silent before it is ended: its sockets take their part of all new connections."""
 
+_START_S = 60.0
+"""The same for one that starts: it has much to work out then, and no client waits for it alone."""
+
 _GIVEN_UP_S = 30.0
 """How long a worker may be missing before the whole proxy had better be started again."""
 
 _EVERY_S = 1.0
-_LONGEST_STEP_S = 2 * (ANSWER_S + _EVERY_S)
-"""The most that a look adds to the time in which workers are silent, also if this process stood still for longer."""
+_LONGEST_STEP_S = ANSWER_S + 1.5 * _EVERY_S
+"""The most that a look adds to the time in which workers are silent, also if this process stood still for longer.
+
+On a machine that is too busy for this process the workers may be as late.
+"""
 
 _END_S = 0.2
 """How long is waited for the exit status of a worker whose link has closed."""
@@ -268,8 +274,8 @@ class Workers:
         for worker in self.running:
             if worker.received != worker.link.received:
                 worker.received, worker.heard_s = worker.link.received, self._ran_s
-            elif self._ran_s - worker.heard_s > _STALLED_S:
-                problem = f"it has not answered for {_STALLED_S:.0f} s, so another one replaces it"
+            elif (silent_s := self._ran_s - worker.heard_s) > (_STALLED_S if worker.is_serving else _START_S):
+                problem = f"it has been silent for {silent_s:.0f} s, so another one replaces it"
                 log.error("worker_failed", worker=worker.number, question="pulse", problem=problem)
                 self._kill(worker)
                 worker.link.abort()  # the process itself ends later if it waits for a disk

@@ -217,8 +217,10 @@ async def test_a_second_signal_ends_all_soon_though_a_worker_hangs(processes, mo
 @pytest.fixture
 def soon(monkeypatch):
     """Workers are asked often, and a silent one is given up soon."""
-    for name, seconds in {"ANSWER_S": 0.02, "_EVERY_S": 0.01, "_STALLED_S": 0.2, "_GIVEN_UP_S": 0.2}.items():
-        monkeypatch.setattr(group, name, seconds)
+    for name in ("_STALLED_S", "_START_S", "_GIVEN_UP_S"):
+        monkeypatch.setattr(group, name, 0.2)
+    monkeypatch.setattr(group, "ANSWER_S", 0.02)
+    monkeypatch.setattr(group, "_EVERY_S", 0.01)
 
 
 async def test_a_worker_that_stands_still_is_ended_and_replaced(processes, soon):
