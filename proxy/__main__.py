@@ -1,10 +1,12 @@
 """`python -m proxy` is `kafka-throttle`."""
 
+from common.standard_streams import open_closed_streams
 from proxy.installed import take_make
 
 
 def main() -> None:
     """Take the make of the deciding code, then run the command line."""
+    open_closed_streams()
     take_make()
     from proxy.cli.main import main as run
 

@@ -38,7 +38,7 @@ def ship(spool: str, topic: str, servers: str, pairs: tuple[str, ...], every_s: 
     A proxy with `usage.kafka` does the same; this is for spools of other proxies. The spool stores what was sent.
     Exit status 1: the topic does not take the lines; 2: an argument is invalid.
     """
-    from proxy.observe.logs import configure
+    from proxy.observe import logs
     from proxy.usage.kafka_topic import KafkaTopic, producer_settings
     from proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
     from proxy.usage.shipping import keep_shipping
@@ -51,7 +51,7 @@ def ship(spool: str, topic: str, servers: str, pairs: tuple[str, ...], every_s: 
         settings = producer_settings(with_files(given, "--kafka-conf"))
     except ValueError as error:
         refuse(f"--kafka-conf: {error}")
-    configure("info", "console")
+    logs.configure("info", "console")
     there = KafkaTopic(topic, {**settings, "bootstrap_servers": addresses})
     directory = Path(spool)
 
@@ -63,6 +63,7 @@ def ship(spool: str, topic: str, servers: str, pairs: tuple[str, ...], every_s: 
         with alone_at(directory):
             shipper = Shipper(directory, there, tell)
             if every_s is not None:
+                logs.write_in_thread()
                 keep_shipping(shipper, threading.Event(), every_s, tell)
             shipper.ship()
     except SpoolBusy as error:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
+from common.duties import Duty
 from common.look_ups import look_up
 from common.printable import printable
 from quotas.entities import plain_ip
@@ -41,6 +42,7 @@ class HostNames:
         self._resolve = resolve
         self._names: frozenset[str] = frozenset()
         self._unknown: set[str] = set()
+        self._duty = Duty("resolving names of hosts")
         self._task: asyncio.Task[None] | None = None
 
     def follow(self, names: Collection[str]) -> None:
@@ -49,7 +51,7 @@ class HostNames:
         if wanted != self._names:
             self._names = wanted
             self.stop()
-            self._task = asyncio.get_running_loop().create_task(self._keep_resolving())
+            self._task = asyncio.get_running_loop().create_task(self._duty.keep(self._keep_resolving))
 
     def stop(self) -> None:
         """Stop resolving."""
@@ -91,6 +93,9 @@ class HostNames:
                 if name not in self._unknown and len(self._unknown) < len(self._names):
                     self._unknown.add(name)
                     self._log.warning("host_not_resolved", host=printable(name), problem=printable(str(error)))
+                return self.addresses.get(name, ())
+            except Exception as error:
+                self._duty.failed(error)
                 return self.addresses.get(name, ())
         self._unknown.discard(name)
         return found

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterator
+from itertools import islice
 from typing import Generic, TypeVar
 
 Waiting = TypeVar("Waiting", bound=Hashable)
@@ -37,10 +38,19 @@ class Deadlines(Generic[Waiting]):
     def _look(self) -> None:
         self._timer = None
         now_s = self._loop.time()
-        while self._due_s:
-            waiting, due_s = next(iter(self._due_s.items()))
-            if due_s > now_s:
-                self._timer = self._loop.call_later(due_s - now_s, self._look)
-                return
-            del self._due_s[waiting]
-            self._overdue(waiting)
+        try:
+            while (waiting := self._first(now_s)) is not None:
+                del self._due_s[waiting]
+                self._overdue(waiting)
+        finally:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        if self._timer is not None:  # somebody has begun to wait meanwhile
+            self._timer.cancel()
+        due_s = next(iter(self._due_s.values()), None)
+        self._timer = None if due_s is None else self._loop.call_at(due_s, self._look)
+
+    def _first(self, now_s: float) -> Waiting | None:
+        """The first object whose time is over."""
+        return next((waiting for waiting, due_s in islice(self._due_s.items(), 1) if due_s <= now_s), None)

@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import Counter
 
+from common.duties import Duty
 from common.printable import printable
 from common.problems import Problem
 from proxy.config.problems import ConfigErrors
@@ -55,6 +56,7 @@ class HttpListener:
         self._application = self.guard.application(routes)
         self._socket: socket.socket | None = None
         self._runner: web.AppRunner | None = None
+        self._duty = Duty("accepting HTTP connections", f"listener {section}")
         self._accepting: asyncio.Task[None] | None = None
 
     def open(self, bind: str, port: int, open_socket: Callable[[str, int], socket.socket]) -> socket.socket:
@@ -71,7 +73,7 @@ class HttpListener:
         listening.setblocking(False)
         self._runner = web.AppRunner(self._application, shutdown_timeout=1)
         await self._runner.setup()
-        self._accepting = asyncio.get_running_loop().create_task(self._accept(listening))
+        self._accepting = asyncio.get_running_loop().create_task(self._duty.keep(lambda: self._accept(listening)))
         address: tuple[str, int] = listening.getsockname()
         return address[1]
 

@@ -45,9 +45,12 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "such line; one line a minute at most.",
         "status_page_failed": "A bug of the proxy: open status pages were not kept up to date, and connect again. "
         "Please report the traceback.",
-        "background_task_failed": "A bug of the proxy: a task has ended. Please report the traceback.",
+        "background_task_failed": "A bug of the proxy, in what it does in the background (`task`): `failures` since "
+        "the last such line; one line a minute at most for each task. It goes on. Please report the traceback.",
         "internal_error": "A bug of the proxy. One connection is closed, and others go on. Please report the "
         "traceback.",
+        "log_lines_dropped": "Before this line `lines` lines of the log were dropped, because nobody read standard "
+        "error or it could not be written.",
         "unraisable_error": "A bug of the proxy or of a library, at a place where Python cannot raise it.",
     },
     "Configuration and certificates": {
@@ -129,7 +132,6 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "in some instance. This one has lowered its claims.",
         "fleet_name_taken": "Another instance has had the name of this one for a minute: give each its own "
         "`usage.instance`. Limits are divided rightly all the same.",
-        "fleet_failed": "An error in the proxy itself: what this instance claims stays as it is. Once a minute.",
     },
     "The history": {
         "history_writing_failed": "Seconds of the past cannot be written. They are dropped, and traffic goes on.",

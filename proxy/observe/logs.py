@@ -1,5 +1,7 @@
 """Sets up the log: one line for each event on standard error, also from libraries that use `logging`."""
 
+import atexit
+import io
 import logging
 import sys
 from collections.abc import Callable
@@ -10,6 +12,7 @@ import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 from common.printable import MAX_SHOWN_CHARACTERS, printable
+from proxy.observe.log_writer import LogStream, LogWriter
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -27,7 +30,11 @@ kafka-python logs each failed attempt to connect as an error; our own event `clu
 _INDISCREET = ("kafka.admin.client", "kafka.net.connection", "kafka.protocol.parser")
 """Loggers that write passwords at DEBUG."""
 
+_LAST_LINES_S = 1.0
+"""How long a process waits at its end until its last lines are written."""
+
 _threshold = logging.INFO
+_writer: LogWriter | None = None
 
 
 def configure(level: str, form: Literal["json", "console"], worker: int | None = None) -> None:
@@ -47,7 +54,7 @@ def configure(level: str, form: Literal["json", "console"], worker: int | None =
             _renderer(form),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
-        logger_factory=_StandardError,
+        logger_factory=_Lines,
         cache_logger_on_first_use=False,
     )
     root = logging.getLogger()
@@ -138,19 +145,64 @@ def _safe(key: str, value: Any) -> Any:
     return printable(str(value), _MAX_LONG_CHARACTERS if key in _LONG else MAX_SHOWN_CHARACTERS)
 
 
-class _StandardError:
-    """Writes log lines to standard error. Ignores errors: the proxy goes on if nothing reads its standard error."""
+# ------------------------------------------------------------- standard error
 
-    def __init__(self, *_: Any) -> None:
+
+def write_in_thread() -> None:
+    """From now on have a thread write whatever this process says on standard error, so that nobody waits for it.
+
+    That is also what Python itself says there: tracebacks and warnings. Call it when the process forks no more.
+    """
+    global _writer
+    if _writer is not None:
+        return
+    encoding, fd = sys.stderr.encoding, sys.stderr.fileno()
+    _writer = writer = LogWriter(fd, partial(_dropped_notice, encoding))
+    writer.start()
+    raw = io.BufferedWriter(LogStream(writer, fd))
+    sys.stderr = io.TextIOWrapper(raw, encoding, "backslashreplace", line_buffering=True)
+    atexit.register(flush)
+
+
+def flush() -> None:
+    """Wait until the last lines are written, but not for long. For the end of the process."""
+    if _writer is not None:
+        _writer.flush(_LAST_LINES_S)
+
+
+def dropped_lines() -> int:
+    """How many lines of this process were dropped, because nobody read them or they could not be written."""
+    return 0 if _writer is None else _writer.dropped
+
+
+def _dropped_notice(encoding: str, lines: int) -> bytes:
+    made: list[str] = []
+    log = structlog.wrap_logger(_Lines(write=made.append))
+    log.error("log_lines_dropped", lines=lines)
+    return "".join(made).encode(encoding, "backslashreplace")
+
+
+def _write_line(line: str) -> None:
+    """Ignores errors: the proxy goes on if nothing reads its standard error."""
+    try:
+        if _writer is None:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+        else:
+            _writer.put(line.encode(sys.stderr.encoding, "backslashreplace"))
+    except (OSError, ValueError):
         pass
 
+
+class _Lines:
+    """Ends each line, and passes it to `write`."""
+
+    def __init__(self, *_: Any, write: Callable[[str], object] = _write_line) -> None:
+        self._write = write
+
     def msg(self, line: str) -> None:
-        """Write one line at once."""
-        try:
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
-        except (OSError, ValueError):
-            pass
+        """Write one line."""
+        self._write(line + "\n")
 
     debug = info = warning = error = critical = exception = fatal = log = msg
 

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, In
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from common.duties import failures
 from proxy.gate.gate_metrics import (
     AddressUse,
     ClusterGate,
@@ -28,6 +29,7 @@ from proxy.installed import installed_version, make_in_use
 from proxy.observe.added_latency import AddedLatency, latency_family
 from proxy.observe.fleet_metrics import FleetTotals, fleet_families
 from proxy.observe.health import ClusterHealth, Muted, health_families, muted_family
+from proxy.observe.logs import dropped_lines
 from proxy.observe.past.history_metrics import HistoryTotals, history_families
 from proxy.observe.top_entities import EntitySource, Rules, TopEntities, node_label
 from proxy.relay.actions import CloseReason
@@ -382,6 +384,12 @@ class _Counted(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """All metric families. Each is exported even when it has no value."""
+        yield CounterMetricFamily(
+            "kafka_throttle_log_lines_dropped",
+            "Lines of the log that were dropped, because nobody read standard error or it could not be written.",
+            dropped_lines(),
+        )
+        yield _failures_family(failures())
         yield from _relay_families([row for source in self.relays for row in source()])
         yield from health_families([source() for source in self.health])
         yield muted_family([row for source in self.muted for row in source()])
@@ -529,6 +537,17 @@ def _cap_families(rows: list[CapTotals]) -> Iterator[Metric]:
         waited.add(where, row.waited_ms / 1000)
     for sums in (limit, waiting, read, waits, waited):
         yield sums.done()
+
+
+def _failures_family(failures: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(
+        "kafka_throttle_background_failures",
+        "Errors in the proxy itself, in what it does in the background. It goes on: please report the log's traceback.",
+        labels=("task",),
+    )
+    for task, count in failures.items():
+        family.add_metric((task,), count)
+    return family
 
 
 def _shadow_families(rows: list[ShadowTotals]) -> Iterator[Metric]:

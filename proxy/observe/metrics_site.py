@@ -22,7 +22,8 @@ class MetricsSite:
     """Serves the metrics and the health of one process.
 
     `not_ready` returns the reasons why the process cannot serve clients; it is empty when it can. `remarks` are about
-    what is wrong all the same. `gather` prepares what is scraped and returns it; without it that is what `metrics` has.
+    what is wrong all the same. `not_live` returns why the process is to be ended and started again. `gather` prepares
+    what is scraped and returns it; without it that is what `metrics` has.
     """
 
     def __init__(
@@ -33,10 +34,12 @@ class MetricsSite:
         idle_s: float = 30,
         remarks: Callable[[], Sequence[str]] = lambda: (),
         gather: Callable[[], Awaitable[Collector]] | None = None,
+        not_live: Callable[[], Sequence[str]] = lambda: (),
     ) -> None:
         self._metrics = metrics
         self._not_ready = not_ready
         self._remarks = remarks
+        self._not_live = not_live
         self._gather = gather or self._own
         probes = {"/livez": self._get_livez, "/readyz": self._get_readyz}
         pages = {"/metrics": self._get_metrics, **probes}
@@ -71,7 +74,9 @@ class MetricsSite:
         return self._metrics.registry
 
     async def _get_livez(self, request: web.Request) -> web.Response:
-        return web.json_response({"live": True})
+        reasons = list(self._not_live())
+        state: dict[str, object] = {"live": not reasons}
+        return web.json_response(state | ({"reasons": reasons} if reasons else {}), status=503 if reasons else 200)
 
     async def _get_readyz(self, request: web.Request) -> web.Response:
         reasons, remarks = list(self._not_ready()), list(self._remarks())

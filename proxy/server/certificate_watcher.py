@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from common.duties import Duty
 from proxy.clock import Clock
 from proxy.config.problems import ConfigErrors
 from proxy.observe.metrics import Metrics
@@ -25,6 +26,7 @@ class CertificateWatcher:
     """
 
     def __init__(self, show: Show, clock: Clock, metrics: Metrics) -> None:
+        self.duty = Duty("watching certificates")
         self._show = show
         self._clock = clock
         self._metrics = metrics
@@ -46,8 +48,9 @@ class CertificateWatcher:
         while True:
             await asyncio.sleep(_LOOK_S)
             for place, section in list(self._kept.items()):
-                if section.files.changed():
-                    await self._renew(place, section)
+                with self.duty:
+                    if await asyncio.to_thread(section.files.changed):
+                        await self._renew(place, section)
             self._tell_of_ends()
 
     async def _renew(self, place: TlsPlace, section: Section) -> None:

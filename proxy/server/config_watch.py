@@ -67,23 +67,23 @@ class ConfigWatch:
         self._metrics = metrics
         self._apply = apply
         self._notify = notify
-        self._signature_at_start = signature(path)
-        """Taken before the first port is bound: an operator who sees a port open may already change the file."""
+        self._seen: object = signature(path)
+        """That of the file as it was read last. The first is taken before the first port is bound: an operator who sees
+        a port open may already change the file."""
         self._note_reload(is_applied=True)
 
     async def watch(self) -> None:
         """Reload the configuration when the file has changed or `reload_asked` is set, until cancelled."""
-        seen = self._signature_at_start
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_S):
                     await self.reload_asked.wait()
-            found = signature(self._path)
-            if found != seen or self.reload_asked.is_set():
+            found = await asyncio.to_thread(signature, self._path)  # a file system that hangs holds up nothing else
+            if found != self._seen or self.reload_asked.is_set():
                 self.reload_asked.clear()
-                seen = found
+                self._seen = found
                 if not await self.reload():
-                    seen = None
+                    self._seen = None
                     await asyncio.sleep(_REREAD_S)
 
     async def reload(self) -> bool:
@@ -94,6 +94,9 @@ class ConfigWatch:
         self._notify("RELOADING=1", monotonic_usec())
         try:
             return await self._reload()
+        except Exception:
+            self._note_rejected()
+            raise
         finally:
             self._notify("READY=1")
 
@@ -121,9 +124,12 @@ class ConfigWatch:
             log.warning("config_warning", problem=str(warning))
 
     def _refuse(self, problems: list[str]) -> None:
+        self._note_rejected()
+        log.error("config_rejected", file=str(self._path), problems=problems)
+
+    def _note_rejected(self) -> None:
         self._metrics.config_reloads.labels("rejected").inc()
         self._note_reload(is_applied=False)
-        log.error("config_rejected", file=str(self._path), problems=problems)
 
     def _note_reload(self, *, is_applied: bool) -> None:
         self._metrics.last_reload_ok.set(is_applied)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 import structlog
 
+from common.duties import Duty, troubles
 from common.private_directory import DirectoryUnusable
 from common.problems import Problem
 from protocol.api_table import APIS
@@ -95,6 +96,7 @@ class Instance:
         self.end_asked = asyncio.Event()
         """Set when the instance is to end without waiting for anything of its clients."""
         self.tasks = Tasks()
+        self._sweeping = Duty("looking for timeouts and for what has expired")
         self._metrics = metrics
         self._poller = poller = new_poller()
         quotas = ConnectionQuotas(ConnectionLimits(), clock.now_ms())
@@ -237,7 +239,12 @@ class Instance:
     def remarks(self) -> list[str]:
         """What is wrong though clients can be served, one line each."""
         of_clusters = [remark for cluster in self.clusters for remark in cluster.health().remarks()]
-        return [*of_clusters, *unwritten("usage records", self._recorder), *unwritten("the history", self._history)]
+        return [
+            *of_clusters,
+            *unwritten("usage records", self._recorder),
+            *unwritten("the history", self._history),
+            *troubles(),
+        ]
 
     def _muted(self) -> Iterator[Muted]:
         now_ms = self.clock.now_ms()
@@ -315,7 +322,7 @@ class Instance:
             self._recorder.start(is_beside)
         except DirectoryUnusable as error:
             raise ConfigErrors([Problem("usage.directory", str(error))]) from None
-        self.tasks.spawn(self._recorder.run())
+        self.tasks.keep(self._recorder.duty, self._recorder.run)
         self._note_settings()
 
     async def start(self) -> None:
@@ -325,9 +332,10 @@ class Instance:
         self._report_unknown_quotas()
         if self._history is not None:
             self._history.start()
-            self.tasks.spawn(self._history.run())
+            self.tasks.keep(self._history.duty, self._history.run)
         for cluster in self.clusters:
-            self.tasks.spawn(cluster.upstream.discovery.keep_learning())
+            duty = Duty("asking for nodes", f"virtual cluster {cluster.name}")
+            self.tasks.keep(duty, cluster.upstream.discovery.keep_learning)
         await asyncio.gather(*joining)
 
     async def cut_start_short(self) -> None:
@@ -352,7 +360,7 @@ class Instance:
                 ports=sorted(sockets),
             )
         self._is_serving = True
-        self.tasks.spawn(self._sweep())
+        self.tasks.keep(self._sweeping, self._sweep)
 
     @property
     def is_serving(self) -> bool:
@@ -463,20 +471,23 @@ class Instance:
         while True:
             await asyncio.sleep(_SWEEP_S)
             now_ms = self.clock.now_ms()
-            self._report_unknown_quotas()
-            for cluster in self.clusters:
-                cluster.report_full_tables(self.clock.now_us())
             step_ms, last_ms = min(now_ms - last_ms, _LONGEST_STEP_MS), now_ms
             for cluster in self.clusters:
+                with self._sweeping:
+                    cluster.book.report_unknown(self.clock.now_us())
+                    cluster.report_full_tables(self.clock.now_us())
                 for _ in range(_EXPIRIES_PER_SWEEP):
-                    cluster.quota_manager.expire(now_ms)
+                    with self._sweeping:
+                        cluster.quota_manager.expire(now_ms)
                     await asyncio.sleep(0)
             time_outs = _time_outs(self.config.limits)
             for number, connection in enumerate(self._connections(), 1):
-                connection.look_after(now_ms, step_ms, time_outs)
+                with self._sweeping:
+                    connection.look_after(now_ms, step_ms, time_outs)
                 if not number % _LOOKS_AT_ONCE:
                     await asyncio.sleep(0)
-            self.gate.log.sum_up()
+            with self._sweeping:
+                self.gate.log.sum_up()
 
     def _report_unknown_quotas(self) -> None:
         for cluster in self.clusters:

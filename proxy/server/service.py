@@ -12,6 +12,7 @@ import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from common.duties import Duty
 from proxy.clock import Clock, SystemClock
 from proxy.config.settings import Config
 from proxy.installed import installed_version, make_in_use
@@ -112,13 +113,10 @@ class Service:
         self._restart.notify("READY=1", f"MAINPID={os.getpid()}")
         self.configuration.warn()
         self.instance.warn_of_descriptors()
-        for work in (
-            self._keep_looking(),
-            self._page.history.keep(),
-            self.configuration.watch(),
-            self._certificates.watch(),
-        ):
-            self._tasks.spawn(work)
+        self._tasks.keep(Duty("reporting readiness"), self._keep_looking)
+        self._tasks.keep(Duty("sampling for the status page"), self._page.history.keep)
+        self._tasks.keep(Duty("watching the configuration"), self.configuration.watch)
+        self._tasks.keep(self._certificates.duty, self._certificates.watch)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. SIGHUP reloads the configuration. SIGUSR2 has another process take over."""
@@ -232,6 +230,7 @@ def run(config_path: Path, config: Config) -> int:
         await Service(config_path, config, SystemClock()).run()
 
     logs.configure(config.log.level, config.log.format)
+    logs.write_in_thread()
     sys.setswitchinterval(_LONGEST_TURN_OF_A_THREAD_S)
     uvloop.run(serve())
     return 0

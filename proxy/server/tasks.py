@@ -1,33 +1,45 @@
 """The background tasks of a part of the process."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import structlog
+
+from common.duties import Duty
 
 log = structlog.get_logger()
 
 
 class Tasks:
-    """Tasks that run until they are cancelled together. One that fails is logged; the others go on."""
+    """Tasks that run until they end, or are cancelled together. One that fails is logged; the others go on."""
 
     def __init__(self) -> None:
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def __len__(self) -> int:
+        """How many run."""
+        return len(self._tasks)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task."""
         task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(_tell_failure)
-        self._tasks.append(task)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
         return task
+
+    def keep(self, duty: Duty, run: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Start what goes on until it is cancelled, whatever fails."""
+        return self.spawn(duty.keep(run))
 
     async def cancel(self) -> None:
         """Cancel all tasks, and wait for their ends."""
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-
-def _tell_failure(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("background_task_failed", exc_info=error)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background_task_failed", exc_info=error)

@@ -6,12 +6,13 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from common.duties import Duty
 from proxy.clock import Clock
 from proxy.config.settings import UsageConfig
 from proxy.observe.metrics import UsageTotals
 from proxy.relay.use import CONNECTION, Meter
 from proxy.usage.records import record_of
-from proxy.usage.spool import Spool, SpoolRules
+from proxy.usage.spool import BUG, Spool, SpoolRules
 from proxy.usage.tracer import Tracer
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
 from quotas.connection_quotas import Admission, ConnectionQuotas, Outcome
@@ -63,6 +64,7 @@ class Recorder:
         self._metered = metered
         self._by_cluster = {of.meter.virtual_cluster: of.meter for of in metered}
         self._window_ms = window_s * 1000
+        self.duty = Duty("recording usage")
         self._clock = clock
         self._tracer = tracer
         self._sequence = 0
@@ -107,7 +109,8 @@ class Recorder:
         window = self._window()
         while True:
             await asyncio.sleep(min(self._until_next_s(), _FLUSH_S))
-            self._flush_trace()
+            with self.duty:
+                self._flush_trace()
             if (now := self._window()) != window:
                 window = now
                 for _ in self.close_windows():
@@ -130,7 +133,8 @@ class Recorder:
         for metered in self._metered:
             meter = metered.meter
             for number, (window, use) in enumerate(meter.take_open(), 1):
-                meter.settle(window, use, None if at_end else self._clock.now_us())
+                with self.duty:
+                    meter.settle(window, use, None if at_end else self._clock.now_us())
                 if not number % _SETTLED_PER_STEP:
                     yield
             while meter.closed:
@@ -148,8 +152,18 @@ class Recorder:
             end_ms = max(min(counts.begin_ms + self._window_ms, now_ms), counts.begin_ms)
             who = (self.spool.instance, self.spool.epoch, self._sequence)
             manager, connections = metered.quota_manager, metered.connections
-            records.append(record_of(counts, manager, connections, *who, end_ms, meter.virtual_cluster))
-        self.spool.put(USAGE, records, first, self._sequence)
+            try:
+                records.append(record_of(counts, manager, connections, *who, end_ms, meter.virtual_cluster))
+            except Exception as error:
+                self.duty.failed(error)
+                self._put(records, first)
+                self.spool.drop(USAGE, self._sequence, self._sequence, BUG)
+                records, first = [], self._sequence + 1
+        self._put(records, first)
+
+    def _put(self, records: Sequence[UsageRecord], first: int) -> None:
+        if records:
+            self.spool.put(USAGE, records, first, first + len(records) - 1)
 
     def _flush_trace(self) -> None:
         if self._tracer is not None:

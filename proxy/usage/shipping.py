@@ -24,7 +24,8 @@ from typing import Any, Literal
 import structlog
 
 from common.backoff import Backoff
-from proxy.observe.logs import configure
+from common.duties import Duty
+from proxy.observe import logs
 from proxy.usage.kafka_topic import KafkaTopic
 from proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
 
@@ -86,7 +87,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # a signal to the proxy's process group must not end this process
         signal.signal(number, signal.SIG_IGN)
     order = Order(**json.loads(sys.stdin.readline()))
-    configure(order.log_level, order.log_format)
+    logs.configure(order.log_level, order.log_format)
+    logs.write_in_thread()
     stopping = threading.Event()
     threading.Thread(target=_end_with_stdin, args=(stopping,), daemon=True).start()
     said = _Saying()
@@ -109,6 +111,7 @@ def _end_with_stdin(stopping: threading.Event) -> None:
     sys.stdin.read()
     stopping.set()
     time.sleep(GRACE_S)
+    logs.flush()
     os._exit(0)
 
 
@@ -141,6 +144,7 @@ class Shipping:
         self._before = Shipped()
         self._now = Shipped()
         self._process: asyncio.subprocess.Process | None = None
+        self._duty = Duty("shipping usage records")
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
@@ -157,7 +161,7 @@ class Shipping:
 
     def start(self) -> None:
         """Start the shipping process."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.get_running_loop().create_task(self._duty.keep(self._run))
 
     async def stop(self) -> None:
         """Have the last lines sent and the process end. Bounded in time, whatever the cluster does."""
@@ -203,6 +207,7 @@ class Shipping:
                 self._now = Shipped(**json.loads(line))
             return await process.wait()
         finally:
+            self._kill()
             self._process = None
             self._before, reported = self.totals(), self._now
             self._now = Shipped(waiting_files=reported.waiting_files, waiting_bytes=reported.waiting_bytes)

@@ -38,6 +38,9 @@ _ROWS_AT_ONCE = 500
 NO_ROOM = "no_room"
 """The reason for dropped records: the queue was full because writing failed or was too slow."""
 
+BUG = "internal_error"
+"""The same for a record that could not be made, because of a bug of the proxy."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpoolRules:

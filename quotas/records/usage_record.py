@@ -109,7 +109,9 @@ class Dropped(Row):
     stream: str = _column("", "`usage` or `trace`")
     first_sequence: int = _column("", "number of the first dropped record")
     last_sequence: int = _column("", "number of the last dropped record")
-    reason: str = _column("", "why they were dropped: `no_room`, `too_fast` or `file_lost`")
+    reason: str = _column(
+        "", "why they were dropped: `no_room`, `too_fast`, `file_lost`, or `internal_error` (a bug of the proxy)"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

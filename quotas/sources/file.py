@@ -11,10 +11,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from common.atomic_file import write_whole
+from common.duties import Duty
 from common.file_lock import locked
 from common.file_signature import Signature, signature_of
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable
@@ -93,7 +95,11 @@ class FileSource:
             self._read(self._state_file)
             self._note_read()
         self._take_up()
-        self._watcher = threading.Thread(target=self._watch, args=(self._state_file,), name="quota-state", daemon=True)
+        duty = Duty("watching the state file", str(self._state_file))
+        watch = partial(self._watch, self._state_file)
+        self._watcher = threading.Thread(
+            target=duty.keep_in_thread, args=(watch, self._stopping), name="quota-state", daemon=True
+        )
         self._watcher.start()
 
     def stop(self) -> None:

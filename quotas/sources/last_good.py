@@ -9,6 +9,7 @@ from typing import Final
 
 from common.atomic_file import write_whole
 from common.backoff import Backoff
+from common.duties import Duty
 from quotas.changes import NO_QUOTAS, Alteration, Quotas, following
 from quotas.sources.entry_forms import InvalidEntry, entry_form, entry_of
 from quotas.sources.source import Source, SourceState
@@ -54,7 +55,10 @@ class LastGood:
         self._changed: Callable[[], None] = lambda: None
         self._due = threading.Event()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._keep_writing, name="quotas-last-good", daemon=True)
+        duty = Duty("writing the last good quotas", str(path))
+        self._thread = threading.Thread(
+            target=duty.keep_in_thread, args=(self._keep_writing, self._stopped), name="quotas-last-good", daemon=True
+        )
 
     @property
     def quotas(self) -> Quotas:

@@ -18,6 +18,7 @@ from pipeline.table.accounts import Writer, lost_ends
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_admins import altering, ask_with_kafka_python, describing
 from tests.integration.restarts import ActivatedProxy, Prober, is_running
+from tests.integration.small_node import api_versions_request, small_node
 from tests.integration.steady_producers import Load, WithConfluentKafka, WithKafkaPython
 from tests.integration.test_restart import Pumped
 from tests.integration.test_usage import (
@@ -114,6 +115,52 @@ def test_a_worker_that_is_killed_is_replaced_and_only_its_connections_are_lost(s
     assert (lost["worker_pid"], lost["status"]) == (victim, -signal.SIGKILL)
     assert survivor in pids(proxy)
     assert proxy.metric("worker_restarts_total") == 1
+
+
+def test_a_worker_that_stands_still_is_replaced_and_new_clients_are_served(stack):
+    with small_node() as node:
+        proxy = stack.enter_context(of_workers(node, listener={"node_ids": [1]}))
+        victim, survivor = pids(proxy)
+        os.kill(victim, signal.SIGSTOP)
+        proxy.wait_for(lambda: proxy.events("worker_replaced"), TIMEOUT_S, "another worker")
+        assert proxy.status("livez") == 200
+        proxy.wait_for(lambda: proxy.status("readyz") == 200, TIMEOUT_S, "being ready")
+        assert survivor in pids(proxy)
+        assert victim not in pids(proxy)
+        for _ in range(40):
+            with socket.create_connection((HOST, proxy.port), TIMEOUT_S) as sock:
+                sock.sendall(api_versions_request())
+                assert len(sock.recv(4_096)) > 20
+    [lost] = proxy.events("worker_lost")
+    assert (lost["worker_pid"], lost["status"]) == (victim, -signal.SIGKILL)
+
+
+@pytest.mark.nightly
+def test_workers_go_on_after_their_supervisor_and_all_of_them_stood_still(stack):
+    proxy = stack.enter_context(of_workers(NOBODY, ready=False))
+    workers = pids(proxy)
+    for pid in (proxy.pid, *workers):
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(15)
+    for pid in (proxy.pid, *workers):
+        os.kill(pid, signal.SIGCONT)
+    proxy.wait_for(lambda: proxy.status("livez") == 200, TIMEOUT_S, "being live")
+    time.sleep(4)
+    assert pids(proxy) == workers
+    assert proxy.events("worker_lost") == []
+
+
+@pytest.mark.nightly
+def test_the_proxy_is_not_live_if_no_worker_can_be_started_any_more(stack):
+    proxy = stack.enter_context(of_workers(NOBODY, ready=False))
+    [forker] = psutil.Process(proxy.pid).children()
+    victim, _ = pids(proxy)
+    os.kill(forker.pid, signal.SIGSTOP)
+    os.kill(victim, signal.SIGKILL)
+    proxy.wait_for(lambda: proxy.status("livez") == 503, 2 * TIMEOUT_S, "not being live")
+    os.kill(forker.pid, signal.SIGCONT)
+    proxy.wait_for(lambda: proxy.status("livez") == 200, TIMEOUT_S, "being live")
+    assert len(pids(proxy)) == WORKERS
 
 
 def test_a_changed_file_is_in_force_in_all_workers(stack):

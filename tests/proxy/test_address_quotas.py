@@ -2,6 +2,7 @@
 
 import asyncio
 
+from common.duties import troubles
 from proxy.config.settings import ClusterConnectionsConfig
 from proxy.gate.address_quotas import AddressQuotas, rates_of
 from proxy.gate.admission import Admission
@@ -101,3 +102,22 @@ def test_an_address_by_number_comes_before_names():
     rates = ConnectionRates(None, SharedMap({"10.0.0.1": 2.0}), SharedMap({"a.example": 5.0}))
     assert rates_of(rates, {"a.example": ("10.0.0.1", "10.0.0.2")}) == {"10.0.0.1": 2.0, "10.0.0.2": 5.0}
     assert rates_of(rates, {}) == {"10.0.0.1": 2.0}
+
+
+async def test_an_error_with_one_host_name_is_none_of_the_others():
+    at = gate()
+
+    async def resolve(host):
+        if host == "bad.example":
+            raise ValueError("a bug")
+        return ("10.0.0.1",)
+
+    quotas = AddressQuotas("main", at, resolve)
+    quotas.take_up(tables(**{"bad.example": 3.0, "a.example": 5.0, "default": 9.0}))
+    async with asyncio.timeout(60):
+        while at.admission.quotas.address_limits("main").rate_of("10.0.0.1") == 9.0:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    [trouble] = troubles()
+    assert "ValueError('a bug')" in trouble
+    quotas.stop()
+    await asyncio.sleep(0)

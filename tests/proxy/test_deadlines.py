@@ -40,3 +40,22 @@ async def test_one_timer_does_for_all():
     for number in range(1000):
         deadlines.add(number)
     assert len(timers) == 1
+
+
+async def test_an_error_with_one_that_is_overdue_is_none_of_the_others():
+    overdue, last, errors = [], asyncio.Event(), []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context["exception"]))
+
+    def end(name):
+        if name == "bad":
+            raise ValueError(name)
+        overdue.append(name)
+        if name == "c":
+            last.set()
+
+    deadlines = Deadlines(0.001, end)
+    for name in ("a", "bad", "b", "c"):
+        deadlines.add(name)
+    await asyncio.wait_for(last.wait(), TIMEOUT_S)
+    assert overdue == ["a", "b", "c"]
+    assert [str(error) for error in errors] == ["bad"]

@@ -280,7 +280,7 @@ async def test_a_fault_is_logged_and_the_loop_goes_on(pair):
         async with asyncio.timeout(60):
             while not logs:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-    assert [line["event"] for line in logs] == ["fleet_failed"]
+    assert [line["event"] for line in logs] == ["background_task_failed"]
     await a.fleet.stop()
 
 

@@ -23,8 +23,14 @@ def remarks():
 
 
 @pytest.fixture
-async def get(reasons, remarks):
-    server = MetricsSite(Metrics(CollectorRegistry()), lambda: reasons, remarks=lambda: remarks)
+def not_live():
+    return []
+
+
+@pytest.fixture
+async def get(reasons, remarks, not_live):
+    metrics = Metrics(CollectorRegistry())
+    server = MetricsSite(metrics, lambda: reasons, remarks=lambda: remarks, not_live=lambda: not_live)
     port = await server.start("127.0.0.1", 0)
 
     async def get(path, method="GET", **headers):
@@ -61,6 +67,11 @@ async def test_a_strange_accept_header_still_gets_metrics(get, accept):
 
 async def test_a_process_that_responds_is_alive(get):
     assert (await get("/livez"))[::2] == (200, b'{"live": true}')
+
+
+async def test_a_process_that_had_better_be_started_again_is_not_live(get, not_live):
+    not_live.append("worker 1 has not run for 30 s")
+    assert (await get("/livez"))[::2] == (503, b'{"live": false, "reasons": ["worker 1 has not run for 30 s"]}')
 
 
 async def test_a_process_is_ready_once_nothing_stands_against_it(get, reasons):

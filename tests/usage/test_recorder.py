@@ -6,9 +6,10 @@ import pytest
 
 from proxy.relay import use
 from proxy.relay.use import Meter
+from proxy.usage import recorder as recorders
 from proxy.usage.page import usage_page
 from proxy.usage.recorder import Metered, Recorder, own_name
-from proxy.usage.spool import Spool, SpoolRules
+from proxy.usage.spool import BUG, Spool, SpoolRules
 from proxy.usage.tracer import TOO_FAST, Tracer
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
 from quotas.connection_quotas import ADMITTED, Admission, ConnectionLimits, ConnectionQuotas, Outcome
@@ -217,3 +218,23 @@ def test_a_host_has_a_name_that_a_file_may_have():
 def test_the_page_is_in_step():
     """`python -m proxy.usage.page > docs/usage.md` makes it."""
     assert Path("docs/usage.md").read_text() == usage_page()
+
+
+def test_a_record_that_cannot_be_made_is_reported_as_dropped_and_the_others_are_kept(clock, monkeypatch):
+    record_of, made = recorders.record_of, []
+
+    def record(counts, *rest):
+        made.append(counts)
+        if len(made) == 2:
+            raise ValueError("a bug")
+        return record_of(counts, *rest)
+
+    monkeypatch.setattr(recorders, "record_of", record)
+    recorder, meter = recorder_of(clock, spool := Put())
+    for user in ("alice", "bob", "carol"):
+        meter.hold(1, user, "etl").of(use.PRODUCE).add(50, clock.now_us())
+    list(recorder.close_windows(at_end=True))
+    alice, dropped, carol = spool.rows
+    assert (alice.user, alice.sequence, carol.user, carol.sequence) == ("alice", 1, "carol", 3)
+    assert dropped == (2, 2, BUG)
+    assert "ValueError('a bug')" in recorder.duty.trouble

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import structlog
 
+from common.duties import Duty
 from common.private_directory import DirectoryUnusable
 from proxy.clock import Clock
 from proxy.net.turns import finish_in_turns
@@ -47,6 +48,7 @@ class History:
         self._seconds = {each.name: SecondsOfCluster(each.throttled, each.quota_manager) for each in clusters}
         self._noted: dict[str, tuple[Quotas, bool]] = {}
         """The quotas that were noted last, and whether they were known."""
+        self.duty = Duty("writing the history")
         self._clock = clock
         self._writer = _Writer(ring, now_s)
 
@@ -70,9 +72,10 @@ class History:
         self._note_quotas()
         clusters = {}
         for name, seconds in self._seconds.items():
-            found = await finish_in_turns(seconds.take(self._clock))
-            if found.lines:
-                clusters[name] = found
+            with self.duty:
+                found = await finish_in_turns(seconds.take(self._clock))
+                if found.lines:
+                    clusters[name] = found
         self._writer.put(Seconds(first_s, last_s, clusters))
 
     def _note_quotas(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
+from common.duties import Duty
 from proxy.clock import Clock
 from proxy.observe.fleet_metrics import FleetTotals
 from proxy.server.fleet.reports import Reports
@@ -50,6 +51,7 @@ class Fleet:
         self._next_write_ms = clock.now_ms()
         self._woken = asyncio.Event()
         self._known = asyncio.Event()
+        self._duty = Duty("sharing limits with the fleet", f"virtual cluster {virtual_cluster}")
         self._turning: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
         self._ordered: int | None = None
@@ -59,7 +61,7 @@ class Fleet:
     async def join(self, timeout_s: float) -> None:
         """Join, and wait until all others know of this member, at most this long. It goes on trying without end."""
         await self._transport.start(self.member.id, self._woken.set)
-        self._turning = asyncio.get_running_loop().create_task(self._keep_turning())
+        self._turning = asyncio.get_running_loop().create_task(self._duty.keep(self._keep_turning))
         with suppress(TimeoutError):
             await asyncio.wait_for(self._known.wait(), timeout_s)
 
@@ -110,11 +112,8 @@ class Fleet:
                 async with asyncio.timeout(self._rest_s()):
                     await self._woken.wait()
             self._woken.clear()
-            try:
+            with self._duty:
                 await self.turn()
-            except Exception:
-                # A fault of ours must not freeze the claims of this moment for good.
-                self._reports.failed(self._clock.now_us())
 
     def _rest_s(self) -> float:
         """How long nothing is due."""
@@ -153,9 +152,9 @@ class Fleet:
     def _uses(self, now_ms: int) -> list[Use]:
         try:
             return self._rows.uses(now_ms)
-        except Exception:
+        except Exception as error:
             # A member that cannot measure must still notice that it is cut off, and acknowledge the others.
-            self._reports.failed(self._clock.now_us())
+            self._duty.failed(error)
             return []
 
     async def _publish(self, document: Document, losses: int) -> None:
@@ -169,8 +168,8 @@ class Fleet:
             self.written_bytes += len(content)
         except TransportLost:
             pass  # the transport has problems, which are logged; there is another document in a second
-        except Exception:
-            self._reports.failed(self._clock.now_us())
+        except Exception as error:
+            self._duty.failed(error)
         finally:
             self._publishing = None
             self._woken.set()

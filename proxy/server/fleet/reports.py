@@ -31,7 +31,6 @@ class Reports:
         self._refused: dict[str, AtMostEvery] = {}
         self._same_name: dict[str, int | None] = {}
         """Members with the name of this one: since when; None once it was logged."""
-        self._failures = AtMostEvery(_REPEATED_US)
 
     def look(self, others: Collection[str], problems: Mapping[str, str], now_ms: int) -> None:
         """Log what has changed since the last look."""
@@ -56,11 +55,6 @@ class Reports:
         if documents := self._refused.setdefault(author, AtMostEvery(_REPEATED_US)).times(now_us):
             line = {"other": printable(author), "problem": printable(problem), "documents": documents}
             self._log.warning("fleet_document_refused", **line)
-
-    def failed(self, now_us: int) -> None:
-        """Log the exception that is being handled, once a minute."""
-        if self._failures.is_due(now_us):
-            self._log.exception("fleet_failed")
 
     def _look_at_others(self, others: frozenset[str], now_ms: int) -> None:
         if others != self._others:

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from common.backoff import Backoff
+from common.duties import Duty
 from proxy.clock import Clock
 from proxy.server.fleet.transport import TransportLost
 from quotas.changes import AlterationRefused, SourceUnavailable
@@ -131,6 +132,7 @@ class TopicTransport:
         self._writing = _Writing()
         self._member_id = ""
         self._changed: Callable[[], None] = lambda: None
+        self._duty = Duty("staying in the fleet", f"topic {topic}")
         self._tasks: list[asyncio.Task[None]] = []
         self._reading_trouble = self._writing_trouble = ""
         self._bad: dict[str, str] = {}
@@ -159,7 +161,7 @@ class TopicTransport:
         """Begin to connect."""
         self._member_id, self._changed = member_id, changed
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._keep_alive())]
+        self._tasks = [loop.create_task(self._follow()), loop.create_task(self._duty.keep(self._keep_alive))]
 
     async def publish(self, content: bytes) -> None:
         """Write the document, and wait until it is read back."""

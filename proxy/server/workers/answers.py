@@ -5,6 +5,7 @@ from typing import Any
 
 from aiohttp import web
 
+from common.duties import troubles
 from proxy.clock import Clock
 from proxy.config.settings import Config
 from proxy.observe.api import (
@@ -133,7 +134,7 @@ class PageOfWorkers:
     async def facts(self, section: Section) -> Facts:
         """The present facts of a section, of the workers that answer in time."""
         if section.name == "state":
-            remarks = self._workers.remarks()
+            remarks = [*self._workers.remarks(), *troubles()]
             return {"reasons": list(self._not_ready()), "remarks": remarks, "at_ms": self.clock.epoch_ms()}
         if section.name == "hour":
             return hour_facts(self.history)

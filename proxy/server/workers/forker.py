@@ -12,21 +12,36 @@ import os
 import select
 import signal
 import socket
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from proxy.observe import logs
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 """Signals to the process group are for the supervisor: it says what happens to the others."""
 
 _CLOSE = b"close"
+_FORK_S = 10.0
+"""How long the process may take to fork."""
 
 
 class Forked(NamedTuple):
-    """A new worker: its process, and the socket to it."""
+    """A new worker: its process, the socket to it, and a descriptor of the process where the system has such."""
 
     pid: int
     sock: socket.socket
+    pidfd: int | None = None
+
+
+def kill(pid: int, pidfd: int | None) -> None:
+    """End a worker at once. Its number may be another process's as soon as it has ended; its descriptor never is."""
+    with suppress(ProcessLookupError):
+        if pidfd is None:
+            os.kill(pid, signal.SIGKILL)
+        else:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 class Forker:
@@ -39,7 +54,9 @@ class Forker:
         self.ended: Callable[[int, int], None] = lambda pid, status: None
         self.lost: Callable[[], None] = lambda: None
         self._control = control
-        self._forking: asyncio.Future[int] | None = None
+        self._requests = 0
+        self._forking: dict[int, asyncio.Future[tuple[int, int | None]]] = {}
+        """What is waited for, by the number of the request."""
 
     @classmethod
     def start(
@@ -71,16 +88,22 @@ class Forker:
         asyncio.get_running_loop().add_reader(self._control, self._take)
 
     async def fork(self, number: int) -> Forked:
-        """Start the worker of this number. Raises OSError if that fails. One call at a time."""
+        """Start the worker of this number. Raises OSError if that fails, or takes longer than 10 s."""
+        self._requests += 1
+        request = self._requests
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._forking = asyncio.get_running_loop().create_future()
-            socket.send_fds(self._control, [str(number).encode()], [theirs.fileno()])
+        forking = self._forking[request] = asyncio.get_running_loop().create_future()
         try:
-            return Forked(await self._forking, ours)
+            with theirs:
+                socket.send_fds(self._control, [json.dumps([request, number]).encode()], [theirs.fileno()])
+            async with asyncio.timeout(_FORK_S):
+                pid, pidfd = await forking
         except BaseException:
             ours.close()
             raise
+        finally:
+            del self._forking[request]
+        return Forked(pid, ours, pidfd)
 
     def close_listening(self) -> None:
         """Have the process close its listening sockets: no worker will be started any more."""
@@ -94,25 +117,37 @@ class Forker:
 
     def _take(self) -> None:
         try:
-            data = self._control.recv(1_000)
+            data, pidfds, _, _ = socket.recv_fds(self._control, 1_000, 1)
         except BlockingIOError:
             return
         except OSError:
-            data = b""
+            data, pidfds = b"", []
         if not data:
             asyncio.get_running_loop().remove_reader(self._control)
-            if self._forking is not None and not self._forking.done():
-                self._forking.set_exception(OSError("the process that forks workers has ended"))
+            for forking in self._forking.values():
+                if not forking.done():
+                    forking.set_exception(OSError("the process that forks workers has ended"))
             self.lost()
             return
         message = json.loads(data)
         if "ended" in message:
             self.ended(message["ended"], message["status"])
-        elif self._forking is not None and not self._forking.done():
+        else:
+            self._take_reply(message, pidfds[0] if pidfds else None)
+
+    def _take_reply(self, message: dict[str, Any], pidfd: int | None) -> None:
+        forking = self._forking.get(message["request"])
+        if pidfd is not None:
+            os.set_inheritable(pidfd, False)
+        if forking is not None and not forking.done():
             if "pid" in message:
-                self._forking.set_result(message["pid"])
+                forking.set_result((message["pid"], pidfd))
             else:
-                self._forking.set_exception(OSError(message["problem"]))
+                forking.set_exception(OSError(message["problem"]))
+        elif "pid" in message:  # nobody waits for it any more
+            kill(message["pid"], pidfd)
+            if pidfd is not None:
+                os.close(pidfd)
 
 
 class _ForkingProcess:
@@ -150,18 +185,19 @@ class _ForkingProcess:
                 if data == _CLOSE:
                     self._close_all_but(None)
                 else:
-                    self._fork(int(data), socket.socket(fileno=fds[0]))
+                    request, number = json.loads(data)
+                    self._fork(request, number, socket.socket(fileno=fds[0]))
 
-    def _fork(self, number: int, link: socket.socket) -> None:
+    def _fork(self, request: int, number: int, link: socket.socket) -> None:
         try:
             pid = os.fork()
         except OSError as error:
-            self._say({"problem": error.strerror})
+            self._say({"request": request, "problem": error.strerror})
             link.close()
             return
         if pid:
             link.close()
-            self._say({"pid": pid})
+            self._say_forked(request, pid)
             return
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -186,9 +222,18 @@ class _ForkingProcess:
                 return
             self._say({"ended": pid, "status": os.waitstatus_to_exitcode(status)})
 
-    def _say(self, message: dict[str, object]) -> None:
+    def _say_forked(self, request: int, pid: int) -> None:
+        """The process is a child that nobody has waited for yet, so the descriptor is of no other."""
+        pidfds = []
+        with suppress(OSError):  # the kernel or a sandbox has none, or there are too many descriptors
+            pidfds.append(os.pidfd_open(pid))
+        self._say({"request": request, "pid": pid}, pidfds)
+        for pidfd in pidfds:
+            os.close(pidfd)
+
+    def _say(self, message: dict[str, object], fds: Sequence[int] = ()) -> None:
         with suppress(OSError):
-            self._control.send(json.dumps(message).encode())
+            socket.send_fds(self._control, [json.dumps(message).encode()], fds)
 
 
 def _leave(run: Callable[[], int]) -> None:
@@ -197,8 +242,8 @@ def _leave(run: Callable[[], int]) -> None:
     try:
         status = run()
     except BaseException:
-        import traceback
-
+        logs.write_in_thread()
         traceback.print_exc()
     finally:
+        logs.flush()
         os._exit(status)

@@ -2,19 +2,18 @@
 
 import asyncio
 import os
-import signal
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
 from common.backoff import Backoff
+from common.duties import Duty
 from proxy.config.settings import Config
 from proxy.observe.metrics import Metrics
 from proxy.server.tasks import Tasks
-from proxy.server.workers.forker import Forker
+from proxy.server.workers.forker import Forker, kill
 from proxy.server.workers.link import Link, LinkLost
 from proxy.server.workers.worker import Beginning, Pulse
 
@@ -24,6 +23,24 @@ ANSWER_S = 2.0
 """How long is waited for the answer of a worker, before it is left out."""
 
 _SILENT_S = 5.0
+"""How long a worker may be silent, or missing, before clients are told to go elsewhere."""
+
+_STALLED_S = 10.0
+"""How long a worker may be silent before it is ended: its sockets take their part of all new connections."""
+
+_START_S = 60.0
+"""The same for one that starts: it has much to work out then, and no client waits for it alone."""
+
+_GIVEN_UP_S = 30.0
+"""How long a worker may be missing before the whole proxy had better be started again."""
+
+_EVERY_S = 1.0
+_LONGEST_STEP_S = ANSWER_S + 1.5 * _EVERY_S
+"""The most that a look adds to the time in which workers are silent, also if this process stood still for longer.
+
+On a machine that is too busy for this process the workers may be as late.
+"""
+
 _END_S = 0.2
 """How long is waited for the exit status of a worker whose link has closed."""
 
@@ -45,13 +62,19 @@ class NotStarted(Exception):
 
 @dataclass(eq=False)
 class Running:
-    """One worker process. `pulse` is what it said last, `heard_s` when that was, by the event loop's clock."""
+    """One worker process. `pulse` is what it said last.
+
+    It has said something, `received` messages in all, when this process had run for `heard_s`.
+    """
 
     number: int
     pid: int
+    pidfd: int | None
     link: Link
     started_s: float
     heard_s: float
+    received: int = 0
+    is_ended: bool = False
     is_serving: bool = False
     pulse: Pulse | None = None
 
@@ -87,8 +110,11 @@ class Workers:
         self._asks = asks
         self._ended = ended
         self._metrics = metrics
-        self._forking = asyncio.Lock()
         self._tasks = Tasks()
+        self._looking = Duty("looking after the workers")
+        self._ran_s = 0.0
+        """For how long this process has run: time in which it stood still itself says nothing about workers."""
+        self._looked_s: float | None = None
         self._missing_since: dict[int, float] = {}
         self._exits: dict[int, int] = {}
         self._is_stopping = False
@@ -99,20 +125,20 @@ class Workers:
         """Start all workers; return when they serve clients. Raises ConfigErrors or NotStarted if one cannot."""
         self._forker.ended = self._note_exit
         self._forker.watch()
+        self._tasks.keep(self._looking, self._keep_looking)
         await asyncio.gather(*(self._start(number) for number in range(self.count)))
 
     async def _start(self, number: int) -> Running:
+        if self._is_stopping:
+            raise NotStarted("the proxy stops")
         try:
-            async with self._forking:
-                if self._is_stopping:
-                    raise NotStarted("the proxy stops")
-                forked = await self._forker.fork(number)
+            forked = await self._forker.fork(number)
         except OSError as error:
             raise NotStarted(f"worker {number} cannot be forked: {error}") from error
         now_s = asyncio.get_running_loop().time()
         link = Link(forked.sock, {}, {what: _for(self, number, answer) for what, answer in self._asks.items()})
         await link.open()
-        worker = self._running[number] = Running(number, forked.pid, link, now_s, now_s)
+        worker = self._running[number] = Running(number, forked.pid, forked.pidfd, link, now_s, self._ran_s)
         beginning = self._beginning(number)
         link.tell("begin", beginning)
         self._tasks.spawn(self._follow(worker))
@@ -139,17 +165,19 @@ class Workers:
 
     async def _follow(self, worker: Running) -> None:
         """Take what a worker sends until it ends; then replace it."""
-        await worker.link.run()
+        with self._looking:
+            await worker.link.run()
         now_s = asyncio.get_running_loop().time()
         if self._running.get(worker.number) is worker:  # else another one has the number already
             del self._running[worker.number]
-            self._missing_since.setdefault(worker.number, now_s)
-            self._ended(worker)
+            self._missing_since.setdefault(worker.number, self._ran_s)
+            with self._looking:
+                self._ended(worker)
         if self._is_stopping:
             return
         status = await self._exit_of(worker, _END_S)
         self._kill(worker)
-        self._exits.pop(worker.pid, None)
+        self._forget(worker)
         log.error("worker_lost", worker=worker.number, worker_pid=worker.pid, status=status)
         if worker.is_serving:
             self._tasks.spawn(self._replace(worker.number, now_s - worker.started_s))
@@ -233,25 +261,49 @@ class Workers:
                 log.error("worker_failed", worker=worker.number, question="apply", problem=problem)
                 self._kill(worker)
 
+    async def _keep_looking(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(_EVERY_S)
+
     async def look(self) -> None:
-        """Ask all workers how they are."""
-        for worker, pulse in (await self.ask("pulse")).items():
-            worker.pulse, worker.heard_s = pulse, asyncio.get_running_loop().time()
+        """Ask all workers how they are, those that start, too. One that has been silent for too long is ended."""
+        asked = (self._answer(worker, "pulse", (), ANSWER_S, _take_pulse) for worker in self.running)
+        await asyncio.gather(*asked)
+        self._let_time_pass()
+        for worker in self.running:
+            if worker.received != worker.link.received:
+                worker.received, worker.heard_s = worker.link.received, self._ran_s
+            elif (silent_s := self._ran_s - worker.heard_s) > (_STALLED_S if worker.is_serving else _START_S):
+                problem = f"it has been silent for {silent_s:.0f} s, so another one replaces it"
+                log.error("worker_failed", worker=worker.number, question="pulse", problem=problem)
+                self._kill(worker)
+                worker.link.abort()  # the process itself ends later if it waits for a disk
+
+    def _let_time_pass(self) -> None:
+        now_s, before_s = asyncio.get_running_loop().time(), self._looked_s
+        self._looked_s = now_s
+        if before_s is not None:
+            self._ran_s += min(now_s - before_s, _LONGEST_STEP_S)
 
     def not_ready(self) -> list[str]:
         """The reasons why clients cannot be served, one line each."""
-        now_s = asyncio.get_running_loop().time()
         serving = [worker for worker in self.running if worker.is_serving]
         if not serving:
             return ["no worker serves clients"]
         reasons = dict.fromkeys(reason for worker in serving if worker.pulse for reason in worker.pulse.not_ready)
-        silent = [f"worker {worker.number} does not answer" for worker in serving if now_s - worker.heard_s > _SILENT_S]
-        missing = [
-            f"worker {number} does not run"
-            for number, since_s in self._missing_since.items()
-            if now_s - since_s > _SILENT_S
-        ]
-        return [*reasons, *silent, *missing]
+        silent = [worker.number for worker in serving if self._ran_s - worker.heard_s > _SILENT_S]
+        reasons |= dict.fromkeys(f"worker {number} does not answer" for number in silent)
+        return [*reasons, *(f"worker {number} does not run" for number in self._missing(_SILENT_S))]
+
+    def not_live(self) -> list[str]:
+        """Why the proxy should be ended and started again, one line each: workers that cannot be replaced."""
+        missing = [] if self._is_stopping else self._missing(_GIVEN_UP_S)
+        return [f"worker {number} has not run for {_GIVEN_UP_S:.0f} s" for number in missing]
+
+    def _missing(self, for_s: float) -> list[int]:
+        """The numbers of which no worker has served clients for so long."""
+        return [number for number, since_s in self._missing_since.items() if self._ran_s - since_s > for_s]
 
     def remarks(self) -> list[str]:
         """What is wrong though clients can be served, one line each."""
@@ -294,9 +346,15 @@ class Workers:
         return stopped
 
     def _kill(self, worker: Running) -> None:
-        if worker.pid not in self._exits:
-            with suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGKILL)
+        if not worker.is_ended and worker.pid not in self._exits:
+            kill(worker.pid, worker.pidfd)
+
+    def _forget(self, worker: Running) -> None:
+        """The process has ended, and its number and descriptor may be another's."""
+        worker.is_ended = True
+        self._exits.pop(worker.pid, None)
+        if worker.pidfd is not None:
+            os.close(worker.pidfd)
 
     async def _exit_of(self, worker: Running, timeout_s: float) -> int | None:
         """The exit status of a worker, which is about to end; None if it does not end in time."""
@@ -305,6 +363,10 @@ class Workers:
         while worker.pid not in self._exits and loop.time() < end_s:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_S)
         return self._exits.get(worker.pid)
+
+
+def _take_pulse(worker: Running, pulse: Pulse) -> None:
+    worker.pulse = pulse
 
 
 def _for(workers: Workers, number: int, answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

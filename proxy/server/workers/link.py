@@ -48,6 +48,8 @@ class Link:
         self._answering: set[asyncio.Task[None]] = set()
         self.is_lost = False
         """Whether the other end has closed."""
+        self.received = 0
+        """How many messages have come: each shows that the other process does not stand still."""
 
     async def open(self) -> None:
         """From now on messages can be sent."""
@@ -60,7 +62,9 @@ class Link:
         try:
             while True:
                 [size] = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
-                self._take(*pickle.loads(await self._reader.readexactly(size)))
+                content = await self._reader.readexactly(size)
+                self.received += 1
+                self._take(*pickle.loads(content))
         except (asyncio.IncompleteReadError, OSError):
             pass
         finally:
@@ -75,6 +79,12 @@ class Link:
         self._questions.clear()
         if self._writer is not None:
             self._writer.close()
+
+    def abort(self) -> None:
+        """The same without waiting until the other end has read what was sent."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+        self.close()
 
     def tell(self, what: str, *args: Any) -> None:
         """Send a message. It is lost if the other end is."""
@@ -101,8 +111,7 @@ class Link:
         self._writer.write(_HEAD.pack(len(data)) + data)
         if self._writer.transport.get_write_buffer_size() > _MOST_WAITING_BYTES:
             log.error("worker_link_given_up", problem="the other process reads nothing any more")
-            self._writer.transport.abort()
-            self.close()
+            self.abort()
 
     def _take(self, kind: int, number: int, what: str, content: Any) -> None:
         if kind == _TELL:

@@ -15,6 +15,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
+from common.duties import Duty, troubles
 from common.problems import Problem
 from common.service_manager import notify, passed_fds
 from proxy.clock import Clock, SystemClock
@@ -110,6 +111,7 @@ class Supervisor:
         self._workers = Workers(count, forker, self._beginning, self._config_of, asks, self._note_end, metrics)
         self._merged = MergedMetrics()
         self._tasks = Tasks()
+        self._looking = Duty("telling the workers of the sources of quotas")
         self._shipping: Shipping | None = None
         self._stop_asked = asyncio.Event()
         self._is_serving = False
@@ -121,7 +123,9 @@ class Supervisor:
         )
         self._shown = PageOfWorkers(config, answers, self._workers, clock, self.not_ready)
         self._page = StatusPage(self._shown, answers.explain, *bounds_of(config))
-        site = MetricsSite(metrics, self._readiness.look, *bounds_of(config), self._workers.remarks, self._gather)
+        site = MetricsSite(
+            metrics, self._readiness.look, *bounds_of(config), self.remarks, self._gather, self._workers.not_live
+        )
         self._http = HttpListeners(config, metrics, site, [*answers.routes(), *self._page.routes()])
         self._certificates = CertificateWatcher(self._http.show, clock, metrics)
         metrics.ready.set_function(lambda: not self.not_ready())
@@ -138,6 +142,10 @@ class Supervisor:
         if not self._is_serving:
             return ["the workers do not serve yet"]
         return self._workers.not_ready()
+
+    def remarks(self) -> list[str]:
+        """What is wrong though clients can be served, one line each."""
+        return [*self._workers.remarks(), *troubles()]
 
     # ------------------------------------------------------------- for workers
 
@@ -186,13 +194,10 @@ class Supervisor:
         self._is_serving = True
         notify("READY=1", f"MAINPID={os.getpid()}")
         self._configuration.warn()
-        for work in (
-            self._keep_looking(),
-            self._page.history.keep(),
-            self._configuration.watch(),
-            self._certificates.watch(),
-        ):
-            self._tasks.spawn(work)
+        self._tasks.keep(self._looking, self._keep_looking)
+        self._tasks.keep(Duty("sampling for the status page"), self._page.history.keep)
+        self._tasks.keep(Duty("watching the configuration"), self._configuration.watch)
+        self._tasks.keep(self._certificates.duty, self._certificates.watch)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. SIGHUP reloads the configuration. SIGUSR2 is refused."""
@@ -264,13 +269,13 @@ class Supervisor:
     # ------------------------------------------------------------------ upkeep
 
     async def _keep_looking(self) -> None:
-        """Once a second, ask the workers how they are, and tell them how the sources are."""
+        """Once a second, tell the workers how the sources are, and log what has changed of the readiness."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            self._report_unknown_quotas()
             for cluster in self._clusters:
-                self._supply(cluster)
-            await self._workers.look()
+                with self._looking:
+                    cluster.store.report_unknown(self._clock.now_us())
+                    self._supply(cluster)
             self._readiness.look()
 
     def _report_unknown_quotas(self) -> None:
@@ -358,6 +363,7 @@ def run(config_path: Path, config: Config) -> int:
     of_workers, passed, is_activated = open_sockets(config, worker_count(config.workers))
     be_worker = partial(run_worker, config_path, config, of_workers, is_activated)
     forker = Forker.start(of_workers, be_worker, passed.close_rest)
+    logs.write_in_thread()
     for sockets in of_workers:
         for sock in sockets:
             sock.close()

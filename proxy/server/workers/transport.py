@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
+from common.duties import Duty
 from proxy.server.fleet.transport import TransportLost
 from proxy.server.workers.link import Link, LinkLost
 
@@ -35,6 +36,7 @@ class WorkerTransport:
         self._now_ms = now_ms
         self._member_id = ""
         self._changed: Callable[[], None] = lambda: None
+        self._duty = Duty("asking the supervisor", f"virtual cluster {virtual_cluster}")
         self._asking: asyncio.Task[None] | None = None
 
     @property
@@ -55,7 +57,7 @@ class WorkerTransport:
     async def start(self, member_id: str, changed: Callable[[], None]) -> None:
         """See FleetTransport."""
         self._member_id, self._changed = member_id, changed
-        self._asking = asyncio.get_running_loop().create_task(self._keep_asking())
+        self._asking = asyncio.get_running_loop().create_task(self._duty.keep(self._keep_asking))
 
     async def _keep_asking(self) -> None:
         while True:

@@ -107,7 +107,7 @@ class Worker:
         instance.serve()
         instance.warn_of_descriptors()
         instance.tasks.spawn(measure_lag(self.metrics.event_loop_lag))
-        instance.tasks.spawn(self._certificates.watch())
+        instance.tasks.keep(self._certificates.duty, self._certificates.watch)
 
     async def apply(self, config: Config) -> None:
         """Have a changed configuration in force."""
@@ -235,5 +235,6 @@ def run_worker(
 ) -> int:
     """Be the worker of this number, until the supervisor says that it stops. Returns the exit status."""
     logs.configure(config.log.level, config.log.format, worker=number)
+    logs.write_in_thread()
     uvloop.run(WorkerProcess(config_path, sockets[number], is_activated, link).run())
     return 0

@@ -85,8 +85,8 @@ class Processes:
         worker = Worker(number, theirs)
         self.prepare(worker)
         self.workers.append(worker)
-        await worker.link.open()
         pid = len(self.workers)
+        await worker.link.open()
         self._running.append(asyncio.create_task(self._run(pid, worker)))
         return Forked(pid, ours)
 
@@ -144,6 +144,10 @@ class Group:
 
 async def refuse():
     raise ValueError("not this one")
+
+
+async def refuse_to_fork():
+    raise OSError("no more processes")
 
 
 @pytest.mark.parametrize("fails", [Worker.hang, lambda worker: refuse()], ids=["hangs", "fails"])
@@ -205,6 +209,77 @@ async def test_a_second_signal_ends_all_soon_though_a_worker_hangs(processes, mo
     async with asyncio.timeout(TIMEOUT_S):
         await stopping
     assert processes.killed == [2], "the other one has ended by itself"
+
+
+# --------------------------------------------------- workers that stand still
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Workers are asked often, and a silent one is given up soon."""
+    for name in ("_STALLED_S", "_START_S", "_GIVEN_UP_S"):
+        monkeypatch.setattr(group, name, 0.2)
+    monkeypatch.setattr(group, "ANSWER_S", 0.02)
+    monkeypatch.setattr(group, "_EVERY_S", 0.01)
+
+
+async def test_a_worker_that_stands_still_is_ended_and_replaced(processes, soon):
+    pair = Group(processes)
+    await pair.workers.start()
+    bad = processes.workers[1]
+    bad.on["pulse"] = bad.hang
+    await until(lambda: pair.restarts() == 1 and pair.serving() == [0, 1])
+    assert processes.killed == [2]
+    assert pair.workers.not_live() == []
+    await pair.workers.stop(TIMEOUT_S)
+
+
+async def test_one_that_stands_still_while_it_starts_has_not_started(processes, soon):
+    processes.prepare = lambda worker: worker.on.update(serve=worker.hang, pulse=worker.hang)
+    single = Group(processes, count=1)
+    with pytest.raises(NotStarted, match="worker 0 has ended before it served clients"):
+        await single.workers.start()
+    assert processes.killed
+    await single.workers.stop(0)
+
+
+async def test_one_that_answers_with_an_error_does_not_stand_still(processes, soon):
+    pair = Group(processes)
+    await pair.workers.start()
+    bad = processes.workers[0]
+    bad.on["pulse"] = refuse
+    await until(lambda: bad.asked.count(("pulse",)) > 50)
+    assert processes.killed == []
+    await pair.workers.stop(TIMEOUT_S)
+
+
+async def test_time_in_which_the_supervisor_stood_still_itself_is_none_of_theirs(processes, monkeypatch):
+    loop = asyncio.get_running_loop()
+    time, stood_s = loop.time, [0.0]
+    monkeypatch.setattr(loop, "time", lambda: time() + stood_s[0])
+    pair = Group(processes)
+    await pair.workers.start()
+    for number in range(5):
+        looking = asyncio.create_task(pair.workers.look())
+        await asyncio.sleep(0)
+        stood_s[0] += 1_000
+        await looking
+        assert pair.workers.not_ready() == [], number
+    assert processes.killed == []
+    await pair.workers.stop(TIMEOUT_S)
+
+
+async def test_the_proxy_is_not_live_while_a_worker_cannot_be_replaced(processes, soon):
+    pair = Group(processes)
+    await pair.workers.start()
+    fork, processes.fork = processes.fork, lambda number: refuse_to_fork()
+    processes.workers[1].link.close()
+    await until(lambda: pair.workers.not_live())
+    assert pair.workers.not_live() == ["worker 1 has not run for 0 s"]
+    processes.fork = fork
+    await until(lambda: pair.serving() == [0, 1])
+    assert pair.workers.not_live() == []
+    await pair.workers.stop(TIMEOUT_S)
 
 
 # -------------------------------------------------------------------- supervisor

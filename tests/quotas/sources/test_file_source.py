@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from common import duties
 from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources import file as file_source
@@ -171,6 +172,24 @@ def test_what_another_process_writes_is_noticed(watched, state):
     watched.wait_until(lambda: BOB in watched.source.quotas)
     altered(FileSource(FILE, "proxy.yaml", state), Alteration(BOB, {PRODUCE: None}))
     watched.wait_until(lambda: BOB not in watched.source.quotas)
+
+
+def test_what_another_process_writes_is_noticed_after_an_error_of_the_thread_that_watches(state, monkeypatch):
+    monkeypatch.setattr(duties, "_AGAIN_S", 0)
+    is_another, failed = FileSource._is_another, []
+
+    def look(source, path):
+        if not failed:
+            failed.append(path)
+            raise ValueError("a bug")
+        return is_another(source, path)
+
+    monkeypatch.setattr(FileSource, "_is_another", look)
+    watched = Watched(state)
+    altered(FileSource(FILE, "proxy.yaml", state), SET_BOB)
+    watched.wait_until(lambda: BOB in watched.source.quotas)
+    assert failed
+    watched.source.stop()
 
 
 def test_changes_of_another_process_meanwhile_are_not_lost(watched, state):

@@ -1,0 +1,54 @@
+"""The configuration file of a running process."""
+
+import asyncio
+import json
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from common import duties
+from common.duties import Duty, troubles
+from proxy.clock import SystemClock
+from proxy.config.load import load_config
+from proxy.observe.metrics import Metrics
+from proxy.server.config_watch import ConfigWatch
+from tests.timeouts import TIMEOUT_S
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "proxy.yaml"
+
+
+def write(file, drain_s):
+    listener = {"name": "plain", "bind": "127.0.0.1", "port": 9092, "node_ids": [1]}
+    cluster = {"name": "main", "upstream": {"bootstrap_servers": ["127.0.0.1:9"]}, "listeners": [listener]}
+    file.write_text(json.dumps({"virtual_clusters": [cluster], "limits": {"drain_s": drain_s}}))
+
+
+async def test_an_error_while_a_change_is_put_in_force_is_reported_and_the_next_change_is_taken_up(file, monkeypatch):
+    monkeypatch.setattr(duties, "_AGAIN_S", 0)
+    applied, may_fail = asyncio.Queue(), [True]
+
+    async def apply(loaded):
+        await applied.put(loaded.config.limits.drain_s)
+        if may_fail:
+            may_fail.clear()
+            raise ValueError("a bug")
+
+    write(file, 5)
+    metrics = Metrics(CollectorRegistry())
+    watch = ConfigWatch(file, load_config(file), SystemClock(), metrics, apply, lambda *states: None)
+    watching = asyncio.create_task(Duty("watching").keep(watch.watch))
+    async with asyncio.timeout(TIMEOUT_S):
+        write(file, 6)
+        assert await applied.get() == 6
+        while not troubles():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        successful = "kafka_throttle_config_last_reload_successful"
+        assert metrics.registry.get_sample_value(successful) == 0
+        write(file, 7)
+        assert await applied.get() == 7
+        while metrics.registry.get_sample_value(successful) == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    watching.cancel()
