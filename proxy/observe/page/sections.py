@@ -7,7 +7,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
-from common.duties import troubles
 from proxy.clock import Clock
 from proxy.net.turns import finish_in_turns
 from proxy.observe.health import ClusterHealth
