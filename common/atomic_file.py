@@ -31,8 +31,8 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> os.stat_result:
         with os.fdopen(file, "wb", closefd=False) as writer:
             writer.writelines(pieces)
         sync(file)
-        written = os.fstat(file)
         publish(file, aside, path)
+        written = os.fstat(file)
     except OSError:
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)

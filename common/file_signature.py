@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import TypeAlias
 
-Signature: TypeAlias = tuple[int, int, int]
-"""A value that changes when the file changes or is replaced, or a link in its path changes."""
+Signature: TypeAlias = tuple[int, int, int, int, int]
+"""A value that changes with the content, owner or mode of the file, and when another file or mount is in its place."""
 
 
 def signature(path: Path) -> Signature | None:
@@ -18,4 +18,4 @@ def signature(path: Path) -> Signature | None:
 
 def signature_of(found: os.stat_result) -> Signature:
     """The signature of a file with this `stat`."""
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_dev

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ from proxy.server.tls_material import Section, TlsPlace, tls_sections
 
 _WATCH_S = 0.25
 _REREAD_S = 2.0
+_REJECTED_AGAIN_S = 30.0
+"""After how long a rejected configuration is read again: a file that it names may be right by then."""
 
 log = structlog.get_logger()
 
@@ -70,6 +73,10 @@ class ConfigWatch:
         self._seen: object = signature(path)
         """That of the file as it was read last. The first is taken before the first port is bound: an operator who sees
         a port open may already change the file."""
+        self._again_at_ms: float = inf
+        """When a configuration that could not be put in force is read again, though its file has not changed."""
+        self._rejected: list[str] = []
+        """The problems that were reported."""
         self._note_reload(is_applied=True)
 
     async def watch(self) -> None:
@@ -80,16 +87,17 @@ class ConfigWatch:
                     await self.reload_asked.wait()
             found = await asyncio.to_thread(signature, self._path)  # a file system that hangs holds up nothing else
             if found != self._seen or self.reload_asked.is_set():
-                self.reload_asked.clear()
-                self._seen = found
-                if not await self.reload():
-                    self._seen = None
-                    await asyncio.sleep(_REREAD_S)
+                self._rejected = []
+            elif self._clock.now_ms() < self._again_at_ms:
+                continue
+            self.reload_asked.clear()
+            self._seen = found
+            await self.reload()
 
     async def reload(self) -> bool:
-        """Load the configuration file again. If anything in it is wrong, the old configuration stays in force.
+        """Load the configuration file again; whether it is in force.
 
-        Returns False if the file could not be read; then a later try may succeed.
+        If anything in it is wrong, the old one stays in force, and `watch` reads the file again after a while.
         """
         self._notify("RELOADING=1", monotonic_usec())
         try:
@@ -104,11 +112,15 @@ class ConfigWatch:
         try:
             loaded = await asyncio.to_thread(with_places, self._path, partial(load_with_files, self._path))
         except ConfigErrors as errors:
+            wait_s = _REREAD_S if isinstance(errors, ConfigUnreadable) else _REJECTED_AGAIN_S
+            self._again_at_ms = self._clock.now_ms() + wait_s * 1000
             self._refuse([str(problem) for problem in errors.problems])
-            return not isinstance(errors, ConfigUnreadable)
+            return False
+        self._again_at_ms = inf
         if fixed := changes_needing_restart(self.config, loaded.config):
             self._refuse([f"{change} (needs a restart)" for change in fixed])
-            return True
+            return False
+        self._rejected = []
         self.config = loaded.config
         await self._apply(loaded)
         logs.set_level(loaded.config.log.level)
@@ -124,6 +136,9 @@ class ConfigWatch:
             log.warning("config_warning", problem=str(warning))
 
     def _refuse(self, problems: list[str]) -> None:
+        if problems == self._rejected:
+            return
+        self._rejected = problems
         self._note_rejected()
         log.error("config_rejected", file=str(self._path), problems=problems)
 

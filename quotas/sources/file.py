@@ -42,7 +42,7 @@ _POLL_S = 0.4
 _LOCK_WAIT_S = 5.0
 _LOCK_TRY_S = 0.02
 
-_UNREAD: Signature | None = (-1, -1, -1)
+_UNREAD: Signature | None = (-1, -1, -1, -1, -1)
 _Result = TypeVar("_Result")
 
 

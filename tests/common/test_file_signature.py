@@ -11,5 +11,14 @@ def test_a_file_of_the_same_size_that_takes_the_place_of_another_is_noticed(tmp_
     assert signature(file) != before
 
 
+def test_a_file_that_may_be_read_now_is_noticed(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("a")
+    file.chmod(0)
+    before = signature(file)
+    file.chmod(0o600)
+    assert signature(file) != before
+
+
 def test_a_file_that_is_gone_has_no_signature(tmp_path):
     assert signature(tmp_path / "none") is None
