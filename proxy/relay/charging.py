@@ -61,7 +61,7 @@ class KnownSensors:
         """The sensors that a first limited request was checked with: their entity owed nothing, or has waited."""
         self._client_left = False
         self._pays = False
-        """Whether the next request waits, or has waited, for what its entity owes."""
+        """Whether the next request waits for what its entity owes of fetches or request time, or has waited."""
         self._waited_ms = 0
         """How long the first Fetch has waited for Fetches whose clients have left."""
 
@@ -115,13 +115,13 @@ class KnownSensors:
     def waits_first(self, head: RequestHead, client_sensors: ClientSensors) -> bool:
         """Whether a limited request waits: for what its entity owes, or for responses that make room for it.
 
-        If its client has left during the first wait, nobody waits for its response: the connection ends. Else a client
-        that always leaves could have any number of requests wait, and all of them would be sent.
+        If its client has left while it waited for a quota that is charged at the response, nobody waits for that: the
+        connection ends. Else a client that always leaves could have any number of requests wait, and all would be sent.
         """
-        if self._pays and self._client_left and head.answered:
+        if self._pays and self._client_left:
             raise Refusal(CloseReason.CLIENT_CLOSED, f"while {head.plan.name} waited for what its entity owed")
-        self._pays = self._must_pay_first(head, client_sensors)
-        if self._pays:
+        self._pays = False
+        if self._must_pay_first(head, client_sensors):
             return True
         if not (self._in_flight.waiting and client_sensors.limits_requests and head.answered):
             return False
@@ -162,6 +162,7 @@ class KnownSensors:
         else:
             self._note_looks((quota_type, sensor))
         if throttle_time_ms:
+            self._pays |= quota_type is QuotaType.FETCH or quota_type is QuotaType.REQUEST
             self._throttle.throttle(throttle_time_ms, quota_type, head.client_id)
         return throttle_time_ms > 0
 

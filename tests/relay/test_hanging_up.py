@@ -304,13 +304,14 @@ def test_a_first_fetch_whose_client_leaves_while_it_waits_is_not_sent(make_relay
         assert script.close_reason is CloseReason.CLIENT_CLOSED
 
 
-def test_a_first_produce_without_acks_is_sent_all_the_same(make_relay):
+@pytest.mark.parametrize("acks", [0, 1])
+def test_a_first_produce_is_sent_all_the_same(make_relay, acks):
     quota_manager = quota_manager_with(produce=RATE)
     client_of(make_relay, quota_manager).client(produce(1, size=2 * ROOM))
     script = client_of(make_relay, quota_manager)
-    assert script.client(produce(1, acks=0)) == b""
+    assert script.client(produce(1, acks=acks)) == b""
     script.do(script.relay.on_eof(Side.CLIENT, NOW_US))
-    assert script.time(script.wake_at) == produce(1, acks=0)
+    assert script.time(script.wake_at) == produce(1, acks=acks)
     assert script.close_reason is CloseReason.CLIENT_CLOSED
 
 
