@@ -70,7 +70,6 @@ class Relay:
         "_requests",
         "_responses",
         "_sasl",
-        "_sensors",
         "_settlement",
         "_throttle",
         "_times",
@@ -97,7 +96,7 @@ class Relay:
         self._in_flight = in_flight = InFlight(turn, throttle, times, limits.max_in_flight, limits.max_kept_bytes)
         self._sasl = sasl = SaslState(counters, limits.authenticates)
         self._flow = flow = Flow(turn)
-        self._sensors = sensors = KnownSensors(turn, throttle, times, in_flight, manager, bind)
+        sensors = KnownSensors(turn, throttle, times, in_flight, manager, bind)
         charges = Charges(turn, accounting, throttle, times, manager)
         repeated = RepeatedRequests(turn, accounting, in_flight, times, charges, manager, limits.max_frame_bytes)
         quick = QuickResponses(
@@ -189,7 +188,7 @@ class Relay:
         self._times.held_up()
 
     def on_left(self) -> None:
-        self._sensors.note_left()
+        self._requests.note_left()
 
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
         if self._closed:
@@ -307,7 +306,7 @@ class Relay:
                 self._hang_up(charges=False)
         elif side is _CLIENT:
             self._client_eof = True
-            self._sensors.note_left()
+            self._requests.note_left()
             self._go_on_with_requests()
         elif not responses.amid and (name := looks_like(responses.unread[:4])):
             self._close(CloseReason.ANSWER_NOT_KAFKA, f"looks like {name}")

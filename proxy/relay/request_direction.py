@@ -549,6 +549,10 @@ class RequestDirection:
 
     # -------------------------------------------------------------------- the end
 
+    def note_left(self) -> None:
+        """The client has left, though not all that it sent may have been read."""
+        self._sensors.note_left()
+
     def abandon(self) -> None:
         """No more bytes of the client will come: count and charge those that have come of an incomplete request."""
         request = self.half
