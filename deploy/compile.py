@@ -61,6 +61,7 @@ MODULES = (
     "proxy.relay.response_direction",
     "proxy.relay.sasl_state",
     "proxy.relay.service_times",
+    "proxy.relay.settlement",
     "proxy.relay.throttle_state",
     "proxy.relay.turn",
     "proxy.relay.use",

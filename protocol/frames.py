@@ -63,6 +63,15 @@ def fetch_clamp(frame: bytes | memoryview, body_at: int, api_version: int, ceili
     return limits_clamp(frame, start, ceiling_bytes)
 
 
+def fetch_max_bytes(frame: bytes | memoryview, body_at: int, api_version: int) -> int:
+    """max_bytes of a Fetch request, whose fields that are read are here; versions below 3 have none."""
+    if api_version < _FETCH_MAX_BYTES_SINCE:
+        return INT32_MAX
+    min_bytes_at = body_at + (4 if api_version >= _FETCH_WITHOUT_REPLICA_ID_SINCE else 8)
+    max_bytes: int = _INT32.unpack_from(frame, min_bytes_at + 4)[0]
+    return max_bytes
+
+
 def share_fetch_limits_at(frame: bytes | memoryview, body_at: int) -> int:
     """Where min_bytes and max_bytes are in a ShareFetch request. Source: `ShareFetchRequest.json`, version 0 and later.
 

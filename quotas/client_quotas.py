@@ -144,6 +144,8 @@ class ClientQuotaManager:
         self.shadow_request_sensors = _of_request_time(sensors)
         self.time_in_flight: dict[int, float] = {}
         """The expected cost of the requests in flight, by the handle of their sensor of request time, in its unit."""
+        self.unheard_bytes: dict[int, int] = {}
+        """How much the Fetches in flight may still bring whose clients have left, by the handle of their sensor."""
         self.costs = costs or RequestCosts()
         self.buckets = buckets or TokenBuckets(sensors.capacity, max_throttle_ms=sensors.max_throttle_ms)
         self.shadow_buckets = self.buckets.like()

@@ -38,6 +38,8 @@ _PIECES_AT_ONCE: Final = 64
 """How many buffered pieces are written in one call; the kernel takes 1,024 (IOV_MAX)."""
 
 _IOV_MAX: Final = 1024
+_CLOSE_WAIT: Final = 8
+"""From <netinet/tcp.h>: the state of a connection whose peer has ended its side."""
 _SIOCOUTQ: Final = 0x5411
 """From <linux/sockios.h>: how many bytes the peer has not acknowledged."""
 _SIOCINQ: Final = 0x541B
@@ -73,6 +75,10 @@ class StreamListener(Protocol):
 
     def read_bytes(self) -> int:
         """How many bytes the next read of the client may take."""
+
+    @property
+    def hears_client_out(self) -> bool:
+        """Whether a client that is not read now and is lost will be read again: what it sent before is still here."""
 
     def reading_waits(self, side: Side) -> None:
         """There is something to read, but a byte cap makes it wait."""
@@ -155,6 +161,14 @@ class Stream:
         """Whether bytes of the peer are here that were not delivered; asks the kernel."""
         return not self._closed and (self._ahead is not None or any(ioctl(self._fd, _SIOCINQ, bytes(4))))
 
+    @property
+    def peer_ended(self) -> bool:
+        """Whether the peer has ended its side, though perhaps not all that it sent was delivered; asks the kernel."""
+        if self._closed:
+            return True
+        state = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO)
+        return state.to_bytes(4, sys.byteorder)[0] == _CLOSE_WAIT
+
     # ----------------------------------------------------------------- reading
 
     def pause_reading(self) -> None:
@@ -170,6 +184,10 @@ class Stream:
             if self._ahead is not None:
                 asyncio.get_running_loop().call_soon(self._read_ahead)
             self._allow_ahead()
+
+    def notice_loss(self) -> None:
+        """Report it again if the peer is lost: its owner hears it out no longer."""
+        self._watch()
 
     def _on_ready(self, events: int) -> None:
         if events != READABLE:
@@ -245,10 +263,14 @@ class Stream:
     def _stop_watching(self, events: int) -> None:
         """Stop watching for bytes while the stream does not read.
 
-        A client that has disconnected is reported at once, because its connection slot may be needed. For a node, the
-        bytes that it sent before must be delivered first.
+        A client that has disconnected is reported at once, because its connection slot may be needed, unless its owner
+        will hear it out. For a node, the bytes that it sent before must be delivered first.
         """
-        if events & ~(READABLE | WRITABLE) and self._side is Side.CLIENT and not self._closed:
+        is_lost = events & ~(READABLE | WRITABLE) and self._side is Side.CLIENT and not self._closed
+        if is_lost and self._owner.hears_client_out:
+            self._poller.remove(self._fd)
+            self._watched = None
+        elif is_lost:
             number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             self._end(ConnectionResetError(number, os.strerror(number)) if number else ConnectionResetError())
         else:
@@ -495,7 +517,7 @@ class Stream:
         if self._closed:
             return
         wanted = self._wanted()
-        if wanted == self._watched or (not wanted and self._watched is None):
+        if wanted == self._watched or (not wanted and self._watched is None and self._side is Side.NODE):
             return
         if not wanted and self._side is Side.NODE:
             self._poller.remove(self._fd)

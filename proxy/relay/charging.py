@@ -1,14 +1,15 @@
 """The quotas of the clients of one connection: which sensors measure them, what they owe, and what they are charged."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from protocol.api_key import PRODUCE
 from proxy.relay.accounting import MAX_CLIENT_IDS, Accounting, forgotten_for
-from proxy.relay.actions import DecisionKind
+from proxy.relay.actions import CloseReason, DecisionKind
 from proxy.relay.in_flight import InFlight
 from proxy.relay.plans import is_strict
-from proxy.relay.request import LONG_CLIENT_ID_BYTES, Request, RequestHead
+from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, RequestHead
 from proxy.relay.service_times import ServiceTimes
 from proxy.relay.throttle_state import NO_ROOM, ThrottleState
 from proxy.relay.turn import Turn
@@ -26,7 +27,19 @@ _MAX_LOOKS: Final = 4 * MAX_CLIENT_IDS
 class KnownSensors:
     """The sensors that measure each client-id of one connection, and whether a first request waits for what is owed."""
 
-    __slots__ = ("_bind", "_by_client_id", "_in_flight", "_looked_at", "_manager", "_throttle", "_times", "_turn")
+    __slots__ = (
+        "_bind",
+        "_by_client_id",
+        "_client_left",
+        "_in_flight",
+        "_looked_at",
+        "_manager",
+        "_pays",
+        "_throttle",
+        "_times",
+        "_turn",
+        "_waited_ms",
+    )
 
     def __init__(
         self,
@@ -46,6 +59,11 @@ class KnownSensors:
         self._by_client_id: dict[bytes, ClientSensors] = {}
         self._looked_at: set[tuple[QuotaType, int | None]] = set()
         """The sensors that a first limited request was checked with: their entity owed nothing, or has waited."""
+        self._client_left = False
+        self._pays = False
+        """Whether the next request waits for what its entity owes of fetches or request time, or has waited."""
+        self._waited_ms = 0
+        """How long the first Fetch has waited for Fetches whose clients have left."""
 
     def of(self, client_id: bytes) -> ClientSensors:
         """The sensors of a client-id, looked up now if none are known or they are out of date."""
@@ -95,7 +113,14 @@ class KnownSensors:
         return client_sensors.limits and self.waits_first(head, client_sensors)
 
     def waits_first(self, head: RequestHead, client_sensors: ClientSensors) -> bool:
-        """Whether a limited request waits: for what its entity owes, or for responses that make room for it."""
+        """Whether a limited request waits: for what its entity owes, or for responses that make room for it.
+
+        If its client has left while it waited for a quota that is charged at the response, nobody waits for that: the
+        connection ends. Else a client that always leaves could have any number of requests wait, and all would be sent.
+        """
+        if self._pays and self._client_left:
+            raise Refusal(CloseReason.CLIENT_CLOSED, f"while {head.plan.name} waited for what its entity owed")
+        self._pays = False
         if self._must_pay_first(head, client_sensors):
             return True
         if not (self._in_flight.waiting and client_sensors.limits_requests and head.answered):
@@ -131,11 +156,30 @@ class KnownSensors:
         """Whether the entity owes something when a sensor is first checked on this connection. Mutes the client."""
         if sensor is None or (quota_type, sensor) in self._looked_at:
             return False
-        self._note_looks((quota_type, sensor))
         throttle_time_ms = owed_ms(sensor, self._turn.now_ms)
+        if not throttle_time_ms and quota_type is QuotaType.FETCH and self._waits_for_unheard(sensor):
+            throttle_time_ms = self._manager.sensors.window_ms
+        else:
+            self._note_looks((quota_type, sensor))
         if throttle_time_ms:
+            self._pays |= quota_type is QuotaType.FETCH or quota_type is QuotaType.REQUEST
             self._throttle.throttle(throttle_time_ms, quota_type, head.client_id)
         return throttle_time_ms > 0
+
+    def note_left(self) -> None:
+        """The client has left."""
+        self._client_left = True
+
+    def _waits_for_unheard(self, sensor: int) -> bool:
+        """Whether the Fetches in flight whose clients have left may bring more than there is room for.
+
+        The first Fetch of a connection then waits for one window and is looked at again, for `max_throttle_ms` in all.
+        """
+        sensors, unheard_bytes = self._manager.sensors, self._manager.unheard_bytes.get(sensor, 0)
+        if not unheard_bytes or sensors.room(sensor, self._turn.now_ms) >= unheard_bytes:
+            return False
+        self._waited_ms += sensors.window_ms
+        return self._waited_ms <= sensors.max_throttle_ms
 
     def _note_looks(self, *looks: tuple[QuotaType, int | None]) -> None:
         """On this connection, no request waits any more for what is owed on these sensors."""
@@ -147,7 +191,7 @@ class KnownSensors:
 class Charges:
     """Charges requests and responses of one connection to the quotas of bytes and of request time."""
 
-    __slots__ = ("_accounting", "_buckets", "_sensors", "_shadows", "_throttle", "_times", "_turn")
+    __slots__ = ("_accounting", "_buckets", "_sensors", "_shadows", "_throttle", "_times", "_turn", "_unheard")
 
     def __init__(
         self,
@@ -164,6 +208,7 @@ class Charges:
         self._sensors = manager.sensors
         self._shadows = manager.shadow_sensors
         self._buckets = manager.buckets
+        self._unheard = manager.unheard_bytes
 
     def produce(self, request: Request, size_bytes: int) -> int:
         """Charge `size_bytes` of a Produce; return the throttle time in ms."""
@@ -239,6 +284,30 @@ class Charges:
             used = 0 if is_emptied else value
             self._throttle.throttle_with_responses(throttle_time_ms, QuotaType.FETCH, request.head.client_id, used)
         return is_emptied
+
+    def expect_fetch(self, request: Request) -> None:
+        """The client of a Fetch has left: until the response is here, it counts with the room that it was given."""
+        client_sensors = request.client_sensors
+        if request.room_bytes and client_sensors is not None and client_sensors.fetch is not None:
+            self._unheard[client_sensors.fetch] = self._unheard.get(client_sensors.fetch, 0) + request.room_bytes
+
+    def unheard_fetch(self, request: Request, value: int) -> None:
+        """The response of a Fetch is known, or given up, whose client has left: charge `value` for good."""
+        client_sensors = request.client_sensors
+        assert client_sensors is not None
+        sensor = client_sensors.fetch
+        if request.room_bytes and sensor is not None:
+            left_bytes = self._unheard.pop(sensor, 0) - request.room_bytes
+            if left_bytes > 0:
+                self._unheard[sensor] = left_bytes
+        if not value:
+            return
+        self._accounting.used(request.use, value)
+        if client_sensors.shadow_fetch is not None:
+            self.shadow_fetch(client_sensors.shadow_fetch, request.use, value)
+        if sensor is not None:
+            with suppress(StaleSensor):
+                self._sensors.charge(sensor, value, self._turn.now_ms)
 
     def _fetched_bytes(self, sensor: int, value: int, may_be_emptied: bool, over_time: bool) -> int:
         """Charge the bytes that were fetched, if they go out; return the throttle time in ms."""

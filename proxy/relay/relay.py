@@ -26,11 +26,12 @@ from proxy.relay.quick_responses import QuickResponses
 from proxy.relay.recognise import looks_like
 from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.repeated_requests import RepeatedRequests
-from proxy.relay.request import Refusal
+from proxy.relay.request import Refusal, Request
 from proxy.relay.request_direction import RequestDirection
 from proxy.relay.response_direction import DELAYED, ResponseDirection
 from proxy.relay.sasl_state import SaslState
 from proxy.relay.service_times import ServiceTimes
+from proxy.relay.settlement import Settlement
 from proxy.relay.throttle_state import (
     ASKING,
     ASKING_FIRST,
@@ -48,20 +49,20 @@ from quotas.client_quotas import ClientQuotaManager
 _CLIENT: Final = Side.CLIENT
 _NODE: Final = Side.NODE
 _BY_NODE: Final = frozenset({CloseReason.NODE_CLOSED, CloseReason.NODE_LOST})
+_NODE_IS_GONE: Final = _BY_NODE | {CloseReason.NODE_TLS_FAILED}
+"""After a Close with one of these reasons the client does not pay for what the node had still to do. With any other it
+does: else it could have the node work for nothing, and choose how the connection ends.
+"""
+_NOT_BY_CLIENT: Final = _NODE_IS_GONE | {CloseReason.SHUTDOWN}
+"""After these a Fetch costs no bytes whose response is not known: what it might have brought would be too much."""
 _ENDS: Final = _BY_NODE | {CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST}
-_RESPONSES_NO_MORE: Final = frozenset(
-    {
-        CloseReason.NODE_CLOSED,
-        CloseReason.NODE_LOST,
-        CloseReason.NODE_TLS_FAILED,
-        CloseReason.ANSWER_NOT_KAFKA,
-        CloseReason.ANSWER_TOO_LARGE,
-        CloseReason.ANSWER_MALFORMED,
-        CloseReason.ANSWER_UNEXPECTED,
-        CloseReason.INTERNAL_ERROR,
-        CloseReason.SHUTDOWN,
-    }
-)
+_RESPONSES_NO_MORE: Final = _NOT_BY_CLIENT | {
+    CloseReason.ANSWER_NOT_KAFKA,
+    CloseReason.ANSWER_TOO_LARGE,
+    CloseReason.ANSWER_MALFORMED,
+    CloseReason.ANSWER_UNEXPECTED,
+    CloseReason.INTERNAL_ERROR,
+}
 """After a Close with one of these reasons, no response of the node is waited for."""
 _NOBODY_LISTENS: Final = frozenset({CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR})
 
@@ -78,6 +79,7 @@ class Relay:
         "_requests",
         "_responses",
         "_sasl",
+        "_settlement",
         "_throttle",
         "_times",
         "_turn",
@@ -113,6 +115,7 @@ class Relay:
             turn, accounting, throttle, in_flight, sasl, sensors, charges, repeated, flow, limits, manager
         )
         self._responses = ResponseDirection(turn, accounting, throttle, in_flight, charges, quick, flow, limits)
+        self._settlement = Settlement(turn, in_flight, charges)
         self._closed = False
         self._client_eof = False
         self.unsettled = False
@@ -204,9 +207,12 @@ class Relay:
     def on_held_up(self) -> None:
         self._times.held_up()
 
+    def on_left(self) -> None:
+        self._requests.note_left()
+
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
         if self._closed:
-            return self._settle(data, now_us) if side is _NODE and self.unsettled else []
+            return self._settle_later(data, now_us) if side is _NODE and self.unsettled else []
         turn = self._turn
         turn.now_us = now_us
         turn.now_ms = now_us // 1000
@@ -317,9 +323,10 @@ class Relay:
         actions, responses = self._turn.begin(now_us), self._responses
         if self._closed:
             if side is _NODE:
-                self._hang_up()
+                self._hang_up(charges=False)
         elif side is _CLIENT:
             self._client_eof = True
+            self._requests.note_left()
             self._go_on_with_requests()
         elif not responses.amid and (name := looks_like(responses.unread[:4])):
             self._close(CloseReason.ANSWER_NOT_KAFKA, f"looks like {name}")
@@ -332,6 +339,8 @@ class Relay:
         actions = self._turn.begin(max(now_us, self._turn.now_us))
         if not self._closed:
             self._close(reason, detail)
+        else:
+            self._hang_up(charges=reason not in _NOT_BY_CLIENT)
         return actions
 
     # ----------------------------------------------------------------------- go on
@@ -382,10 +391,11 @@ class Relay:
 
     def _close(self, reason: CloseReason, detail: str = "") -> None:
         turn, accounting = self._turn, self._accounting
+        self._times.free(self._in_flight.queue)  # first of all: others wait for this room, also if a bug ends this here
         turn.do_after()
         if self._responses.state is DELAYED and reason not in _NOBODY_LISTENS:
             self._responses.let_go()
-        responses_come = reason not in _RESPONSES_NO_MORE
+        ended_by = reason
         if reason in _ENDS and self._authentication_failed(reason):
             reason = CloseReason.AUTHENTICATION_FAILED
         self.ended_idle = self.idle
@@ -393,19 +403,29 @@ class Relay:
         self.ended_unheard = not (accounting.requests or self._requests.unread.data or self._requests.half)
         self._closed = True
         self._throttle.close()
-        if self._times.measures:
-            self._times.abandon(self._in_flight.queue, self._requests.half, turn.now_ms, turn.now_us)
+        half = self._requests.half
+        if self._times.measures and ended_by not in _NODE_IS_GONE:
+            self._times.charge_unanswered(self._in_flight.queue, half, turn.now_ms, turn.now_us)
         self._requests.abandon()
         decision = self._requests.asked.decision
         if decision is not None:
             self._unspend(decision)
+        self._settle_after(ended_by, half)
         accounting.forget_clients()
-        self.unsettled = responses_come and self._owes_correction
+        turn.actions.append(Close(reason, detail))
+
+    def _settle_after(self, reason: CloseReason, half: Request | None) -> None:
+        """Charge what is charged at the responses that are in flight: when they come, if they can be waited for."""
+        settlement = self._settlement
+        left, here = self._responses.give_up()
+        settlement.begin(half)
+        self.unsettled = settlement.due > 0
+        if not self.unsettled or reason in _RESPONSES_NO_MORE:
+            self._stop_settling(reason not in _NOT_BY_CLIENT)
+            return
+        self._settle(here, left)
         if self.unsettled:
             self._flow.pause_node(False)
-        else:
-            self._forget_responses()
-        turn.actions.append(Close(reason, detail))
 
     def _authentication_failed(self, reason: CloseReason) -> bool:
         """Whether the connection ended because the node refused the client.
@@ -419,29 +439,35 @@ class Relay:
             return True
         return False
 
-    def _settle(self, data: bytes, now_us: int) -> list[Action]:
-        """Take bytes of the node after a Close: ask about the response that corrects what was charged."""
-        actions = self._turn.begin(now_us)
+    def _settle(self, data: bytes, left: int = 0) -> None:
+        """Take bytes of the node after the end; see `Settlement.take`."""
         try:
-            is_here = self._responses.settle(data)
+            self._settlement.take(data, left)
         except ProtocolError:
-            is_here = True
+            self._stop_settling(charges=True)
         self._turn.do_after()
-        if is_here:
-            self._hang_up()
+        if not self._settlement.due:
+            self._stop_settling(charges=False)
+
+    def _settle_later(self, data: bytes, now_us: int) -> list[Action]:
+        actions = self._turn.begin(now_us)
+        self._settle(data)
+        if not self.unsettled:
+            actions.append(HangUp())
         return actions
 
-    def _hang_up(self) -> None:
-        """Hang up if a response was still waited for; now nothing is."""
-        if self.unsettled:
-            self.unsettled = False
-            self._forget_responses()
-            self._turn.actions.append(HangUp())
-
-    def _forget_responses(self) -> None:
-        self._responses.forget()
+    def _stop_settling(self, charges: bool) -> None:
+        """Wait for no more responses. With `charges`, what has none is charged what it might have brought."""
+        self.unsettled = False
+        self._settlement.end(charges)
         self._in_flight.own_responses = []
         self._in_flight.queue.clear()
+
+    def _hang_up(self, charges: bool) -> None:
+        """Hang up if responses were still waited for."""
+        if self.unsettled:
+            self._stop_settling(charges)
+            self._turn.actions.append(HangUp())
 
     def _unspend(self, decision: Decision) -> None:
         """A request that was decided about is not carried out: give back what it was charged."""
@@ -451,15 +477,3 @@ class Relay:
         if decision.note is not None and plan is not None and plan.asked is DecisionKind.MUTATION:
             self._turn.ask(DecisionKind.MUTATION, _NODE, plan, b"").note = decision.note
             self._turn.do_after()
-
-    @property
-    def _owes_correction(self) -> bool:
-        """Whether the response to a mutation that was charged is still to come.
-
-        There is one at most, and it is the first in flight: no other request was in flight when the proxy asked the
-        node what the mutation costs.
-        """
-        if not self._in_flight.queue or self._responses.holds_whole:
-            return False
-        first = self._in_flight.queue[0]
-        return first.plan.asked is DecisionKind.MUTATION and first.note is not None

@@ -89,6 +89,7 @@ class Request:
     - `incremental`: whether a Fetch continues a session; None if its response is never replaced by an empty one.
     - `use`: counts its usage, if that is metered.
     - `reserved`: what all of them are expected to cost of the request time that the sensor `reserved_at` measures.
+    - `room_bytes`: the most that a Fetch with a quota may bring.
     """
 
     __slots__ = (
@@ -103,6 +104,7 @@ class Request:
         "reserved",
         "reserved_at",
         "response",
+        "room_bytes",
         "timed",
         "use",
         "waiting",
@@ -125,6 +127,7 @@ class Request:
         self.waiting_bytes = 0
         self.reserved = 0.0
         self.reserved_at = 0
+        self.room_bytes = 0
 
     def another(self) -> "Request":
         """A request of the same client with the same head, which reports the same mute."""

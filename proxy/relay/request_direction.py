@@ -7,7 +7,16 @@ from typing import Final
 
 from protocol.api_key import API_VERSIONS, FETCH, PRODUCE
 from protocol.errors import TruncatedMessage
-from protocol.frames import HEAD, INT32_MAX, LIMITS_BYTES, MAX_ASKED_BYTES, MAX_HEAD_BYTES, fetch_clamp, limits_clamp
+from protocol.frames import (
+    HEAD,
+    INT32_MAX,
+    LIMITS_BYTES,
+    MAX_ASKED_BYTES,
+    MAX_HEAD_BYTES,
+    fetch_clamp,
+    fetch_max_bytes,
+    limits_clamp,
+)
 from protocol.messages.api_versions import unsupported_version_response
 from protocol.splices import Splice, splice_frame
 from proxy.relay.accounting import Accounting
@@ -367,7 +376,7 @@ class RequestDirection:
         if head.answered:
             self._in_flight.add(request)
         if plan.fetches and client_sensors.limits_fetches:
-            if (clamp := _clamp(head, client_sensors, buf, at)) is not None:
+            if (clamp := _give_room(request, client_sensors, buf, at)) is not None:
                 passage.replace(clamp)
         elif request.incremental is None:  # a Fetch whose response may be replaced is looked at each time
             self._fast.pattern = pattern_of(request, client_sensors, buf, at)
@@ -540,6 +549,10 @@ class RequestDirection:
 
     # -------------------------------------------------------------------- the end
 
+    def note_left(self) -> None:
+        """The client has left, though not all that it sent may have been read."""
+        self._sensors.note_left()
+
     def abandon(self) -> None:
         """No more bytes of the client will come: count and charge those that have come of an incomplete request."""
         request = self.half
@@ -554,12 +567,16 @@ class RequestDirection:
         self.unread.data = b""
 
 
-def _clamp(head: RequestHead, client_sensors: ClientSensors, buf: bytes, at: int) -> Splice | None:
-    """The splice that limits how many bytes a Fetch may have; None if it asks for no more."""
-    ceiling_bytes, plan = client_sensors.fetch_ceiling_bytes, head.plan
-    if plan.api_key == FETCH:
-        return fetch_clamp(buf, at + head.body_at, plan.api_version, ceiling_bytes)
-    return limits_clamp(buf, at + head.decided_at - LIMITS_BYTES, ceiling_bytes)
+def _give_room(request: Request, client_sensors: ClientSensors, buf: bytes, at: int) -> Splice | None:
+    """Note how many bytes a Fetch may have; the splice that limits it to that, None if it asks for no more."""
+    ceiling_bytes, head = client_sensors.fetch_ceiling_bytes, request.head
+    if head.plan.api_key == FETCH:
+        body_at, version = at + head.body_at, head.plan.api_version
+        request.room_bytes = min(fetch_max_bytes(buf, body_at, version), ceiling_bytes)
+        return fetch_clamp(buf, body_at, version, ceiling_bytes)
+    limits_at = at + head.decided_at - LIMITS_BYTES
+    request.room_bytes = min(_INT32.unpack_from(buf, limits_at + 4)[0], ceiling_bytes)
+    return limits_clamp(buf, limits_at, ceiling_bytes)
 
 
 def _has_session(head: RequestHead, at: int, end: int) -> bool:

@@ -195,11 +195,6 @@ class ResponseDirection:
         return self.state in _AMID
 
     @property
-    def holds_whole(self) -> bool:
-        """Whether a response that was collected whole waits for a decision."""
-        return bool(self._asked.frame)
-
-    @property
     def holds_bytes(self) -> bool:
         """Whether bytes are here that have not gone out."""
         return bool(self.unread or self._parts or self._asked.frame)
@@ -684,17 +679,22 @@ class ResponseDirection:
             if self._in_flight.queue:
                 self.send_own()
 
-    def settle(self, data: bytes) -> bool:
-        """After the end: take bytes of the node; return whether the response is here that corrects what was charged."""
-        passage = Passage(self.unread + data)
-        at = max(self._collect(passage, 0), 0)
-        self.unread = passage.buf[at:]
-        return self.state is ASKED
-
-    def forget(self) -> None:
-        """Nothing more of the node is wanted."""
+    def give_up(self) -> tuple[int, bytes]:
+        """The connection ends: forget all. Returns how many bytes are still to come of a response that was taken, and
+        what is here of those behind it.
+        """
+        parts = b"".join(self._parts)
+        here = self.unread + parts if self.state is GATHERING else parts + self.unread
+        left = 0
+        if self.state is PASSING or self.state is DROPPING:
+            left = self._left
+        elif self._walked is not None:
+            left = self._walked.frame_bytes - self._walked.sent
+        if self._asked.frame:
+            self._in_flight.done(1)
         self.unread = self._asked.frame = b""
         self._parts = []
+        return left, here
 
 
 def _token_bytes(buf: bytes, at: int) -> int:

@@ -12,8 +12,9 @@ class ConnectionRelay(Protocol):
     """Decides for one client connection and its upstream connection. Does no I/O and reads no clock.
 
     Each `on_*` method takes what happened and when (`now_us`, monotonic), and returns what to do, in order. No method
-    is called while the actions of an earlier call are being carried out. After a Close the relay only corrects what was
-    charged for mutations: by DecisionRequests, and a HangUp in the end.
+    is called while the actions of an earlier call are being carried out. After a Close the relay only charges what
+    is charged at responses that are in flight, and corrects the charges of mutations: by DecisionRequests, and a HangUp
+    in the end.
     """
 
     unsettled: bool
@@ -44,13 +45,20 @@ class ConnectionRelay(Protocol):
         """No more bytes come from `side`. What a muted client sent before is still carried, as a broker does."""
 
     def on_lost(self, reason: CloseReason, detail: str = "", now_us: int = 0) -> list[Action]:
-        """The connection to a side is lost, could not be made, or must be given up."""
+        """The connection to a side is lost, could not be made, or must be given up. After a Close: no responses of the
+        node can be waited for any longer.
+        """
 
     def on_held_up(self) -> None:
         """Something other than the node delays its responses: their time does not show what the requests cost."""
 
     def take_no_more(self) -> None:
         """Take no further request of the client. One that has come in part, and one that is asked about, go on."""
+
+    def on_left(self) -> None:
+        """The client has ended its stream, though not all that it sent may have been read. The owner of a muted relay
+        finds out before `on_time`.
+        """
 
     def note_unsent(self, unsent_bytes: int, now_us: int) -> None:
         """Count bytes that were handed over for the client and never written, because its connection ended first."""

@@ -1,6 +1,6 @@
 """The request time of one connection: what its requests cost the node."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from protocol.frames import INT32_MAX
@@ -116,6 +116,11 @@ class ServiceTimes:
         """Free what is reserved for a request: it will not be charged."""
         self._free(request, request.waiting)
 
+    def free(self, in_flight: Iterable[Request]) -> None:
+        """Free what is reserved for these requests."""
+        for request in in_flight:
+            self.release(request)
+
     def reserve_anew(self, request: Request) -> None:
         """Reserve again for a request in flight, because another sensor may measure it now."""
         self.release(request)
@@ -135,24 +140,19 @@ class ServiceTimes:
         else:
             self._in_flight.pop(sensor, None)
 
-    def abandon(self, in_flight: Sequence[Request], half: Request | None, now_ms: int, now_us: int) -> None:
-        """The connection ends: charge the request that the node is working on for the time so far, and free the others.
+    def charge_unanswered(self, in_flight: Iterable[Request], half: Request | None, now_ms: int, now_us: int) -> None:
+        """The client has left: charge all requests that have no response yet what requests like them cost the node.
 
-        The node will not see the others. `half` is the request of which it has not seen all.
+        A node carries out all that it has got. `half` is the request of which it has not got all.
         """
-        if in_flight and in_flight[0] is not half:
-            self._charge_unanswered(in_flight[0], now_ms, now_us)
         for request in in_flight:
-            self.release(request)
-
-    def _charge_unanswered(self, request: Request, now_ms: int, now_us: int) -> None:
-        client_sensors = request.client_sensors
-        if client_sensors is None or client_sensors.costs is None or request.timed or request.response is not None:
-            return
-        self._came_us = now_us
-        cost_us = self._cost_us(request, client_sensors, 1, 0)
-        _meter(request, cost_us, now_us)
-        self._charge(request, client_sensors, cost_us * PERCENT_PER_US, now_ms, now_us)
+            client_sensors, count = request.client_sensors, request.waiting - request.timed
+            if request is half or client_sensors is None or client_sensors.costs is None or not count:
+                continue
+            size_bytes = request.waiting_bytes * count // request.waiting
+            cost_us = client_sensors.costs.us(request.plan.cost_kind, size_bytes, count)
+            _meter(request, cost_us, now_us)
+            self._charge(request, client_sensors, cost_us * PERCENT_PER_US, now_ms, now_us)
 
     # ---------------------------------------------------------------- charge
 

@@ -181,7 +181,10 @@ class Connection:
         if not self.closing:
             reason = _LOST[side, isinstance(error, ssl.SSLError)]
             self._do(partial(self.relay.on_lost, reason, str(error) if error else ""))
-        elif self._lingers and self._node is self._client is None:
+            return
+        if side is Side.NODE and self.relay.unsettled:
+            self._do(partial(self.relay.on_lost, CloseReason.NODE_LOST, ""))
+        if self._lingers and self._node is self._client is None:
             self._host.gone(self)
 
     def writing_paused(self, side: Side) -> None:
@@ -237,6 +240,13 @@ class Connection:
         if not self.relay.muted:
             return READ_BYTES
         return min(max(self.relay.missing_bytes, _READ_AHEAD_BYTES), READ_BYTES)
+
+    @property
+    def hears_client_out(self) -> bool:
+        """Whether a client that is lost is still heard: while the node is connected to, as by a broker, which has no
+        such moment.
+        """
+        return self._connecting is not None
 
     def reading_waits(self, side: Side) -> None:
         """A byte cap delays reading from one side."""
@@ -340,6 +350,8 @@ class Connection:
 
     def _wake_up(self) -> None:
         self._timer = None
+        if self._client is not None and self._client.peer_ended:
+            self.relay.on_left()
         self._do(self.relay.on_time)
 
     def _note_throttle(self, throttled: Throttled, now_us: int) -> None:
@@ -413,6 +425,8 @@ class Connection:
         if upstream.round_trip_us is not None:
             self.facts.listener.quota_manager.costs.of_node(upstream.node_id).note_round_trip(upstream.round_trip_us)
         self._do(partial(self.relay.on_writable, Side.NODE))
+        if self._client is not None:
+            self._client.notice_loss()
 
     # ----------------------------------------------------------------- closing
 
@@ -493,7 +507,9 @@ class Connection:
         return sum(stream.unsent_bytes for stream in (self._client, self._node) if stream is not None)
 
     def abort(self) -> None:
-        """Close both sockets at once, and drop the bytes that are not written out."""
+        """Close both sockets at once, and drop the bytes that are not written out. No response is waited for longer."""
+        if self.relay.unsettled:
+            self._do(partial(self.relay.on_lost, CloseReason.CLIENT_LOST, ""))
         for stream in (self._client, self._node):
             if stream is not None:
                 try:

@@ -144,8 +144,10 @@ class Listener:
         connection = Connection(relay, facts, self, self._clock, incoming.log)
         facts.note_identity = partial(self._note_identity, connection, incoming.log)
         facts.note_denied = partial(self._note_denied, incoming)
-        connection.client_connected(incoming.tls or incoming.socket)
         counters = relays.counters[node_id]
+        connection.client_connected(
+            incoming.tls or incoming.socket
+        )  # what fails before closes the socket, nothing after
         counters.connections_opened += 1
         counters.connections_open += 1
         self._incoming_of[connection] = incoming

@@ -14,6 +14,11 @@ class FakeStream:
         self.taken_bytes = 0
         self.lost_bytes = 0
         self.unread = False
+        self.peer_ended = False
+        self.noticed = 0
+
+    def notice_loss(self) -> None:
+        self.noticed += 1
 
     def write(self, pieces) -> None:
         self.written += b"".join(pieces)

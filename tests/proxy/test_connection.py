@@ -31,7 +31,7 @@ from quotas.quota_table import QuotaTable
 from tests.fakes.clock import FakeClock
 from tests.fakes.stream import FakeStream
 from tests.quota_frames import alter_request, altered
-from tests.relay.frames import frame, heartbeat, heartbeaten, produce, produced, request
+from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import FixedNodes, quota_manager_with
 from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
 from tests.timeouts import TIMEOUT_S
@@ -218,6 +218,70 @@ async def test_a_node_is_read_until_its_response_to_a_charged_mutation_has_come(
     assert bucket.tokens == (11 if kept else -60)
     shell.connection.lost(Side.NODE, None)
     assert not shell.lingering
+
+
+def fetch_sensor(shell):
+    sensors = shell.connection.facts.bind(b"etl", shell.clock.now_ms())
+    return shell.connection.facts.listener.quota_manager.sensors.reading(sensors.fetch, shell.clock.now_ms())
+
+
+@pytest.mark.parametrize(
+    ("ends", "charged"),
+    [
+        (lambda connection: connection.bytes_came(Side.NODE, fetched(1, size=500)), 500),
+        (lambda connection: connection.lost(Side.NODE, ConnectionResetError()), 0),
+        (lambda connection: connection.eof_came(Side.NODE), 0),
+        (lambda connection: connection.abort(), 1000),
+    ],
+    ids=["response", "reset by the node", "closed by the node", "not waited for any longer"],
+)
+async def test_a_node_is_read_until_the_size_of_a_fetch_is_known_whose_client_has_gone(ends, charged):
+    shell = Shell(fetch=100)
+    await shell.client_sends(fetch(1))
+    shell.connection.lost(Side.CLIENT, ConnectionResetError())
+    assert (shell.ended, shell.node.closed, shell.lingering) == ([CloseReason.CLIENT_LOST], False, True)
+    ends(shell.connection)
+    assert fetch_sensor(shell).total == charged
+    assert not shell.connection.relay.unsettled
+    if shell.lingering:
+        shell.connection.lost(Side.NODE, None)
+    assert (shell.lingering, fetch_sensor(shell).total) == (False, charged)
+
+
+async def test_a_charged_mutation_is_forgotten_with_its_node():
+    shell = Shell()
+    quota_manager = shell.connection.facts.listener.quota_manager
+    quota_manager.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}), 0)
+    await shell.client_sends(create_topics(7, [new_topic(7, b"t", 2_000_000_000)]))
+    shell.connection.bytes_came(Side.NODE, metadata_by_name(OWN_REQUEST_ID, {b"t": -1}))
+    shell.connection.lost(Side.CLIENT, ConnectionResetError())
+    assert shell.connection.relay.unsettled
+    shell.connection.lost(Side.NODE, ConnectionResetError())
+    assert (shell.connection.relay.unsettled, shell.lingering) == (False, False)
+
+
+async def test_a_client_is_heard_out_while_its_node_is_connected_to():
+    shell = Shell()
+    connection = shell.connection
+    assert not connection.hears_client_out
+    connection.bytes_came(Side.CLIENT, produce(1, acks=0))
+    assert (connection.hears_client_out, shell.client.reading, shell.client.noticed) == (True, False, 0)
+    await asyncio.sleep(0.01)
+    assert (connection.hears_client_out, shell.client.reading, shell.client.noticed) == (False, True, 1)
+    assert shell.node.written == produce(1, acks=0)
+
+
+async def test_a_muted_client_that_has_left_is_seen_when_its_mute_ends():
+    shell = Shell(fetch=100)
+    shell.connection.facts.listener.quota_manager.sensors.charge(
+        shell.connection.facts.bind(b"etl", shell.clock.now_ms()).fetch, 1001, shell.clock.now_ms()
+    )
+    await shell.client_sends(fetch(1))
+    assert shell.throttles
+    shell.client.peer_ended = True
+    shell.clock.advance(10)
+    await until(lambda: shell.ended)
+    assert (shell.ended, shell.node.written) == ([CloseReason.CLIENT_CLOSED], b"")
 
 
 async def test_when_one_side_ends_both_are_closed():

@@ -18,6 +18,7 @@ from proxy.gate.connection_gate import ConnectionGate
 from proxy.net.poller import Poller
 from proxy.observe.throttle_episode import ThrottledClients
 from proxy.relay.actions import CloseReason
+from proxy.relay.relay_counters import RelayCounters
 from proxy.server.caps import Caps
 from proxy.server.listener import Listener
 from proxy.server.sockets import PortsTaken, accept, bind_all
@@ -169,6 +170,17 @@ async def test_a_connection_that_cannot_be_watched_ends_and_then_counts_no_more(
     assert (house.closed, house.listener.open_sockets) == ({CloseReason.INTERNAL_ERROR: 1}, 0)
     assert house.gate.admission.quotas.connections == 0
     assert [counters.connections_open for counters in house.listener.relays.counters.values()] == [0]
+
+
+@pytest.mark.pure
+async def test_a_socket_that_is_closed_for_a_bug_is_watched_by_no_stream(house):
+    house.listener.relays.counters = SimpleNamespace(get=lambda node_id: RelayCounters())
+    watched = set(house.poller._handlers)
+    [client] = house.come(GOOD)
+    house.accept_all()
+    assert client.recv(1) == b""
+    assert (house.closed, house.listener.open_sockets) == ({CloseReason.INTERNAL_ERROR: 1}, 0)
+    assert set(house.poller._handlers) == watched
 
 
 async def test_a_connection_that_waits_for_a_turn_is_closed_when_none_is_accepted_any_more(house):

@@ -52,6 +52,7 @@ class End:
         self.world.act(self)
 
     writing_paused = writing_resumed = eof_came
+    hears_client_out = False
 
     def read_bytes(self):
         return 65_536 if self.world.settles else self.random.choice((1, 100, 65_536))

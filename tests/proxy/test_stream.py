@@ -38,6 +38,7 @@ class StreamListener:
         self.reported = []
         self.waits = 0
         self.turns_of = Whose()
+        self.hears_client_out = False
         self.on_bytes = self.on_room = lambda: None
 
     def bytes_came(self, side, data):
@@ -321,6 +322,39 @@ async def test_a_client_that_is_gone_is_noticed_though_it_is_not_read(ends):
     ends.peer.sendall(b"unread")
     ends.reset()
     await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
+
+
+async def test_a_client_that_is_gone_and_is_heard_out_is_read_to_its_end_first(ends):
+    ends.owner.hears_client_out = True
+    ends.stream.pause_reading()
+    ends.peer.sendall(b"last words")
+    ends.reset()
+    await asyncio.sleep(0.02)
+    assert ends.owner.reported == []
+    ends.stream.resume_reading()
+    await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
+    assert ends.owner.data == b"last words"
+
+
+async def test_a_client_that_is_gone_is_noticed_when_it_is_heard_out_no_longer(ends):
+    ends.owner.hears_client_out = True
+    ends.stream.pause_reading()
+    ends.peer.sendall(b"unread")
+    ends.reset()
+    await asyncio.sleep(0.02)
+    ends.owner.hears_client_out = False
+    ends.stream.notice_loss()
+    await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
+    assert ends.owner.data == b""
+
+
+async def test_a_peer_that_has_ended_its_side_is_seen_though_it_is_not_read(ends):
+    ends.stream.pause_reading()
+    ends.peer.sendall(b"unread")
+    assert not ends.stream.peer_ended
+    ends.peer.shutdown(socket.SHUT_WR)
+    await ends.until(lambda: ends.stream.peer_ended)
+    assert ends.owner.reported == []
 
 
 async def test_bytes_that_a_node_sent_before_it_went_are_delivered_when_the_owner_reads():

@@ -51,6 +51,8 @@ class Run:
 
     # What the stream tells.
 
+    hears_client_out = False
+
     def bytes_came(self, side, data):
         self.data += data
         self.do(self.when_bytes_come)

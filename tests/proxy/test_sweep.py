@@ -45,6 +45,8 @@ class Owner:
     def writing_resumed(self, side):
         self.reported.append("room")
 
+    hears_client_out = False
+
     def read_bytes(self):
         return 256 * 1024
 

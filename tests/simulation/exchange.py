@@ -15,7 +15,7 @@ class Taken:
     the request at its place. `throttle_at` is where the throttle time stands in an `own_response`, `sent_bytes` what
     goes to the node, `settlement` what the response to it needs. `timed` is the sensor of its request time, until that
     is charged; `limited`: there was a quota for it when it was taken. `may_be_emptied`: over quota its response
-    has no data.
+    has no data. `room_bytes`: the most that a Fetch with a quota may bring.
     """
 
     head: wire.Head
@@ -32,6 +32,7 @@ class Taken:
     limited: bool = False
     may_be_emptied: bool = False
     kept_bytes: int = 0
+    room_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -70,6 +70,8 @@ def world_of(seed: int) -> WorldPlan:
     if rng.random() < 0.1:
         plan.changes.append(Change(rng.choice((5, 100, 3000)), "drain", drain_ms=rng.choice((0, 50, 10_000))))
     _choose_modes(rng, plan)
+    if rng.random() < 0.1:
+        _hang_up(rng, plan)
     add_connecting_clients(plan)
     return plan
 
@@ -86,6 +88,16 @@ def _choose_modes(rng: Random, plan: WorldPlan) -> None:
         plan.changes.append(
             Change(rng.choice((5, 20, 100, 500, 2000, 8000)), "drain", drain_ms=rng.choice((0, 0, 500)))
         )
+
+
+def _hang_up(rng: Random, plan: WorldPlan) -> None:
+    """Clients leave without a look at their responses, which are on their way or come much later; drawn last, too."""
+    for connection in plan.connections:
+        connection.steps = [step for step in connection.steps if not isinstance(step, Drain)]
+        delay_ms = rng.choice((1, 20, 600, 12_000))
+        for request in connection.requests():
+            if request.api_key == FETCH:
+                request.response.delay_ms = delay_ms
 
 
 def _choose_limits(rng: Random, plan: WorldPlan, tame: bool) -> None:

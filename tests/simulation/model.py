@@ -77,6 +77,7 @@ _BAD_RESPONSES = {
 """They end the connection before further requests are taken up."""
 
 
+_NODE_ENDS = ("node_lost", "node_closed")
 _NODE_IS_GONE = ("node_lost", "shutdown", "internal_error")
 
 
@@ -207,6 +208,16 @@ class Model:
 
         self._journal = self._sensors.journal
         """What was charged and is not accounted for yet, in its order."""
+        self._unheard: deque[Taken] = deque()
+        """The Fetches that were in flight when the client left, and are not charged yet."""
+        self._sizes: set[int] = set()
+        """How many bytes each response of the node would be charged."""
+        self._left = False
+        """The client has ended its stream, though not all of it was read."""
+        self._pays = False
+        """The first request waits, or has waited, for what its entity owes."""
+        self._throttled: list[Throttled] = []
+        """The throttles that the relay has reported in its last step."""
         self._looked: set[tuple[Of, int]] = set()
         """At what was owed on which sensor the relay has looked."""
         self._closes = False
@@ -227,6 +238,10 @@ class Model:
     def node_writes(self, response: wire.Response) -> None:
         """The node has put this on its way."""
         self._unfed.append(Written(response))
+        self._sizes |= {response.charged_bytes, len(response.frame) - 4, len(response.frame) - 5}
+        if len(response.frame) >= 4:
+            announced = self._announced(response)
+            self._sizes |= {announced - 4, announced - 5}
 
     def bytes_came(self, side: Side, data: bytes) -> None:
         self._client_acted = side is CLIENT
@@ -432,6 +447,8 @@ class Model:
 
     def eof_came(self, side: Side) -> None:
         self._eof[side] = True
+        if self.closed is not None:
+            self.node_is_lost()
 
     def lost(self, reason: str) -> None:
         self._lost_reason = reason
@@ -444,9 +461,14 @@ class Model:
             for action in actions:
                 corrects = isinstance(action, HangUp) or (isinstance(action, DecisionRequest) and action.settles)
                 require(corrects, f"{action} after {self.closed}")
+            self._account_for_unheard()
+            require(not self._journal, f"charged without a reason after the end: {list(self._journal)}")
             return
+        if any(isinstance(action, Close) for action in actions):
+            self._take_apart()
         self._check_time_charges(now_ms)
-        self._throttles_reported = sum(isinstance(action, Throttled) for action in actions)
+        self._throttled = [action for action in actions if isinstance(action, Throttled)]
+        self._throttles_reported = len(self._throttled)
         self._hold.see(actions)
         for action in actions:
             require(self.closed is None, f"{action} after {self.closed}")
@@ -522,7 +544,10 @@ class Model:
         self._closes = True
         self._account_early(now_ms)
         self._check_close(close)
-        require(not self._is_unpaid(self._first), f"hangs up on {self._first}, and it is not charged")
+        node_is_gone = close.reason.value in _NODE_ENDS or self._lost_reason in _NODE_ENDS or self._eof[NODE]
+        for request in self._in_flight:
+            if self._is_unpaid(request) and not (node_is_gone and not self._journal):
+                self._charge_time(request, now_ms)
         self._abandon(now_ms)
         if close.reason is CloseReason.AUTHENTICATION_FAILED and not self._login_failed:
             self._counts.logins_failed += 1
@@ -534,10 +559,55 @@ class Model:
             require(given_back, f"{self._decided.spent} tokens are spent for nothing")
         first = self._in_flight[0] if self._in_flight else None
         owes = first is not None and first.settlement is not None and not self._asking(NODE)
-        waits = owes and not self._eof[NODE] and self._lost_reason not in _NODE_IS_GONE
-        bad = close.reason in _BAD_RESPONSES or close.reason is CloseReason.SHUTDOWN
-        require(self._relay.unsettled == (waits and not bad), f"the node is read on: {self._relay.unsettled}")
+        comes = not self._eof[NODE] and self._lost_reason not in _NODE_IS_GONE and close.reason not in _BAD_RESPONSES
+        self._unheard.extend(request for request in self._in_flight if self._is_unheard(request))
+        wanted = comes and (owes or bool(self._unheard))
+        require(wanted or not self._relay.unsettled, "the node is read on though nothing is due")
+        require(self._relay.unsettled or not (comes and owes), "the node is read on: False")
+        self._account_for_unheard()
+        require(self._relay.unsettled or not (comes and self._unheard), f"{self._unheard} are not waited for")
+        if not comes and close.reason not in _BAD_RESPONSES:
+            self._unheard.clear()
         self.closed = close
+
+    def _is_unheard(self, request: Taken) -> bool:
+        """Whether a request is a Fetch whose response is still to be charged."""
+        if request.fetch_handle is None or request is self._half:
+            return False
+        written = self._responses[0] if self._responses and request is self._first else None
+        is_charged = written is not None and written.charged and not written.sent_bytes
+        return not is_charged and self._is_charged(Of.BYTES, request.fetch_handle)
+
+    def _account_for_unheard(self) -> None:
+        """Behind the end each Fetch is charged once: the size of its response, or the room that it was given."""
+        while self._journal and self._unheard:
+            charge, request = self._journal[0], self._unheard.popleft()
+            is_open = request.fetch_handle is not None and self._sensors.is_open(request.fetch_handle)
+            if request.fetch_handle != charge.handle and not is_open:
+                continue
+            require(charge.of is Of.BYTES and charge.handle == request.fetch_handle, f"{charge} for {request}")
+            right = self._sizes | {request.room_bytes}
+            require(charge.value in right, f"{charge.value} bytes are charged for {request}, {right} are right")
+            require(not charge.taken_back, "the bytes of a Fetch are given back though its client has left")
+            self._journal.popleft()
+
+    def node_is_lost(self) -> None:
+        """The node is gone, too: what it has not sent costs nothing."""
+        self._unheard.clear()
+
+    def client_left(self) -> None:
+        self._left = True
+
+    def require_all_charged(self) -> None:
+        """Each Fetch that the node was asked for is paid for, whoever has hung up."""
+        unpaid = [one for one in self._unheard if one.room_bytes and self._sensors.is_open(one.fetch_handle or 0)]
+        require(not unpaid, f"nobody was charged for {unpaid}")
+
+    def _take_apart(self) -> None:
+        """Requests in flight that are alike are charged together when the connection ends."""
+        for charge in self._journal:
+            if charge.of is Of.TIME and charge.charges == 1:
+                charge.charges = max(round(charge.value * US_PER_PERCENT / self._plan.cost_us), 1)
 
     # ------------------------------------------------------------------ requests
 
@@ -807,6 +877,8 @@ class Model:
         if self._in_flight:
             self._limited = limited
         taken = Taken(head, self.next_at, self._mute.until_ms, fetch_handle, alone=alone)
+        if alone:
+            taken.room_bytes = self._room_bytes(head)
         taken.may_be_emptied = self._may_withhold(head)
         if not self._unproven:
             taken.timed = self._sensor(head, QuotaType.REQUEST, self._bound[head.client_id], now_ms)
@@ -898,9 +970,23 @@ class Model:
             is_of_client = given is not None and _HANDLE_OF[quota_type](given) == look.handle
             require(is_of_client, f"{head} waits for {look}, which is another client's")
             self._mute.throttle(now_ms, look.throttle_ms, quota_type, head.client_id)
+            self._pays = True
         self._journal.popleft()
-        self._looked.add((look.of, look.handle))
+        if not look.throttle_ms and look.of is Of.OWED and self._waits_for_unheard(look.handle, head):
+            assert isinstance(head, wire.Head)
+            self._mute.throttle(now_ms, self._sensors.window_ms, QuotaType.FETCH, head.client_id)
+            self._pays = True
+        else:
+            self._looked.add((look.of, look.handle))
         return True
+
+    def _waits_for_unheard(self, handle: int, head: object) -> bool:
+        """Whether a first Fetch waits as others are in flight whose clients have left."""
+        if not isinstance(head, wire.Head) or head.api_key != wire.FETCH:
+            return False
+        seen = len(self._mute.reported)
+        waited = Throttled(QuotaType.FETCH, self._sensors.window_ms, head.client_id)
+        return handle in self._quota_manager.unheard_bytes and self._throttled[seen : seen + 1] == [waited]
 
     def _quota_of(self, head: wire.Head, quota_type: QuotaType) -> EffectiveQuota:
         """The present quota of the client of a request."""
@@ -948,6 +1034,14 @@ class Model:
     def _ceiling_bytes(self, limit: float) -> int:
         window_s = (self._sensors.samples - 1) * (self._sensors.window_ms / 1000)
         return int(min(limit * window_s, INT32_MAX))
+
+    def _room_bytes(self, head: wire.Head) -> int:
+        """What a Fetch that was clamped asks for."""
+        ceiling_bytes = self._ceiling_bytes(self._quota_of(head, QuotaType.FETCH).limit)
+        if head.version < 3:
+            return ceiling_bytes
+        at = head.body_at + (8 if head.version >= 15 else 12)
+        return min(int.from_bytes(self._requests[at : at + 4], "big", signed=True), ceiling_bytes)
 
     def _has_ceiling(self, head: wire.Head) -> bool:
         return self._ceiling_bytes(self._quota_of(head, QuotaType.FETCH).limit) < INT32_MAX
@@ -1266,7 +1360,8 @@ class Model:
         else:
             self._charged_us += part_us
             passed_us = 1000 * (now_ms - self._begun_ms)
-            require(self._charged_us <= passed_us + 1, f"{self._charged_us} us are charged in {passed_us} us")
+            within = self._closes or self._charged_us <= passed_us + 1
+            require(within, f"{self._charged_us} us are charged in {passed_us} us")
         if charge.throttle_ms and not (self._closes and self._throttles_reported <= len(self._mute.reported)):
             self._mute.throttle(
                 now_ms, charge.throttle_ms, QuotaType.REQUEST, request.head.client_id, in_responses=True
@@ -1431,6 +1526,8 @@ class Model:
                 reasons.add(head.reason)
         all_taken = not (isinstance(head, wire.Head) and self._may_take(head))
         if self._eof[CLIENT] and all_taken and not self._waits_with_requests:
+            reasons.add("client_closed")
+        if self._pays and (self._left or self._eof[CLIENT]):
             reasons.add("client_closed")
         written = self._responses[0] if self._responses else None
         if written is not None and written.response.reason:

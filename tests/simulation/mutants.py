@@ -235,6 +235,18 @@ class AbandonedRequestsAreFree(Mutant):
         return self.sound.on_lost(reason, detail, now_us)
 
 
+class WhoHangsUpIsFree(Mutant):
+    """Fetches that are in flight when their client leaves are not charged."""
+
+    def seen_manager(self, quota_manager: ClientQuotaManager) -> Any:
+        sensors: Sensors = quota_manager.sensors
+
+        def charge(handle: int, value: float, now_ms: int) -> int:
+            return 0 if self.sound.unsettled else sensors.charge(handle, value, now_ms)
+
+        return _Changed(quota_manager, sensors=_Changed(sensors, charge=charge))
+
+
 class StaleQuota(Mutant):
     """A quota change is not noticed by clients that are bound already."""
 
@@ -697,6 +709,7 @@ MUTANTS = {
     UnchargedFrameOfARun: "charge",
     ChargedToAnother: "is not charged",
     AbandonedRequestsAreFree: "is not charged",
+    WhoHangsUpIsFree: "nobody was charged",
     StaleQuota: "",
     DelayForgotten: "",
     HeldResponseLostAtTheEnd: "",

@@ -325,6 +325,11 @@ class Stream:
         if link.to_proxy.arrived or link.to_proxy.ended or link.to_proxy.broken:
             events.soon(self.readable)
 
+    @property
+    def peer_ended(self) -> bool:
+        """Whether the peer has ended its side, though perhaps not all that it sent was read."""
+        return self._link.to_proxy.ended
+
     # ----------------------------------------------------------------- reading
 
     def pause_reading(self) -> None:

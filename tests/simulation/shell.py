@@ -174,12 +174,20 @@ class Shell:
     def lost(self, side: Side, error: str) -> None:
         if side is NODE:
             self._node = None
+            self._lost_behind_the_end(CloseReason.NODE_LOST)
         else:
             self._client = None
         if not self.closing:
             self.give_up(CloseReason.NODE_LOST if side is NODE else CloseReason.CLIENT_LOST)
         elif self._node is self._client is None:
             self._cancel_timer()
+
+    def _lost_behind_the_end(self, reason: CloseReason) -> None:
+        """No response is waited for any more."""
+        if self.closing and self.relay.unsettled:
+            if reason is CloseReason.NODE_LOST:
+                self._model.node_is_lost()
+            self._do(reason.value, lambda now_ms: self.relay.on_lost(reason, "", 1000 * now_ms))
 
     def writing_paused(self, side: Side) -> None:
         def step(now_ms: int) -> list[Action]:
@@ -419,6 +427,9 @@ class Shell:
     def _wake_up(self) -> None:
         def step(now_ms: int) -> list[Action]:
             self._model.time_came(now_ms)
+            if self._client is not None and self._client.peer_ended:
+                self._model.client_left()
+                self.relay.on_left()
             return self.relay.on_time(1000 * now_ms)
 
         self._timer = None
@@ -453,6 +464,7 @@ class Shell:
     def _abort(self) -> None:
         self._timer = None
         self.aborted = True
+        self._lost_behind_the_end(CloseReason.CLIENT_LOST)
         for stream in (self._client, self._node):
             if stream is not None:
                 stream.abort()

@@ -354,6 +354,8 @@ class _Party:
         if self.model.closed is None or self.model.closed.reason is not CloseReason.CLIENT_CLOSED:
             return
         client, node = self.client, self.node
+        if self.model.closed.detail:
+            return
         if self.broken or self.shell.aborted or self.plan_is_odd or client.left_unread or client.gone == "reset":
             return
         requests = len(client.plans_by_place)
@@ -426,7 +428,10 @@ class _World:
                 raise Violation("a relay is open after its end")
             party.check_all_delivered()
             party.check_learned()
+            party.model.require_all_charged()
         self._check_counters()
+        if self.quota_manager.unheard_bytes:
+            raise Violation(f"room is kept for Fetches that are over: {self.quota_manager.unheard_bytes}")
         if self.quota_manager.time_in_flight:
             raise Violation(f"room is reserved for what is no longer in flight: {self.quota_manager.time_in_flight}")
         if self.book.alterations_begun != self.book.alterations_done:

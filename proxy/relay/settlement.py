@@ -1,0 +1,114 @@
+"""What a node still works on when its client has left is charged, by responses that nobody gets."""
+
+from struct import Struct
+from typing import Final
+
+from protocol.errors import MalformedMessage
+from protocol.frames import MAX_HELD_BYTES
+from proxy.relay.actions import DecisionKind
+from proxy.relay.charging import Charges
+from proxy.relay.in_flight import InFlight
+from proxy.relay.plans import SASL_TOKEN
+from proxy.relay.request import Request
+from proxy.relay.turn import Turn
+from proxy.side import Side
+
+_HEAD: Final = Struct(">ii")
+_SMALLEST_RESPONSE: Final = 4
+
+
+class Settlement:
+    """After a Close: reads responses of the node as far as something is charged by them, and drops them.
+
+    A Fetch is charged the size of its response, for good. If its response cannot be waited for, it is charged the room
+    that it was given. The response to a mutation corrects what was charged, by a DecisionRequest.
+
+    `due`: how many such responses are still to come.
+    """
+
+    __slots__ = ("_charges", "_in_flight", "_left", "_turn", "_unread", "due")
+
+    def __init__(self, turn: Turn, in_flight: InFlight, charges: Charges) -> None:
+        self.due = 0
+        self._turn = turn
+        self._in_flight = in_flight
+        self._charges = charges
+        self._left = 0
+        """How many bytes of a response are still to be dropped."""
+        self._unread = bytearray()
+
+    def begin(self, half: Request | None) -> None:
+        """The connection ends: find what is to be settled. Of `half`, the node has not got the last byte."""
+        queue = self._in_flight.queue
+        if half is not None and queue and queue[-1] is half:
+            queue.pop()
+        for request in queue:
+            self.due += _due(request)
+            if _due(request):
+                self._charges.expect_fetch(request)
+
+    def take(self, data: bytes, left: int = 0) -> None:
+        """Take bytes of the node, of which the first `left` belong to a response that was taken already.
+
+        These may still be to come. Raises ProtocolError if what comes behind them is not the response that is next.
+        """
+        unread, queue = self._unread, self._in_flight.queue
+        unread += data
+        self._left += left
+        while self.due:
+            dropped = min(self._left, len(unread))
+            del unread[:dropped]
+            self._left -= dropped
+            while queue[0].response is not None or queue[0].plan is SASL_TOKEN:
+                queue.popleft()
+            if self._left or len(unread) < _HEAD.size:
+                return
+            size, correlation_id = _HEAD.unpack_from(unread)
+            if size < _SMALLEST_RESPONSE or correlation_id != queue[0].correlation_id:
+                raise MalformedMessage(f"a response of {size} bytes with correlation id {correlation_id}")
+            if not self._settle(queue[0], size):
+                return
+            self._left = size + 4
+
+    def _settle(self, request: Request, size: int) -> bool:
+        """The oldest request has its response; False: more of that must come first."""
+        plan = request.plan
+        if _is_charged_mutation(request):
+            if size + 4 > MAX_HELD_BYTES:
+                raise MalformedMessage(f"{plan.name}: {size} bytes announced, {MAX_HELD_BYTES} can be held")
+            if len(self._unread) < size + 4:
+                return False
+            ask = self._turn.ask(DecisionKind.MUTATION, Side.NODE, plan, bytes(self._unread[: size + 4]))
+            ask.note = request.note
+            self.due -= 1
+        elif _is_measured_fetch(request) and not request.charged:
+            self._charges.unheard_fetch(request, size - plan.response_tags)
+            self.due -= 1
+        self._in_flight.done(1)
+        return True
+
+    def end(self, charges: bool) -> None:
+        """Wait for no more responses. With `charges`, Fetches are charged the room that they were given."""
+        self.due = 0
+        self._unread.clear()
+        for request in self._in_flight.queue:
+            if _due(request):
+                self._charges.unheard_fetch(request, request.room_bytes if charges else 0)
+
+
+def _due(request: Request) -> int:
+    """How many responses are to come by which something is charged."""
+    if _is_measured_fetch(request):
+        return request.waiting - request.charged
+    return int(_is_charged_mutation(request))
+
+
+def _is_measured_fetch(request: Request) -> bool:
+    client_sensors = request.client_sensors
+    if not request.plan.fetches or client_sensors is None:
+        return False
+    return client_sensors.fetch is not None or client_sensors.shadow_fetch is not None
+
+
+def _is_charged_mutation(request: Request) -> bool:
+    return request.plan.asked is DecisionKind.MUTATION and request.note is not None
