@@ -193,6 +193,7 @@ class VirtualCluster:
             self.source.state,
             self.book.known,
             None if self.fleet is None else self.fleet.totals(),
+            [str(server) for server in self.upstream.discovery.silent],
         )
 
     @property

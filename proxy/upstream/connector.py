@@ -33,7 +33,24 @@ _ROUND_TRIP_EVERY_US = 10_000
 _MIN_RTT_AT = 148
 """In struct tcp_info of <linux/tcp.h>."""
 _NEXT_SERVER_S = 1.0
-"""A bootstrap server that has not answered by then is raced by the next one. TLS is part of the answer."""
+"""A server that has not answered by then is raced by the next one. TLS is part of the answer."""
+
+
+class _Attempt:
+    """A connection that is being made in one way, or, after that has failed, in another one."""
+
+    __slots__ = ("_under_way",)
+
+    def __init__(self, under_way: Cancellable) -> None:
+        self._under_way = under_way
+
+    def go_on(self, under_way: Cancellable) -> None:
+        """It is being made in another way now."""
+        self._under_way = under_way
+
+    def cancel(self) -> None:
+        """Give it up."""
+        self._under_way.cancel()
 
 
 class Upstream:
@@ -57,7 +74,7 @@ class Upstream:
         self._note_paced = note_paced
         self._now_us = now_us
         self._paces: dict[HostPort, Pace] = {}
-        self._dials: Deadlines[Dial] | None = None
+        self._dials: dict[float, Deadlines[Dial]] = {}
         self._ask_round_trip_us: dict[int, int] = {}
         self._tls: ssl.SSLContext | None = None
         self._next_source = 0
@@ -71,8 +88,26 @@ class Upstream:
         address = self._plain_address(node_id)
         place = None if address is None else self._by_number(address)
         if address is None or place is None:
-            return asyncio.get_running_loop().create_task(self._connect_and_tell(node_id, first, whose, reached))
-        return self._dial(node_id, address, place, first, reached)
+            return self._connecting(node_id, first, whose, reached)
+        if node_id != BOOTSTRAP_NODE_ID or not self.discovery.other_nodes():
+            return self._dial(node_id, address, place, first, reached)
+        return self._dial_first(address, place, first, whose, reached)
+
+    def _connecting(self, node_id: int, first: bytes, whose: Whose, reached: Reached) -> "asyncio.Task[None]":
+        return asyncio.get_running_loop().create_task(self._connect_and_tell(node_id, first, whose, reached))
+
+    def _dial_first(self, address: HostPort, place: HostPort, first: bytes, whose: Whose, reached: Reached) -> _Attempt:
+        """Dial the one bootstrap server. If it does not take the connection soon, the other nodes are tried, too."""
+
+        def reported(outcome: NodeSocket | Exception) -> None:
+            if isinstance(outcome, NodeSocket):
+                reached(outcome)
+            else:
+                attempt.go_on(self._connecting(BOOTSTRAP_NODE_ID, first, whose, reached))
+
+        within_s = min(_NEXT_SERVER_S, self.config.connect_timeout_ms / 1000)
+        attempt = _Attempt(self._dial(BOOTSTRAP_NODE_ID, address, place, first, reported, within_s))
+        return attempt
 
     def _plain_address(self, node_id: int) -> HostPort | None:
         """Where a node is, if a connection to it needs nothing but to be opened, and is not tried elsewhere, too."""
@@ -82,7 +117,7 @@ class Upstream:
         if node_id != BOOTSTRAP_NODE_ID:
             return self.directory.address(node_id)
         servers = config.bootstrap_servers
-        return servers[0] if len(servers) == 1 else None
+        return servers[0] if len(servers) == 1 and not self._slow.has(servers[0]) else None
 
     def _by_number(self, address: HostPort) -> HostPort | None:
         """The same address if its host is one by number, or a name that is known to be just one."""
@@ -92,7 +127,15 @@ class Upstream:
         alone = len(known) == 1 and family_of(known[0]) is not None  # not so with the zone of a link
         return HostPort(known[0], address.port) if alone else None
 
-    def _dial(self, node_id: int, address: HostPort, place: HostPort, first: bytes, reached: Reached) -> Cancellable:
+    def _dial(
+        self,
+        node_id: int,
+        address: HostPort,
+        place: HostPort,
+        first: bytes,
+        reached: Reached,
+        within_s: float | None = None,
+    ) -> Cancellable:
         def reported(outcome: socket.SocketType | OSError) -> None:
             if isinstance(outcome, OSError):
                 reached(self._unreachable(node_id, address, words_of(outcome)))
@@ -100,14 +143,18 @@ class Upstream:
             node = self.directory.node_at(address) if node_id == BOOTSTRAP_NODE_ID else node_id
             reached(NodeSocket(outcome, node, self._round_trip_us(outcome, node)))
 
-        if self._dials is None:
-            self._dials = Deadlines(self.config.connect_timeout_ms / 1000, self._give_up_dialling)
         family = family_of(place.host)
         assert family is not None
-        return Dial(self._poller, self._dials, family, place, first, reported)
+        dials = self._dials_within(within_s or self.config.connect_timeout_ms / 1000)
+        return Dial(self._poller, dials, family, place, first, reported)
 
-    def _give_up_dialling(self, dial: Dial) -> None:
-        dial.fail(TimeoutError(None, f"no connection within {self.config.connect_timeout_ms} ms"))
+    def _dials_within(self, seconds: float) -> Deadlines[Dial]:
+        """The connections that have to stand within this time."""
+        dials = self._dials.get(seconds)
+        if dials is None:
+            text = f"no connection within {round(seconds * 1000)} ms"
+            dials = self._dials[seconds] = Deadlines(seconds, lambda dial: dial.fail(TimeoutError(None, text)))
+        return dials
 
     async def _connect_and_tell(self, node_id: int, first: bytes, whose: Whose, reached: Reached) -> None:
         outcome: NodeSocket | Exception
@@ -118,7 +165,7 @@ class Upstream:
         reached(outcome)
 
     async def connect(self, node_id: int, first: bytes = b"", whose: Whose = _ANYBODY) -> NodeSocket:
-        """A connection to a node; for BOOTSTRAP_NODE_ID to the bootstrap server that is the first to take one.
+        """A connection to a node; for BOOTSTRAP_NODE_ID to the server that is the first to take one.
 
         `first` is sent before all else. Where connections are paced, it takes a turn of `whose`.
         Raises NodeUnknown, NodeUnreachable, or NodePaced.
@@ -231,16 +278,16 @@ class Upstream:
 
     def reconfigure(self, config: UpstreamConfig) -> None:
         """Take up changed bootstrap servers, times, and ways to connect."""
-        self.discovery.config = config
+        self.discovery.reconfigure(config)
         if config.connect_timeout_ms != self.config.connect_timeout_ms:
-            self._dials = None
+            self._dials = {}
         self.config = config
         for pace in self._paces.values():
             pace.set_rate(config.connections_per_second)
 
 
 def _bootstrap_failure(failures: Sequence[Exception]) -> Exception:
-    """What keeps all bootstrap servers from being reached, in one."""
+    """What keeps all servers from being reached, in one."""
     for error in failures:
         if not isinstance(error, NodeUnreachable):
             return error

@@ -25,7 +25,9 @@ _LONGEST_RETRY_S = 15.0
 _SERVERS_LOOKED_AT = 3
 _LONGEST_LOOK_S = 5.0
 _NEXT_LOOK_S = 3.0
-"""A bootstrap server that has not answered by then is raced by the next one."""
+"""A server that has not answered by then is raced by the next one."""
+_MOST_NODES_ASKED = 32
+"""How many nodes stand in for bootstrap servers that do not answer."""
 _LONGEST_EXTRA_LOOK_S = 2.0
 """So long nodes that are asked for num.partitions hold up what is known of all nodes."""
 
@@ -33,7 +35,10 @@ _LONGEST_EXTRA_LOOK_S = 2.0
 class Discovery:
     """Asks a cluster for its nodes, and for the number of partitions of a topic that is created without one.
 
-    The nodes are noted in `directory`. Bootstrap servers that are slow to respond are noted in `slow`.
+    The nodes are noted in `directory`. Servers that are slow to respond are noted in `slow`.
+
+    Bootstrap servers are asked first. When none of them answers, the nodes are asked that the cluster has, as far as
+    they are known: while one node answers, the cluster can be reached.
     """
 
     def __init__(
@@ -49,7 +54,10 @@ class Discovery:
         directory.look = self.ask
         self._slow = slow
         self._note_failure = note_failure
-        self._next_server = 0
+        self._turn = 0
+        self._knows_nodes = True
+        """Whether the nodes in the directory are those of the cluster of these bootstrap servers."""
+        self._silent: frozenset[HostPort] = frozenset()
         self._asked = asyncio.Event()
         self._answered = asyncio.Condition()
         self._failing = False
@@ -84,10 +92,32 @@ class Discovery:
         return address
 
     def servers_in_turn(self) -> list[HostPort]:
-        """The bootstrap servers, another one first each time, those that were slow to answer last."""
+        """The servers that may be asked: bootstrap servers, then other nodes, those that were slow to answer last.
+
+        Of the bootstrap servers another one comes first each time, and so of the nodes.
+        """
+        self._turn += 1
         servers = self.config.bootstrap_servers
-        self._next_server = (self._next_server + 1) % len(servers)
-        return self._slow.last([*servers[self._next_server :], *servers[: self._next_server]])
+        return self._slow.last([*_from(servers, self._turn), *_from(self.other_nodes(), self._turn)])
+
+    def other_nodes(self) -> list[HostPort]:
+        """Where the cluster has nodes that are not among the bootstrap servers."""
+        if not self._knows_nodes:
+            return []
+        servers = self.config.bootstrap_servers
+        return [address for address in self._directory.addresses(_MOST_NODES_ASKED) if address not in servers]
+
+    @property
+    def silent(self) -> list[HostPort]:
+        """The bootstrap servers that did not answer when they were asked last."""
+        return [server for server in self.config.bootstrap_servers if server in self._silent]
+
+    def reconfigure(self, config: UpstreamConfig) -> None:
+        """Take up changed settings. Other bootstrap servers may be those of another cluster: they are asked soon."""
+        if config.bootstrap_servers != self.config.bootstrap_servers:
+            self._knows_nodes, self._silent = False, frozenset()
+            self.ask()
+        self.config = config
 
     async def keep_learning(self) -> None:
         """Ask the cluster for its nodes now, at each interval, and when a node is missing; never returns."""
@@ -127,13 +157,13 @@ class Discovery:
             self._directory.note_all(nodes)
         if self._failing or nodes != self._nodes:
             self._log.info("cluster_reached", nodes=nodes)
-        self._failing, self._nodes, self.trouble = False, nodes, None
+        self._failing, self._nodes, self.trouble, self._knows_nodes = False, nodes, None, True
         async with self._answered:
             self._answered.notify_all()
         return True
 
     async def _look(self) -> Sequence[MetadataNode]:
-        """The nodes that are named by the bootstrap server that is the first to respond."""
+        """The nodes that are named by the server that is the first to respond."""
         servers = self.servers_in_turn()
         attempts = [partial(_brokers, str(server), self.config) for server in servers]
         try:
@@ -141,7 +171,16 @@ class Discovery:
         except AllFailed as lost:
             raise lost.failures[0] from None
         self._slow.note(servers[:number])
+        self._note_silent(servers[:number], servers[number])
         return found
+
+    def _note_silent(self, silent: Sequence[HostPort], answered: HostPort) -> None:
+        """Note which servers did not answer before one did, and log it if these are others than before."""
+        before = self.silent
+        self._silent = self._silent.union(silent) - {answered}
+        if self.silent and self.silent != before:
+            servers = [str(server) for server in self.silent]
+            self._log.warning("bootstrap_servers_silent", bootstrap_servers=servers, asked=str(answered))
 
     async def _look_for_default_partitions(self, brokers: Sequence[MetadataNode]) -> None:
         """Ask the nodes for their num.partitions, if it is not set. Dead ones hold up nothing else for long."""
@@ -179,6 +218,12 @@ class Discovery:
             self._reported_no_default = True
             self._log.warning("default_partitions_unknown", taken=1, setting="upstream.default_partitions")
         return known or 1
+
+
+def _from(servers: Sequence[HostPort], turn: int) -> list[HostPort]:
+    """The same servers, from another one on each time."""
+    first = turn % len(servers) if servers else 0
+    return [*servers[first:], *servers[:first]]
 
 
 async def _own_credentials(config: UpstreamConfig) -> Credentials:

@@ -52,6 +52,10 @@ class NodeDirectory:
         """The nodes that the cluster has now, in order."""
         return sorted(node_id for node_id in self._addresses if node_id not in self._gone_us)
 
+    def addresses(self, most: int) -> list[HostPort]:
+        """Where the nodes are that the cluster has now, in the order of their ids, at most so many."""
+        return [self._addresses[node_id] for node_id in self.present[:most]]
+
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Note where a node is; the latest word counts, but for a port that there cannot be: that is logged once.
 

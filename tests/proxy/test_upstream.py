@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from protocol.messages.client_quotas import all_quotas_request
 from protocol.messages.metadata import MetadataNode
+from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.net.poller import READABLE, Poller
 from proxy.upstream.connector import Upstream
@@ -277,7 +278,11 @@ async def test_a_node_that_does_not_accept_is_given_up_in_time_and_an_unwanted_c
         under_way.cancel()
         assert str(await asker.reported()) == f"127.0.0.1:{deaf[1]}: no connection within 100 ms"
         assert not unwanted.outcome.done()
-        assert (node.failed, len(node.upstream._dials), node.upstream._poller._handlers) == ([7], 0, {})
+        assert (node.failed, sum(map(len, node.upstream._dials.values())), node.upstream._poller._handlers) == (
+            [7],
+            0,
+            {},
+        )
 
 
 class Names:
@@ -346,6 +351,105 @@ async def test_a_dead_bootstrap_server_does_not_use_up_the_time_of_the_next(node
         for _ in range(2):
             await node.connect(BOOTSTRAP_NODE_ID)
         assert node.upstream.discovery.servers_in_turn()[1] == deaf
+
+
+class Cluster:
+    """A cluster whose bootstrap server, node 1, is down or deaf, and whose node 2 is up."""
+
+    def __init__(self, bootstrap, **settings):
+        self.other = Node(**settings, bootstrap_servers=["{}:{}".format(*bootstrap)])
+        self.upstream, self.directory = self.other.upstream, self.other.upstream.directory
+        self.directory.learn(1, *bootstrap)
+        self.directory.learn(2, "127.0.0.1", self.other.port)
+
+    def bootstrap(self):
+        return open_(self.other, BOOTSTRAP_NODE_ID, b"PROXY")
+
+    def close(self):
+        self.other.server.close()
+
+
+@pytest.fixture
+def closed_address():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()
+
+
+WAYS = [{}, {"source_addresses": ["127.0.0.1"]}, {"connections_per_second": 1000}]
+
+
+@pytest.mark.parametrize("settings", WAYS)
+async def test_while_the_bootstrap_server_is_down_clients_bootstrap_at_another_node(closed_address, settings):
+    with contextlib.closing(Cluster(closed_address, **settings)) as cluster:
+        asker, _ = cluster.bootstrap()
+        connected = await asker.reported()
+        accepted, _ = cluster.other.server.accept()
+        with accepted, connected.socket:
+            assert (connected.node_id, accepted.recv(100)) == (2, b"PROXY")
+
+
+@pytest.mark.parametrize("settings", WAYS)
+async def test_a_bootstrap_server_that_does_not_accept_holds_clients_up_for_a_moment_only(settings):
+    with deaf_address() as deaf:
+        config = {"connect_timeout_ms": SLOW_ENOUGH_MS, **settings}
+        with contextlib.closing(Cluster(deaf, **config)) as cluster:
+            asker, _ = cluster.bootstrap()
+            connected = await asker.reported()
+            assert connected.node_id == 2
+            connected.socket.close()
+
+
+async def test_who_gives_up_while_another_node_is_tried_is_told_nothing(closed_address):
+    with deaf_address() as deaf, contextlib.closing(Cluster(closed_address)) as cluster:
+        cluster.directory.learn(2, *deaf)
+        asker, under_way = cluster.bootstrap()
+        first = under_way._under_way
+        while under_way._under_way is first:
+            await asyncio.sleep(0)
+        under_way.cancel()
+        await asyncio.wait([under_way._under_way])
+        assert not asker.outcome.done()
+
+
+async def test_nodes_that_are_gone_from_the_cluster_and_those_of_another_one_are_not_tried(closed_address):
+    with contextlib.closing(Cluster(closed_address)) as cluster:
+        cluster.directory.note_all([1])
+        asker, _ = cluster.bootstrap()
+        assert isinstance(await asker.reported(), NodeUnreachable)
+        cluster.directory.note_all([1, 2])
+        moved = cluster.upstream.config.model_copy(update={"bootstrap_servers": (HostPort("127.0.0.1", 9),)})
+        cluster.upstream.reconfigure(moved)
+        asker, _ = cluster.bootstrap()
+        assert isinstance(await asker.reported(), NodeUnreachable)
+
+
+async def test_while_one_node_answers_the_cluster_is_reached_and_the_silent_servers_are_named(
+    closed_address, monkeypatch
+):
+    """Also when the node that answers is another one each time."""
+    with contextlib.closing(Cluster(closed_address, default_partitions=1)) as cluster:
+        dead = {closed_address[1]}
+        nodes = [MetadataNode(1, *closed_address), MetadataNode(2, "127.0.0.1", 2), MetadataNode(3, "127.0.0.1", 3)]
+
+        async def nodes_named_by(server, *_):
+            if int(server.rpartition(":")[2]) in dead:
+                raise SourceUnavailable(f"{server}: down")
+            return nodes
+
+        monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+        discovery = cluster.upstream.discovery
+        with capture_logs() as logs:
+            for down in (set(), {2}, {3}):
+                dead = {closed_address[1], *down}
+                assert await discovery._learn()
+                assert (discovery.trouble, discovery.silent) == (None, [closed_address])
+            dead = {closed_address[1], 2, 3}
+            assert not await discovery._learn()
+            assert discovery.trouble is not None
+            dead = {2, 3}
+            assert await discovery._learn()
+            assert discovery.silent == []
+        assert [line["event"] for line in logs].count("bootstrap_servers_silent") == 1
 
 
 async def test_the_proxys_own_look_reaches_a_cluster_past_dead_addresses_and_servers(node, names):
