@@ -67,7 +67,7 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "before.",
         "cluster_unreachable": "Neither a bootstrap server nor another known node has named the nodes. Comes once for "
         "each other reason.",
-        "bootstrap_servers_silent": "These bootstrap servers did not answer, and the server `asked` did. Comes once for "
+        "bootstrap_servers_silent": "These bootstrap servers did not answer, and the node `asked` did. Comes once for "
         "each other list.",
         "node_left_out": "No port is left for a node, so it is left out of responses: of `responses` since the last "
         "such line; one line a minute at most.",

@@ -404,7 +404,7 @@ async def test_who_gives_up_while_another_node_is_tried_is_told_nothing(closed_a
         cluster.directory.learn(2, *deaf)
         asker, under_way = cluster.bootstrap()
         first = under_way._under_way
-        while under_way._under_way is first:
+        while under_way._under_way is first:  # noqa: ASYNC110
             await asyncio.sleep(0)
         under_way.cancel()
         await asyncio.wait([under_way._under_way])
