@@ -261,6 +261,7 @@ class RelayLimits:
       was sent before there was a quota. Otherwise the response goes out and is charged for good.
     - `delays`: responses are delayed until the mute is over, as brokers before 2.0 do. Clients that would wait again
       get no throttle time of the proxy.
+    - `max_throttle_ms`: the longest throttle of a node's own that is obeyed and passed on.
     - `authenticates`: the node requires SASL. Before an authentication has succeeded, only what belongs to it may pass,
       and it is not charged.
     """
@@ -272,3 +273,4 @@ class RelayLimits:
     withholds: bool = False
     delays: bool = False
     authenticates: bool = False
+    max_throttle_ms: int = INT32_MAX
