@@ -78,6 +78,7 @@ class Upstream:
         self._ask_round_trip_us: dict[int, int] = {}
         self._tls: ssl.SSLContext | None = None
         self._next_source = 0
+        self._destinations = config.destinations
         self._look_ups = LookUps(now_us)
         self._slow = Slow(now_us)
         self.discovery = Discovery(virtual_cluster, config, directory, self._slow, note_refresh_failure)
@@ -120,12 +121,16 @@ class Upstream:
         return servers[0] if len(servers) == 1 and not self._slow.has(servers[0]) else None
 
     def _by_number(self, address: HostPort) -> HostPort | None:
-        """The same address if its host is one by number, or a name that is known to be just one."""
+        """The same address if its host is one by number, or a name that is known to be just one; and if it may be
+        connected to."""
         if family_of(address.host) is not None:
-            return address
+            return address if self._may_be_at(address, address.host) else None
         known = [str(where[0]) for _, where in self._look_ups.fresh(address.host)]
         alone = len(known) == 1 and family_of(known[0]) is not None  # not so with the zone of a link
-        return HostPort(known[0], address.port) if alone else None
+        return HostPort(known[0], address.port) if alone and self._may_be_at(address, known[0]) else None
+
+    def _may_be_at(self, address: HostPort, place: str) -> bool:
+        return self._destinations.refusal(address.host, place, address.port) is None
 
     def _dial(
         self,
@@ -207,7 +212,8 @@ class Upstream:
 
         It connects from another one of the source addresses each time.
         """
-        places = self._slow.last([at_port(each, address.port) for each in await self._look_ups.of(address.host)])
+        found = [at_port(each, address.port) for each in await self._look_ups.of(address.host)]
+        places = self._slow.last(self._destinations.allowed(address.host, found))
         try:
             number, sock = await connected_to_first(places, first, self._sources_in_turn())
         except OSError:

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from common.destinations import ANYWHERE, Destinations
 from proxy.config.secret_file import secret
 from proxy.config.settings import CredentialsConfig, UpstreamConfig, UsageTopicConfig
 from quotas.sources.cluster_connection import Credentials
@@ -10,12 +11,12 @@ from quotas.sources.cluster_connection import Credentials
 
 def credentials_of(upstream: UpstreamConfig) -> Credentials:
     """Who the proxy is to a cluster. ConfigErrors if its password cannot be read."""
-    return _credentials(upstream.admin, "upstream.admin", upstream.send_proxy_protocol)
+    return _credentials(upstream.admin, "upstream.admin", upstream.send_proxy_protocol, upstream.destinations)
 
 
 def topic_credentials(topic: UsageTopicConfig) -> Credentials:
     """Who the proxy is to the cluster of that topic. ConfigErrors if its password cannot be read."""
-    return _credentials(topic, "usage.kafka", False)
+    return _credentials(topic, "usage.kafka", False, ANYWHERE)
 
 
 def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
     ConfigErrors if its password cannot be read.
     """
     credentials = asdict(topic_credentials(topic))
-    del credentials["announced"]
+    del credentials["announced"], credentials["destinations"]
     return {
         "bootstrap_servers": [str(server) for server in topic.bootstrap_servers],
         "compression_type": None if topic.compression == "none" else topic.compression,
@@ -32,7 +33,7 @@ def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
     }
 
 
-def _credentials(config: CredentialsConfig, path: str, announced: bool) -> Credentials:
+def _credentials(config: CredentialsConfig, path: str, announced: bool, destinations: Destinations) -> Credentials:
     return Credentials(
         security_protocol=config.security_protocol,
         ssl_cafile=config.ca_file,
@@ -42,4 +43,5 @@ def _credentials(config: CredentialsConfig, path: str, announced: bool) -> Crede
         sasl_plain_username=config.username,
         sasl_plain_password=secret(config.password_file, f"{path}.password_file"),
         announced=announced,
+        destinations=destinations,
     )

@@ -77,7 +77,10 @@ class Discovery:
 
     async def find(self, node_id: int) -> HostPort:
         """Where a node is; if nobody has said so yet, the cluster is asked. Raises NodeUnknown."""
-        return self._directory.address(node_id) or await self._ask_for(node_id)
+        address = self._directory.address(node_id)
+        if address is None and (why := self._directory.refused.get(node_id)) is not None:
+            raise NodeUnknown(f"the cluster says that node {node_id} is at {why}")
+        return address or await self._ask_for(node_id)
 
     async def _ask_for(self, node_id: int) -> HostPort:
         """The address of a node that nobody has named yet, from a fresh look at the cluster."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
 from common.connecting import connected
+from common.destinations import ANYWHERE, Destinations
 from common.look_ups import in_daemon_thread
 from common.plain_words import words_of
 from common.tls_trust import trust
@@ -50,6 +51,8 @@ class Credentials:
     sasl_plain_password: str | None = field(default=None, repr=False)
     announced: bool = False
     """Whether connections begin with a PROXY header that says they are the sender's own."""
+    destinations: Destinations = field(default=ANYWHERE, compare=False)
+    """Where nodes may be. Nothing is sent anywhere else."""
 
     @property
     def secured(self) -> bool:
@@ -126,7 +129,8 @@ class ClusterClient:
         except OSError as error:  # ssl.SSLError is one
             problem = f"{words_of(error)}, with {', '.join(credentials.files)}"
             raise NodeRefuses(Fault("files_unusable", problem, FILES)) from None
-        sock = await connected(*self._address, LOCAL_PROXY_HEADER if self._credentials.announced else b"")
+        first = LOCAL_PROXY_HEADER if credentials.announced else b""
+        sock = await connected(*self._address, first, credentials.destinations)
         self._is_connected = True
         return await opened(sock, context, self._address[0])
 

@@ -168,6 +168,64 @@ def refuse_plain(server, context):
                 context.wrap_socket(sock, server_side=True).close()
 
 
+def restricted(listeners=(), places=()):
+    config = UpstreamConfig.model_validate({"bootstrap_servers": ["127.0.0.1:9"], "node_networks": places})
+    config.tell_listeners(tuple(listeners))
+    return config
+
+
+@pytest.mark.parametrize("problem", ["it is a listener of this proxy", "it is outside of upstream.node_networks"])
+async def test_a_node_at_an_address_that_is_none_of_a_node_is_neither_learned_nor_asked_for(node, problem):
+    own = problem == "it is a listener of this proxy"
+    config = restricted([("0.0.0.0", range(1, 3))]) if own else restricted(places=["10.1.0.0/16", ".kafka.test"])
+    directory = NodeDirectory(destinations=config.destinations)
+    directory.learn(3, "10.1.0.9", 9092)
+    with capture_logs() as logs:
+        for node_id in (3, 7, 7):
+            directory.learn(node_id, "127.0.0.1", 2)
+    assert (directory.address(7), directory.address(3)) == (None, ("10.1.0.9", 9092))
+    assert [(line["event"], line["node_id"], line["problem"]) for line in logs] == [
+        ("node_address_refused", node_id, f"{problem}: it is not connected to there") for node_id in (3, 7)
+    ]
+    upstream = Upstream("main", config, directory, Poller(), bool, bool, bool, FakeClock().now_us)
+    with pytest.raises(NodeUnknown, match=f"node 7 is at 127.0.0.1:2: {problem}"):
+        await upstream.discovery.find(7)
+    directory.learn(7, "10.1.0.7", 9092)
+    assert (directory.address(7), directory.refused.keys()) == (("10.1.0.7", 9092), {3})
+    directory.note_all([7])
+    assert directory.refused == {}
+
+
+@pytest.mark.parametrize("settings", [{}, {"source_addresses": ["127.0.0.1"]}])
+async def test_a_name_that_leads_to_an_own_listener_is_not_connected_to_when_it_does(node, names, settings):
+    """It may have led elsewhere before."""
+    names.addresses["moves.test"] = ["127.0.0.1"]
+    config = node.config(**settings)
+    config.tell_listeners((("127.0.0.1", range(node.port, node.port + 1)),))
+    upstream = Upstream("main", config, NodeDirectory(), Poller(), bool, bool, bool, FakeClock().now_us)
+    upstream.directory.learn(7, "moves.test", node.port)
+    for _ in range(2):  # it is looked up, then it is known
+        asker = Asker()
+        upstream.open(7, b"", "", asker.outcome.set_result)
+        assert str(await asker.reported()) == f"moves.test:{node.port}: it is a listener of this proxy"
+        await upstream._look_ups.of("moves.test")
+    with pytest.raises(SourceUnavailable, match="it is a listener of this proxy"):
+        await _brokers(f"moves.test:{node.port}", config)
+    node.server.settimeout(0)
+    with pytest.raises(BlockingIOError):
+        node.server.accept()
+
+
+async def test_no_login_is_sent_outside_of_the_networks_of_the_nodes(node, names):
+    names.addresses["elsewhere.test"] = ["127.0.0.1"]
+    config = node.config(node_networks=["10.0.0.0/8"])
+    with pytest.raises(SourceUnavailable, match=r"it is outside of upstream\.node_networks"):
+        await _brokers(f"elsewhere.test:{node.port}", config)
+    node.server.settimeout(0)
+    with pytest.raises(BlockingIOError):
+        node.server.accept()
+
+
 class Asker:
     """Who has a connection opened without waiting for it."""
 
