@@ -182,11 +182,17 @@ class UpstreamConfig(Settings):
     admin: CredentialsConfig = CredentialsConfig()
     """Who the proxy is to the cluster on connections of its own."""
 
+    _virtual_cluster: str = PrivateAttr("")
     _listeners: tuple[tuple[str, range], ...] = PrivateAttr(())
 
-    def tell_listeners(self, listeners: tuple[tuple[str, range], ...]) -> None:
-        """The proxy listens at these local addresses and ports: no node is there."""
-        self._listeners = listeners
+    def belong(self, virtual_cluster: str, listeners: tuple[tuple[str, range], ...]) -> None:
+        """Be behind a virtual cluster of a proxy that listens at these local addresses and ports: no node is there."""
+        self._virtual_cluster, self._listeners = virtual_cluster, listeners
+
+    @property
+    def virtual_cluster(self) -> str:
+        """The name of the virtual cluster that it is behind."""
+        return self._virtual_cluster
 
     @property
     def destinations(self) -> Destinations:
@@ -989,12 +995,12 @@ class Config(Settings):
     """What is logged to standard error."""
 
     def model_post_init(self, _context: Any) -> None:
-        """Have each cluster know where this proxy listens."""
+        """Have each cluster know whose it is, and where this proxy listens."""
         listeners = [listener for cluster in self.virtual_clusters for listener in cluster.listeners]
         ranges = [(listener.bind, ports) for listener in listeners for ports in listener.port_ranges()]
         ranges += [(http.bind, range(http.port, http.port + 1)) for http in (self.metrics, self.admin)]
         for cluster in self.virtual_clusters:
-            cluster.upstream.tell_listeners(tuple(ranges))
+            cluster.upstream.belong(cluster.name, tuple(ranges))
 
 
 def pinned_costs(quotas: QuotasConfig) -> dict[int, Cost]:

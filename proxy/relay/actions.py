@@ -185,7 +185,13 @@ class WakeAt:
 
 @dataclass(slots=True, frozen=True)
 class OpenUpstream:
-    """Connect to the node of this relay; `on_writable(NODE)` reports that the connection is there."""
+    """Connect to the node of this relay; `on_writable(NODE)` reports that the connection is there.
+
+    The first request has this raw client id and this correlation id.
+    """
+
+    client_id: bytes = field(default=b"", compare=False)
+    correlation_id: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True)

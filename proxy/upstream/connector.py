@@ -11,6 +11,7 @@ from common.connecting import MOST_TRIED, connected_to_first
 from common.look_ups import LookUps, at_port
 from common.plain_words import words_of
 from common.race import AllFailed, Slow, race
+from protocol.own_requests import CLIENT_ID
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.decisions.recent_topics import RecentTopics
@@ -18,15 +19,17 @@ from proxy.net.deadlines import Deadlines
 from proxy.net.handshake import shake_hands
 from proxy.net.poller import Poller
 from proxy.net.tls_socket import TlsSocket
-from proxy.relay.actions import CloseReason
+from proxy.relay.actions import CloseReason, OpenUpstream
 from proxy.upstream.dial import Dial, family_of
-from proxy.upstream.discovery import Discovery
+from proxy.upstream.discovery import LEADS_BACK, Discovery
 from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnreachable, Reached
 from proxy.upstream.pace import Pace
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.fair_queue import Whose
+from quotas.sources.cluster_connection import mark_of
 
 _ANYBODY = Whose()
+_OF_A_CLIENT = OpenUpstream()
 _MAX_PACES = 10_000
 _ROUND_TRIP_EVERY_US = 10_000
 """The kernel is asked for the round trip to a node no more often."""
@@ -79,13 +82,30 @@ class Upstream:
         self._tls: ssl.SSLContext | None = None
         self._next_source = 0
         self._destinations = config.destinations
+        self._mark = mark_of(virtual_cluster)
         self._look_ups = LookUps(now_us)
         self._slow = Slow(now_us)
         self.discovery = Discovery(virtual_cluster, config, directory, self._slow, note_refresh_failure)
         self.recent_topics = RecentTopics()
 
-    def open(self, node_id: int, first: bytes, whose: Whose, reached: Reached) -> Cancellable:
-        """As `connect`, and have told what came of it. What needs no task for it gets none: a task costs more."""
+    def open(
+        self, node_id: int, first: bytes, whose: Whose, reached: Reached, opening: OpenUpstream = _OF_A_CLIENT
+    ) -> Cancellable:
+        """As `connect`, and have told what came of it. What needs no task for it gets none: a task costs more.
+
+        A connection of the proxy's own that comes as a client's shows that the way leads back to this proxy. It ends
+        here, and so does whatever else would go that way. Clients wait until that was looked at. Looks of other proxies
+        do not wait, as two proxies would wait for each other.
+        """
+        is_of_a_proxy = opening.client_id == CLIENT_ID
+        if is_of_a_proxy and opening.correlation_id == self._mark:
+            self.discovery.note_way_back(node_id)
+            return self._refused(reached)
+        if node_id == BOOTSTRAP_NODE_ID:
+            if self.discovery.leads_back:
+                return self._refused(reached)
+            if not self.discovery.has_looked and not is_of_a_proxy:
+                return self._open_after_look(partial(self.open, node_id, first, whose, reached, opening))
         address = self._plain_address(node_id)
         place = None if address is None else self._by_number(address)
         if address is None or place is None:
@@ -93,6 +113,19 @@ class Upstream:
         if node_id != BOOTSTRAP_NODE_ID or not self.discovery.other_nodes():
             return self._dial(node_id, address, place, first, reached)
         return self._dial_first(address, place, first, whose, reached)
+
+    def _refused(self, reached: Reached) -> Cancellable:
+        return asyncio.get_running_loop().call_soon(reached, NodeUnreachable(LEADS_BACK))
+
+    def _open_after_look(self, open_: Callable[[], Cancellable]) -> _Attempt:
+        """Open a connection when it was seen whether the bootstrap servers lead back to this proxy."""
+
+        async def wait() -> None:
+            await self.discovery.looked()
+            attempt.go_on(open_())
+
+        attempt = _Attempt(asyncio.get_running_loop().create_task(wait()))
+        return attempt
 
     def _connecting(self, node_id: int, first: bytes, whose: Whose, reached: Reached) -> "asyncio.Task[None]":
         return asyncio.get_running_loop().create_task(self._connect_and_tell(node_id, first, whose, reached))

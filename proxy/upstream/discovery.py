@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -15,11 +16,12 @@ from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.upstream.credentials import credentials_of
 from proxy.upstream.node_socket import NodeUnknown
-from proxy.upstream.topology import NodeDirectory
+from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.sources.cluster_connection import Credentials
 from quotas.sources.cluster_faults import ConnectionFault, Fault
 from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by, response_of
 
+LEADS_BACK = "the bootstrap servers lead back to this proxy"
 _FIRST_RETRY_S = 0.5
 _LONGEST_RETRY_S = 15.0
 _SERVERS_LOOKED_AT = 3
@@ -58,6 +60,13 @@ class Discovery:
         self._knows_nodes = True
         """Whether the nodes in the directory are those of the cluster of these bootstrap servers."""
         self._silent: frozenset[HostPort] = frozenset()
+        self.leads_back = False
+        """Whether a look of this proxy at its cluster came to this proxy, and no other one had an answer since."""
+        self._looked = asyncio.Event()
+        self._looked.set()
+        self._shown: dict[int, HostPort] = {}
+        """Where nodes were when it was seen whether they lead back."""
+        self._seeing: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
         self._answered = asyncio.Condition()
         self._failing = False
@@ -119,6 +128,7 @@ class Discovery:
         """Take up changed settings. Other bootstrap servers may be those of another cluster: they are asked soon."""
         if config.bootstrap_servers != self.config.bootstrap_servers:
             self._knows_nodes, self._silent = False, frozenset()
+            self._looked.clear()
             self.ask()
         self.config = config
 
@@ -127,7 +137,11 @@ class Discovery:
         backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         while True:
             self._asked.clear()
-            if await self._learn():
+            servers = self.config.bootstrap_servers
+            has_learned = await self._learn()
+            if servers == self.config.bootstrap_servers:
+                self._looked.set()
+            if has_learned:
                 backoff.succeeded()
                 await self._sleep(self.config.metadata_refresh_s)
             else:
@@ -143,11 +157,12 @@ class Discovery:
             pass
 
     async def _learn(self) -> bool:
+        servers = self.config.bootstrap_servers
         try:
             brokers = await self._look()
         except Exception as error:  # whatever a library raises is a failed look, never the end of looking
             if not self._failing:
-                self.trouble = plain_words(error)
+                self.trouble = self._words_for(error)
             await self._tell_failure(error)
             self._failing = True
             self._note_failure()
@@ -155,12 +170,15 @@ class Discovery:
         await self._look_for_default_partitions(brokers)
         for broker in brokers:
             self._directory.learn(*broker)
+        self._see_whether_nodes_lead_back()
         nodes = sorted(broker.node_id for broker in brokers)
         if nodes:
             self._directory.note_all(nodes)
         if self._failing or nodes != self._nodes:
             self._log.info("cluster_reached", nodes=nodes)
-        self._failing, self._nodes, self.trouble, self._knows_nodes = False, nodes, None, True
+        self._failing, self._nodes, self.trouble = False, nodes, None
+        if servers == self.config.bootstrap_servers:
+            self._knows_nodes, self.leads_back = True, False
         async with self._answered:
             self._answered.notify_all()
         return True
@@ -201,18 +219,49 @@ class Discovery:
         looks = (_fault_at(server, self.config) for server in servers[:_SERVERS_LOOKED_AT])
         faults = [fault for fault in await asyncio.gather(*looks) if fault is not None]
         reason = next((fault.reason for _, fault in faults if fault.reason != "unreachable"), "unreachable")
+        reason = "leads_back" if self.leads_back else reason
         if self._failing and reason == self._reported_reason:
             return
         self._reported_reason = reason
-        self.trouble = plain_words(error)
+        self.trouble = self._words_for(error)
         self._log.warning(
             "cluster_unreachable",
             bootstrap_servers=servers,
-            error=plain_words(error),
+            error=self.trouble,
             reason=reason if faults else None,
             problems=[f"{server}: {fault.problem}" for server, fault in faults],
             settings=sorted({setting for _, fault in faults for setting in fault.setting.split(", ")}),
         )
+
+    def _words_for(self, error: Exception) -> str:
+        return LEADS_BACK if self.leads_back else plain_words(error)
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether these bootstrap servers were looked at."""
+        return self._looked.is_set()
+
+    async def looked(self) -> None:
+        """Wait until these bootstrap servers were looked at, or do not answer soon."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_NEXT_LOOK_S):
+                await self._looked.wait()
+        self._looked.set()
+
+    def note_way_back(self, node_id: int) -> None:
+        """A connection of this proxy's own has come as that of a client of this node."""
+        if node_id == BOOTSTRAP_NODE_ID:
+            self.leads_back = True
+        else:
+            self._directory.note_way_back(node_id)
+
+    def _see_whether_nodes_lead_back(self) -> None:
+        """Look at each node, once at each address: if it leads to this proxy, the look comes there."""
+        if self._seeing is None or self._seeing.done():
+            found = {node_id: self._directory.address(node_id) for node_id in self._directory.present}
+            new = {node_id: where for node_id, where in found.items() if where and self._shown.get(node_id) != where}
+            self._shown = {node_id: where for node_id, where in self._shown.items() if node_id in found} | new
+            self._seeing = asyncio.get_running_loop().create_task(_look_at(list(new.values()), self.config))
 
     def default_partitions(self) -> int:
         """How many partitions a topic gets that is created without a number; 1 while nobody has said so."""
@@ -243,6 +292,12 @@ async def _num_partitions(brokers: Sequence[MetadataNode], config: UpstreamConfi
     """The cluster's num.partitions; None where no node reports it."""
     addresses = {broker.node_id: str(HostPort(broker.host, broker.port)) for broker in brokers}
     return await default_partitions_of(addresses, await _own_credentials(config), config.connect_timeout_ms / 1000)
+
+
+async def _look_at(nodes: Sequence[HostPort], config: UpstreamConfig) -> None:
+    """Have each node asked; what it says does not matter."""
+    for node in nodes:
+        await _fault_at(str(node), config)
 
 
 async def _fault_at(server: str, config: UpstreamConfig) -> tuple[str, Fault] | None:

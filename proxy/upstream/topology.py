@@ -17,6 +17,7 @@ BOOTSTRAP_NODE_ID = -1
 """Stands for a node that was reached by a bootstrap address which no node calls its own."""
 
 MAX_LEARNED_NODES = 10_000
+_LEADS_BACK = "it leads back to this proxy"
 _REPORTED_EVERY_US = 60_000_000
 _LOOK_EVERY_US = 5_000_000
 """A look at the cluster is a connection: not each response that a node is left out of is worth one."""
@@ -43,6 +44,8 @@ class NodeDirectory:
         self._destinations = destinations
         self._refused: dict[int, str] = {}
         """Why nodes are not connected to where the cluster says that they are."""
+        self._ways_back: dict[int, HostPort] = {}
+        """Where nodes are said to be, and this proxy is."""
         self.virtual_cluster = virtual_cluster
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
 
@@ -72,11 +75,23 @@ class NodeDirectory:
             return
         if not 1 <= port <= MAX_PORT:
             self._refuse(node_id, host, port, f"expected a port from 1 to {MAX_PORT}, got {port}")
-        elif (why := self._destinations.refusal_of_host(host, port)) is not None:
+        elif (why := self._refusal(node_id, host, port)) is not None:
             self._refuse(node_id, host, port, why)
         elif len(self._addresses) < MAX_LEARNED_NODES or node_id in self._addresses:
             self._addresses[node_id] = HostPort(host, port)
             self._refused.pop(node_id, None)
+
+    def note_way_back(self, node_id: int) -> None:
+        """Who connects to this node comes to this proxy again, by a balancer or another proxy: it is not there."""
+        address = self._addresses.pop(node_id, None)
+        if address is not None:
+            self._ways_back[node_id] = address
+            self._refuse(node_id, *address, _LEADS_BACK)
+
+    def _refusal(self, node_id: int, host: str, port: int) -> str | None:
+        if self._ways_back.get(node_id) == (host, port):
+            return _LEADS_BACK
+        return self._destinations.refusal_of_host(host, port)
 
     def _refuse(self, node_id: int, host: str, port: int, why: str) -> None:
         if node_id not in self._refused and len(self._refused) < MAX_LEARNED_NODES:
@@ -93,6 +108,7 @@ class NodeDirectory:
         """These are all nodes of the cluster now: others are gone. Of very many the longest gone are forgotten."""
         present = set(node_ids)
         self._refused = {node_id: why for node_id, why in self._refused.items() if node_id in present}
+        self._ways_back = {node_id: where for node_id, where in self._ways_back.items() if node_id in present}
         for node_id in self._addresses:
             if node_id not in present:
                 self._gone_us.setdefault(node_id, self.now_us())

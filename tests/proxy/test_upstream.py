@@ -11,9 +11,11 @@ from structlog.testing import capture_logs
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from protocol.messages.client_quotas import all_quotas_request
 from protocol.messages.metadata import MetadataNode
+from protocol.own_requests import CLIENT_ID
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.net.poller import READABLE, Poller
+from proxy.relay.actions import OpenUpstream
 from proxy.upstream.connector import Upstream
 from proxy.upstream.credentials import credentials_of
 from proxy.upstream.dial import Dial
@@ -22,7 +24,7 @@ from proxy.upstream.node_socket import NodePaced, NodeUnknown, NodeUnreachable
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.changes import SourceUnavailable
 from quotas.fair_queue import Whose
-from quotas.sources.cluster_connection import ClusterConnection
+from quotas.sources.cluster_connection import ClusterConnection, mark_of
 from tests.certificates import Authority, server_context
 from tests.deaf import deaf_address
 from tests.fakes.clock import FakeClock
@@ -170,7 +172,7 @@ def refuse_plain(server, context):
 
 def restricted(listeners=(), places=()):
     config = UpstreamConfig.model_validate({"bootstrap_servers": ["127.0.0.1:9"], "node_networks": places})
-    config.tell_listeners(tuple(listeners))
+    config.belong("main", tuple(listeners))
     return config
 
 
@@ -201,12 +203,12 @@ async def test_a_name_that_leads_to_an_own_listener_is_not_connected_to_when_it_
     """It may have led elsewhere before."""
     names.addresses["moves.test"] = ["127.0.0.1"]
     config = node.config(**settings)
-    config.tell_listeners((("127.0.0.1", range(node.port, node.port + 1)),))
+    config.belong("main", (("127.0.0.1", range(node.port, node.port + 1)),))
     upstream = Upstream("main", config, NodeDirectory(), Poller(), bool, bool, bool, FakeClock().now_us)
     upstream.directory.learn(7, "moves.test", node.port)
     for _ in range(2):  # it is looked up, then it is known
         asker = Asker()
-        upstream.open(7, b"", "", asker.outcome.set_result)
+        upstream.open(7, b"", Whose(), asker.outcome.set_result)
         assert str(await asker.reported()) == f"moves.test:{node.port}: it is a listener of this proxy"
         await upstream._look_ups.of("moves.test")
     with pytest.raises(SourceUnavailable, match="it is a listener of this proxy"):
@@ -224,6 +226,114 @@ async def test_no_login_is_sent_outside_of_the_networks_of_the_nodes(node, names
     node.server.settimeout(0)
     with pytest.raises(BlockingIOError):
         node.server.accept()
+
+
+def comes_back(node, node_id):
+    """A connection of the proxy's own comes as that of a client of this node."""
+    asker = Asker()
+    own = OpenUpstream(CLIENT_ID, mark_of("main"))
+    node.upstream.open(node_id, b"", Whose(), asker.outcome.set_result, own)
+    assert not asker.outcome.done()
+    return asker
+
+
+LEADS_BACK = "the bootstrap servers lead back to this proxy"
+
+
+async def test_when_a_look_of_its_own_comes_as_a_client_clients_go_no_further_until_a_look_succeeds(node, monkeypatch):
+    assert str(await comes_back(node, BOOTSTRAP_NODE_ID).reported()) == LEADS_BACK
+    asker, _ = open_(node, BOOTSTRAP_NODE_ID)
+    assert str(await asker.reported()) == LEADS_BACK
+    to_node, _ = open_(node, 1)
+    (await to_node.reported()).socket.close()
+    other = Asker()
+    another_proxy = OpenUpstream(CLIENT_ID, mark_of("main") ^ 1)
+    node.upstream.open(BOOTSTRAP_NODE_ID, b"", Whose(), other.outcome.set_result, another_proxy)
+    assert str(await other.reported()) == LEADS_BACK
+
+    async def nodes_named_by(*_):
+        return [MetadataNode(1, "127.0.0.1", node.port)]
+
+    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    node.upstream.reconfigure(node.config(default_partitions=1))
+    assert await node.upstream.discovery._learn()
+    asker, _ = open_(node, BOOTSTRAP_NODE_ID)
+    (await asker.reported()).socket.close()
+
+
+async def test_a_way_back_is_the_reason_why_the_cluster_cannot_be_reached(node, monkeypatch):
+    async def nodes_named_by(*_):
+        await comes_back(node, BOOTSTRAP_NODE_ID).reported()
+        raise SourceUnavailable("closed")
+
+    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("proxy.upstream.discovery._LONGEST_LOOK_S", 0)
+    with capture_logs() as logs:
+        assert not await node.upstream.discovery._learn()
+    assert node.upstream.discovery.trouble == LEADS_BACK
+    assert [(line["event"], line["reason"], line["error"]) for line in logs] == [
+        ("cluster_unreachable", "leads_back", LEADS_BACK)
+    ]
+
+
+async def test_a_node_whose_address_leads_back_is_no_node_until_it_is_elsewhere(node):
+    directory, where = node.upstream.directory, ("127.0.0.1", node.port)
+    with capture_logs():
+        assert isinstance(await comes_back(node, 1).reported(), NodeUnreachable)
+        directory.learn(1, *where)
+    asker, _ = open_(node, 1)
+    refused = await asker.reported()
+    assert isinstance(refused, NodeUnknown)
+    assert str(refused).endswith(f"node 1 is at 127.0.0.1:{node.port}: it leads back to this proxy")
+    directory.learn(1, "127.0.0.9", node.port)
+    assert directory.address(1) == ("127.0.0.9", node.port)
+
+
+async def test_each_node_is_looked_at_once_at_each_address(node, monkeypatch):
+    named, looked_at = [MetadataNode(1, "a", 1), MetadataNode(2, "b", 2)], []
+
+    async def nodes_named_by(*_):
+        return named
+
+    async def response_of(server, *_):
+        looked_at.append(server)
+
+    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("proxy.upstream.discovery.response_of", response_of)
+    node.upstream.reconfigure(node.config(default_partitions=1))
+    for _ in range(2):
+        assert await node.upstream.discovery._learn()
+        await node.upstream.discovery._seeing
+    named[0] = MetadataNode(1, "c", 3)
+    assert await node.upstream.discovery._learn()
+    await node.upstream.discovery._seeing
+    assert looked_at == ["a:1", "b:2", "c:3"]
+
+
+async def test_who_bootstraps_waits_until_other_bootstrap_servers_were_looked_at(node, monkeypatch):
+    answers = asyncio.Event()
+
+    async def nodes_named_by(*_):
+        await answers.wait()
+        return [MetadataNode(1, "127.0.0.1", node.port)]
+
+    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("proxy.upstream.discovery._NEXT_LOOK_S", TIMEOUT_S)
+    node.upstream.reconfigure(node.config(default_partitions=1, bootstrap_servers=[f"localhost:{node.port}"]))
+    learning = asyncio.create_task(node.upstream.discovery.keep_learning())
+    asker, _ = open_(node, BOOTSTRAP_NODE_ID)
+    given_up, under_way = open_(node, BOOTSTRAP_NODE_ID)
+    under_way.cancel()
+    await asyncio.sleep(0.01)
+    assert not asker.outcome.done()
+    other = Asker()
+    another_proxy = OpenUpstream(CLIENT_ID, mark_of("main") ^ 1)
+    node.upstream.open(BOOTSTRAP_NODE_ID, b"", Whose(), other.outcome.set_result, another_proxy)
+    (await other.reported()).socket.close()
+    answers.set()
+    (await asker.reported()).socket.close()
+    learning.cancel()
+    assert not given_up.outcome.done()
 
 
 class Asker:
