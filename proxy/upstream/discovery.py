@@ -108,9 +108,12 @@ class Discovery:
 
         Of the bootstrap servers another one comes first each time, and so of the nodes.
         """
+        return self._slow.last(self._in_turn())
+
+    def _in_turn(self) -> list[HostPort]:
+        """The same, whether they were slow or not."""
         self._turn += 1
-        servers = self.config.bootstrap_servers
-        return self._slow.last([*_from(servers, self._turn), *_from(self.other_nodes(), self._turn)])
+        return [*_from(self.config.bootstrap_servers, self._turn), *_from(self.other_nodes(), self._turn)]
 
     def other_nodes(self) -> list[HostPort]:
         """Where the cluster has nodes that are not among the bootstrap servers."""
@@ -184,8 +187,8 @@ class Discovery:
         return True
 
     async def _look(self) -> Sequence[MetadataNode]:
-        """The nodes that are named by the server that is the first to respond."""
-        servers = self.servers_in_turn()
+        """The nodes that are named by the server that is the first to respond. It is seen which servers do not."""
+        servers = self._in_turn()
         attempts = [partial(_brokers, str(server), self.config) for server in servers]
         try:
             number, found = await race(attempts, _NEXT_LOOK_S, bool)
