@@ -110,9 +110,9 @@ class Upstream:
         place = None if address is None else self._by_number(address)
         if address is None or place is None:
             return self._connecting(node_id, first, whose, reached)
-        if node_id != BOOTSTRAP_NODE_ID or not self.discovery.other_nodes():
-            return self._dial(node_id, address, place, first, reached)
-        return self._dial_first(address, place, first, whose, reached)
+        if node_id == BOOTSTRAP_NODE_ID:
+            return self._dial_first(address, place, first, whose, reached)
+        return self._dial(node_id, address, place, first, reached)
 
     def _refused(self, reached: Reached) -> Cancellable:
         return asyncio.get_running_loop().call_soon(reached, NodeUnreachable(LEADS_BACK))
@@ -134,12 +134,14 @@ class Upstream:
         """Dial the one bootstrap server. If it does not take the connection soon, the other nodes are tried, too."""
 
         def reported(outcome: NodeSocket | Exception) -> None:
-            if isinstance(outcome, NodeSocket):
+            if isinstance(outcome, NodeSocket) or not self.discovery.other_nodes():
                 reached(outcome)
             else:
                 attempt.go_on(self._connecting(BOOTSTRAP_NODE_ID, first, whose, reached))
 
-        within_s = min(_NEXT_SERVER_S, self.config.connect_timeout_ms / 1000)
+        within_s = self.config.connect_timeout_ms / 1000
+        if len(self.directory.node_ids) > 1:
+            within_s = min(_NEXT_SERVER_S, within_s)
         attempt = _Attempt(self._dial(BOOTSTRAP_NODE_ID, address, place, first, reported, within_s))
         return attempt
 
@@ -151,7 +153,7 @@ class Upstream:
         if node_id != BOOTSTRAP_NODE_ID:
             return self.directory.address(node_id)
         servers = config.bootstrap_servers
-        return servers[0] if len(servers) == 1 and not self._slow.has(servers[0]) else None
+        return servers[0] if len(servers) == 1 and not self.discovery.is_late(servers[0]) else None
 
     def _by_number(self, address: HostPort) -> HostPort | None:
         """The same address if its host is one by number, or a name that is known to be just one; and if it may be

@@ -104,11 +104,15 @@ class Discovery:
         return address
 
     def servers_in_turn(self) -> list[HostPort]:
-        """The servers that may be asked: bootstrap servers, then other nodes, those that were slow to answer last.
+        """The servers that may be asked: bootstrap servers, then other nodes, those that did not answer in time last.
 
         Of the bootstrap servers another one comes first each time, and so of the nodes.
         """
-        return self._slow.last(self._in_turn())
+        return sorted(self._in_turn(), key=self.is_late)
+
+    def is_late(self, server: HostPort) -> bool:
+        """Whether a server was slow, or did not answer when it was asked last: it may take connections all the same."""
+        return server in self._silent or self._slow.has(server)
 
     def _in_turn(self) -> list[HostPort]:
         """The same, whether they were slow or not."""

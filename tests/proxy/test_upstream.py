@@ -620,6 +620,28 @@ async def test_while_one_node_answers_the_cluster_is_reached_and_the_silent_serv
         assert [line["event"] for line in logs].count("bootstrap_servers_silent") == 1
 
 
+async def test_clients_bootstrap_elsewhere_while_a_server_takes_connections_and_answers_nothing(node, monkeypatch):
+    async def nodes_named_by(server, *_):
+        if server == f"127.0.0.1:{silent.port}" and is_silent:
+            raise SourceUnavailable("no answer")
+        return [MetadataNode(2, "127.0.0.1", node.port)]
+
+    silent, is_silent = Node(default_partitions=1), True
+    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    upstream = silent.upstream
+    upstream.directory.learn(2, "127.0.0.1", node.port)
+    for expected in (2, 1):
+        assert await upstream.discovery._learn()
+        upstream._slow._until_us.clear()  # some time later
+        upstream.directory.learn(1, "127.0.0.1", silent.port)
+        asker, _ = open_(silent, BOOTSTRAP_NODE_ID)
+        connected = await asker.reported()
+        connected.socket.close()
+        assert connected.node_id == expected
+        is_silent = False
+    silent.server.close()
+
+
 async def test_the_proxys_own_look_reaches_a_cluster_past_dead_addresses_and_servers(node, names):
     names.addresses["two.test"] = ["127.9.9.1", "127.0.0.1"]
     with deaf_address("127.9.9.1", node.port), deaf_address() as deaf:
