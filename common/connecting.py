@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from common.destinations import ANYWHERE, Destinations
 from common.kinds import MAX_PORT
 from common.look_ups import Found, at_port, look_up
 from common.race import AllFailed, race
@@ -20,11 +21,12 @@ _IP_BIND_ADDRESS_NO_PORT = 24
 """Of <linux/in.h>: the port is chosen with the destination, so that each may be used towards many."""
 
 
-async def connected(host: str, port: int, first: bytes = b"") -> socket.socket:
+async def connected(host: str, port: int, first: bytes = b"", destinations: Destinations = ANYWHERE) -> socket.socket:
     """A socket that is connected to a host, whose name is looked up; see `connected_to_first`. Raises OSError."""
     if not 1 <= port <= MAX_PORT:  # some event loops would take it modulo 65,536
         raise OSError(None, f"there is no port {port}")
-    _, sock = await connected_to_first([at_port(found, port) for found in await look_up(host)], first)
+    found = [at_port(each, port) for each in await look_up(host)]
+    _, sock = await connected_to_first(destinations.allowed(host, found), first)
     return sock
 
 

@@ -69,7 +69,11 @@ class Slow:
         for way in ways:
             self._until_us[way] = self._now_us() + _TRIED_LAST_US
 
+    def has(self, way: Hashable) -> bool:
+        """Whether a way is one of them."""
+        now_us = self._now_us()
+        return self._until_us.get(way, now_us) > now_us
+
     def last(self, ways: Iterable[Way]) -> list[Way]:
         """The same ways, with the slow ones behind the others."""
-        now_us = self._now_us()
-        return sorted(ways, key=lambda way: self._until_us.get(way, now_us) > now_us)
+        return sorted(ways, key=self.has)

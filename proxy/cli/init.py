@@ -15,6 +15,7 @@ import click
 from common.kinds import MAX_PORT
 from common.problems import Problems
 from common.yaml_file import parse_yaml
+from protocol.messages.metadata import MetadataNode
 from proxy.cli.config_file import REFUSED, refuse
 from proxy.cli.live_check import Refusal, named_by_any
 from proxy.cli.servers import servers_of
@@ -23,6 +24,7 @@ from proxy.config.load import config_of
 from proxy.config.settings import Config, UpstreamConfig
 from proxy.config.warnings import ephemeral_ports
 from proxy.upstream.credentials import credentials_of
+from quotas.sources.known_servers import address_of
 
 BOOTSTRAP_PORT = 19_092
 METRICS_PORT = 9_404
@@ -34,7 +36,10 @@ _FILES = ("ca_file", "certificate_file", "key_file", "password_file")
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """What a first configuration says. `admin` are settings of `upstream.admin`; `nodes` are the ids of the nodes."""
+    """What a first configuration says. `admin` are settings of `upstream.admin`; `nodes` are the ids of the nodes.
+
+    `servers` are those that were asked, and then all other nodes: the proxy starts while one of them answers.
+    """
 
     out: Path
     servers: Sequence[str]
@@ -132,8 +137,9 @@ def init(
     )
     try:
         upstream = draft.config().virtual_clusters[0].upstream
-        nodes = [] if offline else _nodes_of(upstream)
-        draft = _with_ports(draft, nodes, port)
+        found = [] if offline else _nodes_of(upstream)
+        nodes = [node.node_id for node in found]
+        draft = _with_ports(replace(draft, servers=_with_nodes(servers, found)), nodes, port)
         draft.config()
     except Problems as errors:
         refuse(str(errors))
@@ -144,8 +150,8 @@ def init(
     click.echo(f"next: kafka-throttle check -c {out} --connect")
 
 
-def _nodes_of(upstream: UpstreamConfig) -> list[int]:
-    """The ids of the nodes that the cluster names. Ends the process if no server names them. Raises Problems."""
+def _nodes_of(upstream: UpstreamConfig) -> list[MetadataNode]:
+    """The nodes that the cluster names, by their ids. Ends the process if no server names them. Raises Problems."""
     servers = [str(server) for server in upstream.bootstrap_servers]
     look = named_by_any(servers, credentials_of(upstream), upstream.connect_timeout_ms / 1000)
     refusals, nodes = asyncio.run(look)
@@ -153,7 +159,17 @@ def _nodes_of(upstream: UpstreamConfig) -> list[int]:
         click.echo(f"{'warning: ' if nodes else ''}{_told(refusal)}", err=True)
     if not nodes:
         refuse("nothing is written (--offline writes a configuration without asking the cluster)", REFUSED)
-    return sorted(node.node_id for node in nodes)
+    return sorted(nodes)
+
+
+def _with_nodes(servers: Sequence[str], nodes: Sequence[MetadataNode]) -> list[str]:
+    """The servers, and behind them the addresses of the other nodes, but for those that no configuration may have."""
+    found = list(servers)
+    for node in nodes:
+        with suppress(ValueError):
+            address = str(host_port(address_of(node)))
+            found += [address] if address not in found else []
+    return found
 
 
 def _told(refusal: Refusal) -> str:

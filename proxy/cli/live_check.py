@@ -3,9 +3,12 @@
 import asyncio
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from common.destinations import Destinations
+from common.look_ups import at_port, look_up
 from common.problems import Problem, listed
 from protocol.messages.metadata import MetadataNode, nodes_request
 from proxy.cli.findings import Finding, ends_soon
@@ -62,16 +65,20 @@ async def _look_at(path: str, cluster: VirtualClusterConfig) -> tuple[list[Findi
     credentials = credentials_of(upstream)
     servers = [str(server) for server in upstream.bootstrap_servers]
     refusals, nodes = await named_by_any(servers, credentials, timeout_s)
-    others = [node for node in nodes if _address(node) not in servers]
+    unfit = {node.node_id: why for node in nodes if (why := await _unfit(node, credentials.destinations)) is not None}
+    refusals += [Refusal(_shown(node), unfit[node.node_id], ["upstream"]) for node in nodes if node.node_id in unfit]
+    reached = [node for node in nodes if node.node_id not in unfit]
+    others = [node for node in reached if _address(node) not in servers]
     refusals += filter(None, await asyncio.gather(*(_asked(node, credentials, timeout_s) for node in others)))
     found = list(_findings_of(path, refusals))
     if upstream.tls is not None:
         where = f"{path}.upstream.tls"
         context = certify(where, upstream.tls).context
         handshakes = (
-            handshake_with(node.host, node.port, context, timeout_s, announced=credentials.announced) for node in nodes
+            handshake_with(node.host, node.port, context, timeout_s, announced=credentials.announced)
+            for node in reached
         )
-        for node, outcome in zip(nodes, await asyncio.gather(*handshakes), strict=True):
+        for node, outcome in zip(reached, await asyncio.gather(*handshakes), strict=True):
             if isinstance(outcome, CertificateEnd):
                 found += ends_soon(where, f"the certificate of {_shown(node)}", outcome.ends_s)
             elif outcome is not None:
@@ -112,6 +119,15 @@ async def _named_by(
         return Refusal(server, error.fault.problem, [place if each == ADDRESSES else each for each in settings])
     except SourceUnavailable as error:
         return Refusal(server, str(error).removeprefix(f"{server}: "), [place])
+
+
+async def _unfit(node: MetadataNode, destinations: Destinations) -> str | None:
+    """Why a running proxy would not connect to a node where the cluster says that it is."""
+    with suppress(OSError):  # it has no address
+        found = [at_port(each, node.port) for each in await look_up(node.host)]
+        refusals = [destinations.refusal(node.host, where[0], where[1]) for _, where in found]
+        return refusals[0] if all(refusals) else None
+    return None
 
 
 async def _asked(node: MetadataNode, credentials: Credentials, timeout_s: float) -> Refusal | None:

@@ -11,10 +11,11 @@ from ipaddress import ip_address
 from itertools import islice
 from typing import Any, NamedTuple
 
+from common.destinations import Destinations
 from common.kinds import MAX_PORT
 from common.problems import Problem, either, show
 from common.settings import found_at, items, part, repeated_names, valid
-from proxy.config.kinds import host_port, is_advertisable, show_range, worker_count
+from proxy.config.kinds import host_port, is_advertisable, node_place, show_range, worker_count
 from proxy.config.settings import (
     QUOTAS_TOPIC,
     AdminConfig,
@@ -151,16 +152,37 @@ def _entry_problems(data: Any) -> Iterator[Problem]:
 
 def _loop_problems(data: Any) -> Iterator[Problem]:
     """A bootstrap server that is a port of this proxy would have it connect to itself for ever."""
-    own = {
-        (host, listener.port): path
-        for path, listener in _listeners(data)
-        for host in (listener.bind, listener.advertised_host)
-    }
+    listeners = [(path, listener, listener.port_ranges()) for path, listener in _listeners(data)]
     for path, server in found_at(data, "virtual_clusters[].upstream.bootstrap_servers[]"):
         with suppress(ValueError):
-            if listener_path := own.get(host_port(server)):
-                problem = f"expected a node of the cluster, got '{server}', the address of {listener_path}"
-                yield Problem(path, problem)
+            host, port = host_port(server)
+            for listener_path, listener, ranges in listeners:
+                if any(port in ports for ports in ranges) and _is_host_of(listener, host):
+                    problem = f"expected a node of the cluster, got '{server}', the address of {listener_path}"
+                    yield Problem(path, problem)
+                    break
+
+
+def _is_host_of(listener: ListenerAddress, host: str) -> bool:
+    if host in (listener.bind, listener.advertised_host):
+        return True
+    with suppress(ValueError):
+        return ip_address(listener.bind).is_unspecified and ip_address(host).is_loopback
+    return host == "localhost" and ip_address(listener.bind).is_unspecified
+
+
+def _node_network_problems(data: Any) -> Iterator[Problem]:
+    """Bootstrap servers that are nowhere where nodes may be, as far as that is known without looking up their names."""
+    for path, upstream in found_at(data, "virtual_clusters[].upstream"):
+        try:
+            destinations = Destinations(places=map(node_place, items(upstream, "node_networks")))
+        except ValueError:
+            continue
+        for k, server in enumerate(items(upstream, "bootstrap_servers")):
+            with suppress(ValueError):
+                if destinations.refusal_of_host(*host_port(server)):
+                    problem = f"expected a server in {path}.node_networks, got '{host_port(server)}'"
+                    yield Problem(f"{path}.bootstrap_servers[{k}]", problem)
 
 
 def _request_cost_problems(data: Any) -> Iterator[Problem]:
@@ -282,6 +304,7 @@ CHECKS = (
     _port_problems,
     _entry_problems,
     _loop_problems,
+    _node_network_problems,
     _source_problems,
     _fleet_problems,
     _node_name_problems,

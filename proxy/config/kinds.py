@@ -79,6 +79,19 @@ class _Server(Kind):
 Network = IPv4Network | IPv6Network
 
 
+class _NodePlace(Kind):
+    expected = "an IP address or network, a host name, or the end of host names like .kafka.example.com"
+
+    def parse(self, value: Any) -> Network | str:
+        """The network or the name."""
+        try:
+            return _Network().parse(value)
+        except ValueError:
+            if not isinstance(value, str) or not _is_host(value.removeprefix(".")) or _is_ip(value.removeprefix(".")):
+                raise
+            return value
+
+
 class _Network(Kind):
     expected = "an IP address, or a network like 10.0.0.0/8 whose address ends where its prefix does"
 
@@ -229,6 +242,14 @@ Ports = Annotated[range, _Numbers("port", 1, MAX_PORT)]
 
 
 IpNetwork = Annotated[Network, _Network()]
+
+
+NodePlace = Annotated[Network | str, _NodePlace()]
+
+
+def node_place(text: Any) -> Network | str:
+    """Where a node may be. Raises ValueError."""
+    return _NodePlace().parse(text)
 
 
 SourceAddress = Annotated[str, Text("an IP address of this machine", _is_concrete_ip)]

@@ -6,8 +6,9 @@ A string literal below a setting is its documentation: docs/configuration.md is 
 import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
+from common.destinations import Destinations
 from common.kinds import INT32_MAX, Many, Some, Text, Whole
 from common.problems import Problem, Problems
 from common.settings import Settings
@@ -30,6 +31,7 @@ from proxy.config.kinds import (
     Network,
     NodeHost,
     NodeIds,
+    NodePlace,
     OauthClaim,
     Port,
     Ports,
@@ -145,7 +147,12 @@ class UpstreamConfig(Settings):
     """The cluster behind a virtual cluster."""
 
     bootstrap_servers: Some[Server]
-    """Nodes to ask first for the cluster's members, each as host:port (IPv6 in brackets)."""
+    """Nodes to ask first for the cluster's members, each as host:port (IPv6 in brackets). While none of them answers,
+    the proxy asks the nodes that it knows."""
+
+    node_networks: Many[NodePlace] = ()
+    """Where the nodes are: networks, host names, and ends of host names like `.kafka.example.com`. If the cluster says
+    that a node is elsewhere, the proxy never connects to it, and sends no login there. Without it: anywhere."""
 
     connect_timeout_ms: Annotated[int, Whole(100, 300_000)] = 10_000
     """How long a connection to a node may take to stand, in milliseconds."""
@@ -174,6 +181,23 @@ class UpstreamConfig(Settings):
 
     admin: CredentialsConfig = CredentialsConfig()
     """Who the proxy is to the cluster on connections of its own."""
+
+    _virtual_cluster: str = PrivateAttr("")
+    _listeners: tuple[tuple[str, range], ...] = PrivateAttr(())
+
+    def belong(self, virtual_cluster: str, listeners: tuple[tuple[str, range], ...]) -> None:
+        """Be behind a virtual cluster of a proxy that listens at these local addresses and ports: no node is there."""
+        self._virtual_cluster, self._listeners = virtual_cluster, listeners
+
+    @property
+    def virtual_cluster(self) -> str:
+        """The name of the virtual cluster that it is behind."""
+        return self._virtual_cluster
+
+    @property
+    def destinations(self) -> Destinations:
+        """Where nodes may be."""
+        return Destinations(self._listeners, self.node_networks)
 
 
 class CapsConfig(Settings):
@@ -331,6 +355,10 @@ class ListenerAddress(Settings):
             if isinstance(bind, str) and is_advertisable(bind):
                 return {**data, "advertised_host": bind}
         return data
+
+    def port_ranges(self) -> list[range]:
+        """All its ports."""
+        return [range(self.port, self.port + 1 + sum(map(len, self.node_ids))), *self.spare_ports]
 
     def ports(self) -> dict[int, int]:
         """The port of each id in `node_ids`."""
@@ -926,7 +954,7 @@ class Config(Settings):
             for name in ("source", "state_file", "zookeeper", "topic", "windows", "instances")
         }
         | {"virtual_clusters[].quotas.poll_interval_ms", "virtual_clusters[].upstream.admin"}
-        | {"virtual_clusters[].upstream.send_proxy_protocol"}
+        | {"virtual_clusters[].upstream.send_proxy_protocol", "virtual_clusters[].upstream.node_networks"}
         | {"limits.max_sensors", "limits.max_http_connections", "limits.http_idle_timeout_ms", "log.format"}
         | {f"usage.{name}" for name in UsageConfig.model_fields}
         | {f"history.{name}" for name in HistoryConfig.model_fields}
@@ -965,6 +993,14 @@ class Config(Settings):
 
     log: LogConfig = LogConfig()
     """What is logged to standard error."""
+
+    def model_post_init(self, _context: Any) -> None:
+        """Have each cluster know whose it is, and where this proxy listens."""
+        listeners = [listener for cluster in self.virtual_clusters for listener in cluster.listeners]
+        ranges = [(listener.bind, ports) for listener in listeners for ports in listener.port_ranges()]
+        ranges += [(http.bind, range(http.port, http.port + 1)) for http in (self.metrics, self.admin)]
+        for cluster in self.virtual_clusters:
+            cluster.upstream.belong(cluster.name, tuple(ranges))
 
 
 def pinned_costs(quotas: QuotasConfig) -> dict[int, Cost]:

@@ -32,6 +32,10 @@ class ClusterHealth:
     quotas_known: bool
     fleet: FleetTotals | None = None
     """The fleet of which this instance is a member, if there is one."""
+    silent: Sequence[str] = ()
+    """The bootstrap servers that do not answer, while other nodes of the cluster do."""
+    refused: Sequence[str] = ()
+    """The nodes that are not connected to where the cluster says that they are, each with that address, and why."""
 
     def not_ready(self) -> Iterator[str]:
         """The reasons why clients of this virtual cluster cannot be served, one line each."""
@@ -46,6 +50,11 @@ class ClusterHealth:
 
     def remarks(self) -> Iterator[str]:
         """What is wrong though clients can be served, one line each."""
+        if self.silent and self.trouble is None:
+            silent = ", ".join(self.silent)
+            yield f"virtual cluster {self.virtual_cluster}: other nodes are asked, as no answer came from {silent}"
+        for refused in self.refused[:_NODES_SHOWN]:
+            yield f"virtual cluster {self.virtual_cluster}: {refused}"
         if self.fleet is not None and self.fleet.is_cut_off:
             share = f"at most 1/{self.fleet.members} of each limit is given out"
             yield f"virtual cluster {self.virtual_cluster}: cut off from its fleet, {share}: {self.fleet.trouble}"

@@ -65,10 +65,14 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "The cluster": {
         "cluster_reached": "The cluster has named its nodes: for the first time, after a failure, or others than "
         "before.",
-        "cluster_unreachable": "No bootstrap server has named the nodes. Comes once for each other reason.",
+        "cluster_unreachable": "Neither a bootstrap server nor another known node has named the nodes. Comes once for "
+        "each other reason.",
+        "bootstrap_servers_silent": "These bootstrap servers did not answer, and the node `asked` did. Comes once for "
+        "each other list.",
         "node_left_out": "No port is left for a node, so it is left out of responses: of `responses` since the last "
         "such line; one line a minute at most.",
-        "node_address_refused": "The cluster names a port for a node that cannot be one. Once for each node.",
+        "node_address_refused": "The cluster says that a node is where the proxy does not connect to: at a port that "
+        "cannot be one, at a listener of this proxy, or outside of `upstream.node_networks`. Once for each node.",
         "default_partitions_unknown": "No node says how many partitions a topic gets that is created without a "
         "number; the proxy takes 1.",
         "host_not_resolved": "The host name of a quota has no address. Once until it has one.",

@@ -185,7 +185,13 @@ class WakeAt:
 
 @dataclass(slots=True, frozen=True)
 class OpenUpstream:
-    """Connect to the node of this relay; `on_writable(NODE)` reports that the connection is there."""
+    """Connect to the node of this relay; `on_writable(NODE)` reports that the connection is there.
+
+    The first request has this raw client id and this correlation id.
+    """
+
+    client_id: bytes = field(default=b"", compare=False)
+    correlation_id: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True)
@@ -261,6 +267,7 @@ class RelayLimits:
       was sent before there was a quota. Otherwise the response goes out and is charged for good.
     - `delays`: responses are delayed until the mute is over, as brokers before 2.0 do. Clients that would wait again
       get no throttle time of the proxy.
+    - `max_throttle_ms`: the longest throttle of a node's own that is obeyed and passed on.
     - `authenticates`: the node requires SASL. Before an authentication has succeeded, only what belongs to it may pass,
       and it is not charged.
     """
@@ -272,3 +279,4 @@ class RelayLimits:
     withholds: bool = False
     delays: bool = False
     authenticates: bool = False
+    max_throttle_ms: int = INT32_MAX

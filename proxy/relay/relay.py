@@ -100,7 +100,7 @@ class Relay:
         manager = quota_manager
         self._turn = turn = Turn()
         self._accounting = accounting = Accounting(turn, counters, usage_of)
-        self._throttle = throttle = ThrottleState(turn, accounting, limits.delays)
+        self._throttle = throttle = ThrottleState(turn, accounting, limits.delays, limits.max_throttle_ms)
         self._times = times = ServiceTimes(manager)
         self._in_flight = in_flight = InFlight(turn, throttle, times, limits.max_in_flight, limits.max_kept_bytes)
         self._sasl = sasl = SaslState(counters, limits.authenticates)

@@ -47,8 +47,6 @@ _CLIENT: Final = Side.CLIENT
 _NODE: Final = Side.NODE
 _INT32: Final = Struct(">i")
 
-_OPEN_UPSTREAM: Final = OpenUpstream()
-
 
 class Disposition(Enum):
     """What is done with a request whose head is here.
@@ -356,7 +354,7 @@ class RequestDirection:
         """Open the connection to the node; the request that waits for it need not be read again."""
         if not self.opening:
             self.opening = True
-            self._turn.after.append(_OPEN_UPSTREAM)
+            self._turn.after.append(OpenUpstream(head.client_id, head.correlation_id))
         self._read_before = head
 
     def _forward(self, passage: Passage, head: RequestHead, at: int, end: int) -> int:

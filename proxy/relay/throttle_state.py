@@ -41,6 +41,7 @@ class ThrottleState:
 
     __slots__ = (
         "_accounting",
+        "_max_ms",
         "_prolonged",
         "_reported",
         "_turn",
@@ -54,7 +55,7 @@ class ThrottleState:
         "throttled_ms",
     )
 
-    def __init__(self, turn: Turn, accounting: Accounting, delays: bool) -> None:
+    def __init__(self, turn: Turn, accounting: Accounting, delays: bool, max_throttle_ms: int) -> None:
         self.reasons = UNCONNECTED
         self.muted_until_ms = 0
         self.responses_until_ms = 0
@@ -65,6 +66,7 @@ class ThrottleState:
         self.delayed_ms = 0
         self._turn = turn
         self._accounting = accounting
+        self._max_ms = max_throttle_ms
         self._prolonged: tuple[tuple[UsageCounter, int], ...] = ()
         """The usage of each quota that mutes the client now, and by how many ms it prolonged the mute."""
         self._reported: tuple[QuotaType | None, ...] = ()
@@ -169,9 +171,13 @@ class ThrottleState:
     def reported_ms(self, request: Request, node_ms: int) -> int:
         """The throttle time that a response of the node has to report: the larger one, the proxy's or the node's.
 
+        A node's throttle counts up to the cap of the proxy's own: a node that says more, by a fault or on purpose, must
+        not have a client wait for days.
         The client is muted for it. Where responses are delayed, a client that waits for this time itself gets only what
         is left of the node's throttle after the delay. Other clients get how long they were throttled.
         """
+        if node_ms > self._max_ms:
+            node_ms = self._max_ms
         if self.delays:
             left_ms = node_ms - self.delayed_ms
             if left_ms > 0:

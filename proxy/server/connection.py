@@ -61,7 +61,7 @@ class ConnectionHost(Protocol):
     latency: AddedLatency
     """The latency that the proxy adds at this listener."""
 
-    def connect(self, connection: "Connection", reached: Reached) -> Cancellable:
+    def connect(self, connection: "Connection", opening: OpenUpstream, reached: Reached) -> Cancellable:
         """Connect to the connection's node. `reached` is called later with the result, never at once."""
 
     def open_stream(self, sock: AnySocket, side: Side, owner: StreamListener) -> Stream:
@@ -288,7 +288,7 @@ class Connection:
         self._steps.append(partial(self._decide, ask))
 
     def _open_upstream(self, action: OpenUpstream, now_us: int) -> None:
-        self._connecting = self._host.connect(self, self._reached)
+        self._connecting = self._host.connect(self, action, self._reached)
 
     def _pause(self, pause: Pause, now_us: int) -> None:
         if pause.side is Side.CLIENT:

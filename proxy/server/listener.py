@@ -20,7 +20,7 @@ from proxy.net.poller import Poller
 from proxy.observe.added_latency import AddedLatency
 from proxy.observe.last_throttles import LastThrottles, PastThrottle
 from proxy.observe.throttle_episode import ThrottledClients
-from proxy.relay.actions import CloseReason, Throttled
+from proxy.relay.actions import CloseReason, OpenUpstream, Throttled
 from proxy.relay.use import Meter
 from proxy.server.acceptor import Acceptor
 from proxy.server.caps import CappedStreams, Caps
@@ -155,10 +155,11 @@ class Listener:
 
     # ---------------------------------------------------------- ConnectionHost
 
-    def connect(self, connection: Connection, reached: Reached) -> Cancellable:
+    def connect(self, connection: Connection, opening: OpenUpstream, reached: Reached) -> Cancellable:
         """Connect to the node of this connection."""
         incoming = self._incoming_of[connection]
-        return self._upstream.open(incoming.node_id, self._first_words(incoming), connection.whose(), reached)
+        first = self._first_words(incoming)
+        return self._upstream.open(incoming.node_id, first, connection.whose(), reached, opening)
 
     def _first_words(self, incoming: IncomingConnection) -> bytes:
         """The first bytes for the node: a PROXY header with the client's address, if `send_proxy_protocol` is set."""

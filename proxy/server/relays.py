@@ -79,6 +79,7 @@ class Relays:
             self._limits,
             withholds=throttle.fetch == "empty",
             delays=throttle.mode == "delay",
+            max_throttle_ms=throttle.max_throttle_ms,
             authenticates=sasl.required,
         )
         self._facts = replace(

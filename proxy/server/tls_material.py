@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from common.destinations import plain_name
 from common.file_signature import Signature, signature
 from common.plain_words import why_tls_failed
 from common.problems import Problem
@@ -19,7 +20,6 @@ from protocol.identity.principal_rules import PrincipalRules, principal_rules
 from proxy.config.problems import ConfigErrors
 from proxy.config.secret_file import secret
 from proxy.config.settings import Config, ListenerTlsConfig, ServerTlsConfig, UpstreamTlsConfig
-from proxy.upstream.topology import plain_host
 
 TlsConfig = ServerTlsConfig | UpstreamTlsConfig
 
@@ -187,7 +187,7 @@ def _hosts_of(path: str, own: str) -> frozenset[str]:
             found.extend(host_names_of(certificate))
 
     _use(f"{path}.certificate_file", own, read)
-    return frozenset(plain_host(name) for name in found if "*" not in name)
+    return frozenset(plain_name(name) for name in found if "*" not in name)
 
 
 def _require_own(path: str, own: str, tls: TlsConfig) -> None:

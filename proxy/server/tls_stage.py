@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
+from common.destinations import plain_name
 from common.plain_words import why_tls_failed
 from protocol.errors import ProtocolError
 from protocol.identity.distinguished_names import not_after, subject_of
@@ -18,7 +19,7 @@ from proxy.net.tls_socket import TlsSocket
 from proxy.relay.actions import CloseReason
 from proxy.relay.recognise import looks_like
 from proxy.server.tls_material import TlsMaterial
-from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, plain_host
+from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames
 
 _HANDSHAKE = 0x16
 """The first byte that a TLS client sends."""
@@ -92,7 +93,7 @@ class TlsStage:
         if name is None:
             return None if self.demands_name else BOOTSTRAP_NODE_ID
         node_id = self.names.node_named(name)
-        return BOOTSTRAP_NODE_ID if node_id is None and plain_host(name) in hosts else node_id
+        return BOOTSTRAP_NODE_ID if node_id is None and plain_name(name) in hosts else node_id
 
     async def come_in(self, incoming: IncomingConnection) -> None:
         """Do the TLS handshake, and note the user and the node of the client. Raises TurnedAway."""

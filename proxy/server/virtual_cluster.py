@@ -113,6 +113,7 @@ class VirtualCluster:
                 config.name,
                 clock.now_us,
                 lambda listener: metrics.nodes_left_out.labels(config.name, listener).inc(),
+                config.upstream.destinations,
             ),
             poller,
             lambda node_id: metrics.upstream_connect_failures.labels(config.name, str(node_id)).inc(),
@@ -183,7 +184,8 @@ class VirtualCluster:
 
     def health(self) -> ClusterHealth:
         """What is right and wrong with the cluster, its listeners and its source of quotas."""
-        nodes, trouble = self.upstream.directory.present, self.upstream.discovery.trouble
+        directory, trouble = self.upstream.directory, self.upstream.discovery.trouble
+        nodes = directory.present
         return ClusterHealth(
             self.name,
             trouble,
@@ -193,6 +195,8 @@ class VirtualCluster:
             self.source.state,
             self.book.known,
             None if self.fleet is None else self.fleet.totals(),
+            [str(server) for server in self.upstream.discovery.silent],
+            [f"node {node_id} is not connected to at {why}" for node_id, why in directory.refused.items()],
         )
 
     @property

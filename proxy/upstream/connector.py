@@ -11,6 +11,7 @@ from common.connecting import MOST_TRIED, connected_to_first
 from common.look_ups import LookUps, at_port
 from common.plain_words import words_of
 from common.race import AllFailed, Slow, race
+from protocol.own_requests import CLIENT_ID
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.decisions.recent_topics import RecentTopics
@@ -18,22 +19,41 @@ from proxy.net.deadlines import Deadlines
 from proxy.net.handshake import shake_hands
 from proxy.net.poller import Poller
 from proxy.net.tls_socket import TlsSocket
-from proxy.relay.actions import CloseReason
+from proxy.relay.actions import CloseReason, OpenUpstream
 from proxy.upstream.dial import Dial, family_of
-from proxy.upstream.discovery import Discovery
+from proxy.upstream.discovery import LEADS_BACK, Discovery
 from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnreachable, Reached
 from proxy.upstream.pace import Pace
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.fair_queue import Whose
+from quotas.sources.cluster_connection import mark_of
 
 _ANYBODY = Whose()
+_OF_A_CLIENT = OpenUpstream()
 _MAX_PACES = 10_000
 _ROUND_TRIP_EVERY_US = 10_000
 """The kernel is asked for the round trip to a node no more often."""
 _MIN_RTT_AT = 148
 """In struct tcp_info of <linux/tcp.h>."""
 _NEXT_SERVER_S = 1.0
-"""A bootstrap server that has not answered by then is raced by the next one. TLS is part of the answer."""
+"""A server that has not answered by then is raced by the next one. TLS is part of the answer."""
+
+
+class _Attempt:
+    """A connection that is being made in one way, or, after that has failed, in another one."""
+
+    __slots__ = ("_under_way",)
+
+    def __init__(self, under_way: Cancellable) -> None:
+        self._under_way = under_way
+
+    def go_on(self, under_way: Cancellable) -> None:
+        """It is being made in another way now."""
+        self._under_way = under_way
+
+    def cancel(self) -> None:
+        """Give it up."""
+        self._under_way.cancel()
 
 
 class Upstream:
@@ -57,22 +77,73 @@ class Upstream:
         self._note_paced = note_paced
         self._now_us = now_us
         self._paces: dict[HostPort, Pace] = {}
-        self._dials: Deadlines[Dial] | None = None
+        self._dials: dict[float, Deadlines[Dial]] = {}
         self._ask_round_trip_us: dict[int, int] = {}
         self._tls: ssl.SSLContext | None = None
         self._next_source = 0
+        self._destinations = config.destinations
+        self._mark = mark_of(virtual_cluster)
         self._look_ups = LookUps(now_us)
         self._slow = Slow(now_us)
         self.discovery = Discovery(virtual_cluster, config, directory, self._slow, note_refresh_failure)
         self.recent_topics = RecentTopics()
 
-    def open(self, node_id: int, first: bytes, whose: Whose, reached: Reached) -> Cancellable:
-        """As `connect`, and have told what came of it. What needs no task for it gets none: a task costs more."""
+    def open(
+        self, node_id: int, first: bytes, whose: Whose, reached: Reached, opening: OpenUpstream = _OF_A_CLIENT
+    ) -> Cancellable:
+        """As `connect`, and have told what came of it. What needs no task for it gets none: a task costs more.
+
+        A connection of the proxy's own that comes as a client's shows that the way leads back to this proxy. It ends
+        here, and so does whatever else would go that way. Clients wait until that was looked at. Looks of other proxies
+        do not wait, as two proxies would wait for each other.
+        """
+        is_of_a_proxy = opening.client_id == CLIENT_ID
+        if is_of_a_proxy and opening.correlation_id == self._mark:
+            self.discovery.note_way_back(node_id)
+            return self._refused(reached)
+        if node_id == BOOTSTRAP_NODE_ID:
+            if self.discovery.leads_back:
+                return self._refused(reached)
+            if not self.discovery.has_looked and not is_of_a_proxy:
+                return self._open_after_look(partial(self.open, node_id, first, whose, reached, opening))
         address = self._plain_address(node_id)
         place = None if address is None else self._by_number(address)
         if address is None or place is None:
-            return asyncio.get_running_loop().create_task(self._connect_and_tell(node_id, first, whose, reached))
+            return self._connecting(node_id, first, whose, reached)
+        if node_id == BOOTSTRAP_NODE_ID:
+            return self._dial_first(address, place, first, whose, reached)
         return self._dial(node_id, address, place, first, reached)
+
+    def _refused(self, reached: Reached) -> Cancellable:
+        return asyncio.get_running_loop().call_soon(reached, NodeUnreachable(LEADS_BACK))
+
+    def _open_after_look(self, open_: Callable[[], Cancellable]) -> _Attempt:
+        """Open a connection when it was seen whether the bootstrap servers lead back to this proxy."""
+
+        async def wait() -> None:
+            await self.discovery.looked()
+            attempt.go_on(open_())
+
+        attempt = _Attempt(asyncio.get_running_loop().create_task(wait()))
+        return attempt
+
+    def _connecting(self, node_id: int, first: bytes, whose: Whose, reached: Reached) -> "asyncio.Task[None]":
+        return asyncio.get_running_loop().create_task(self._connect_and_tell(node_id, first, whose, reached))
+
+    def _dial_first(self, address: HostPort, place: HostPort, first: bytes, whose: Whose, reached: Reached) -> _Attempt:
+        """Dial the one bootstrap server. If it does not take the connection soon, the other nodes are tried, too."""
+
+        def reported(outcome: NodeSocket | Exception) -> None:
+            if isinstance(outcome, NodeSocket) or not self.discovery.other_nodes():
+                reached(outcome)
+            else:
+                attempt.go_on(self._connecting(BOOTSTRAP_NODE_ID, first, whose, reached))
+
+        within_s = self.config.connect_timeout_ms / 1000
+        if len(self.directory.node_ids) > 1:
+            within_s = min(_NEXT_SERVER_S, within_s)
+        attempt = _Attempt(self._dial(BOOTSTRAP_NODE_ID, address, place, first, reported, within_s))
+        return attempt
 
     def _plain_address(self, node_id: int) -> HostPort | None:
         """Where a node is, if a connection to it needs nothing but to be opened, and is not tried elsewhere, too."""
@@ -82,17 +153,29 @@ class Upstream:
         if node_id != BOOTSTRAP_NODE_ID:
             return self.directory.address(node_id)
         servers = config.bootstrap_servers
-        return servers[0] if len(servers) == 1 else None
+        return servers[0] if len(servers) == 1 and not self.discovery.is_late(servers[0]) else None
 
     def _by_number(self, address: HostPort) -> HostPort | None:
-        """The same address if its host is one by number, or a name that is known to be just one."""
+        """The same address if its host is one by number, or a name that is known to be just one; and if it may be
+        connected to."""
         if family_of(address.host) is not None:
-            return address
+            return address if self._may_be_at(address, address.host) else None
         known = [str(where[0]) for _, where in self._look_ups.fresh(address.host)]
         alone = len(known) == 1 and family_of(known[0]) is not None  # not so with the zone of a link
-        return HostPort(known[0], address.port) if alone else None
+        return HostPort(known[0], address.port) if alone and self._may_be_at(address, known[0]) else None
 
-    def _dial(self, node_id: int, address: HostPort, place: HostPort, first: bytes, reached: Reached) -> Cancellable:
+    def _may_be_at(self, address: HostPort, place: str) -> bool:
+        return self._destinations.refusal(address.host, place, address.port) is None
+
+    def _dial(
+        self,
+        node_id: int,
+        address: HostPort,
+        place: HostPort,
+        first: bytes,
+        reached: Reached,
+        within_s: float | None = None,
+    ) -> Cancellable:
         def reported(outcome: socket.SocketType | OSError) -> None:
             if isinstance(outcome, OSError):
                 reached(self._unreachable(node_id, address, words_of(outcome)))
@@ -100,14 +183,18 @@ class Upstream:
             node = self.directory.node_at(address) if node_id == BOOTSTRAP_NODE_ID else node_id
             reached(NodeSocket(outcome, node, self._round_trip_us(outcome, node)))
 
-        if self._dials is None:
-            self._dials = Deadlines(self.config.connect_timeout_ms / 1000, self._give_up_dialling)
         family = family_of(place.host)
         assert family is not None
-        return Dial(self._poller, self._dials, family, place, first, reported)
+        dials = self._dials_within(within_s or self.config.connect_timeout_ms / 1000)
+        return Dial(self._poller, dials, family, place, first, reported)
 
-    def _give_up_dialling(self, dial: Dial) -> None:
-        dial.fail(TimeoutError(None, f"no connection within {self.config.connect_timeout_ms} ms"))
+    def _dials_within(self, seconds: float) -> Deadlines[Dial]:
+        """The connections that have to stand within this time."""
+        dials = self._dials.get(seconds)
+        if dials is None:
+            text = f"no connection within {round(seconds * 1000)} ms"
+            dials = self._dials[seconds] = Deadlines(seconds, lambda dial: dial.fail(TimeoutError(None, text)))
+        return dials
 
     async def _connect_and_tell(self, node_id: int, first: bytes, whose: Whose, reached: Reached) -> None:
         outcome: NodeSocket | Exception
@@ -118,7 +205,7 @@ class Upstream:
         reached(outcome)
 
     async def connect(self, node_id: int, first: bytes = b"", whose: Whose = _ANYBODY) -> NodeSocket:
-        """A connection to a node; for BOOTSTRAP_NODE_ID to the bootstrap server that is the first to take one.
+        """A connection to a node; for BOOTSTRAP_NODE_ID to the server that is the first to take one.
 
         `first` is sent before all else. Where connections are paced, it takes a turn of `whose`.
         Raises NodeUnknown, NodeUnreachable, or NodePaced.
@@ -160,7 +247,8 @@ class Upstream:
 
         It connects from another one of the source addresses each time.
         """
-        places = self._slow.last([at_port(each, address.port) for each in await self._look_ups.of(address.host)])
+        found = [at_port(each, address.port) for each in await self._look_ups.of(address.host)]
+        places = self._slow.last(self._destinations.allowed(address.host, found))
         try:
             number, sock = await connected_to_first(places, first, self._sources_in_turn())
         except OSError:
@@ -231,16 +319,16 @@ class Upstream:
 
     def reconfigure(self, config: UpstreamConfig) -> None:
         """Take up changed bootstrap servers, times, and ways to connect."""
-        self.discovery.config = config
+        self.discovery.reconfigure(config)
         if config.connect_timeout_ms != self.config.connect_timeout_ms:
-            self._dials = None
+            self._dials = {}
         self.config = config
         for pace in self._paces.values():
             pace.set_rate(config.connections_per_second)
 
 
 def _bootstrap_failure(failures: Sequence[Exception]) -> Exception:
-    """What keeps all bootstrap servers from being reached, in one."""
+    """What keeps all servers from being reached, in one."""
     for error in failures:
         if not isinstance(error, NodeUnreachable):
             return error

@@ -1,21 +1,27 @@
 """The proxy's own credentials, from the configuration and the files that it names."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from proxy.config.secret_file import secret
 from proxy.config.settings import CredentialsConfig, UpstreamConfig, UsageTopicConfig
-from quotas.sources.cluster_connection import Credentials
+from quotas.sources.cluster_connection import Credentials, mark_of
 
 
 def credentials_of(upstream: UpstreamConfig) -> Credentials:
     """Who the proxy is to a cluster. ConfigErrors if its password cannot be read."""
-    return _credentials(upstream.admin, "upstream.admin", upstream.send_proxy_protocol)
+    credentials = _credentials(upstream.admin, "upstream.admin")
+    return replace(
+        credentials,
+        announced=upstream.send_proxy_protocol,
+        destinations=upstream.destinations,
+        mark=mark_of(upstream.virtual_cluster),
+    )
 
 
 def topic_credentials(topic: UsageTopicConfig) -> Credentials:
     """Who the proxy is to the cluster of that topic. ConfigErrors if its password cannot be read."""
-    return _credentials(topic, "usage.kafka", False)
+    return _credentials(topic, "usage.kafka")
 
 
 def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
@@ -24,7 +30,7 @@ def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
     ConfigErrors if its password cannot be read.
     """
     credentials = asdict(topic_credentials(topic))
-    del credentials["announced"]
+    del credentials["announced"], credentials["destinations"], credentials["mark"]
     return {
         "bootstrap_servers": [str(server) for server in topic.bootstrap_servers],
         "compression_type": None if topic.compression == "none" else topic.compression,
@@ -32,7 +38,7 @@ def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
     }
 
 
-def _credentials(config: CredentialsConfig, path: str, announced: bool) -> Credentials:
+def _credentials(config: CredentialsConfig, path: str) -> Credentials:
     return Credentials(
         security_protocol=config.security_protocol,
         ssl_cafile=config.ca_file,
@@ -41,5 +47,4 @@ def _credentials(config: CredentialsConfig, path: str, announced: bool) -> Crede
         sasl_mechanism=config.sasl_mechanism,
         sasl_plain_username=config.username,
         sasl_plain_password=secret(config.password_file, f"{path}.password_file"),
-        announced=announced,
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import structlog
@@ -15,17 +16,20 @@ from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.upstream.credentials import credentials_of
 from proxy.upstream.node_socket import NodeUnknown
-from proxy.upstream.topology import NodeDirectory
+from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.sources.cluster_connection import Credentials
 from quotas.sources.cluster_faults import ConnectionFault, Fault
 from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by, response_of
 
+LEADS_BACK = "the bootstrap servers lead back to this proxy"
 _FIRST_RETRY_S = 0.5
 _LONGEST_RETRY_S = 15.0
 _SERVERS_LOOKED_AT = 3
 _LONGEST_LOOK_S = 5.0
 _NEXT_LOOK_S = 3.0
-"""A bootstrap server that has not answered by then is raced by the next one."""
+"""A server that has not answered by then is raced by the next one."""
+_MOST_NODES_ASKED = 32
+"""How many nodes stand in for bootstrap servers that do not answer."""
 _LONGEST_EXTRA_LOOK_S = 2.0
 """So long nodes that are asked for num.partitions hold up what is known of all nodes."""
 
@@ -33,7 +37,10 @@ _LONGEST_EXTRA_LOOK_S = 2.0
 class Discovery:
     """Asks a cluster for its nodes, and for the number of partitions of a topic that is created without one.
 
-    The nodes are noted in `directory`. Bootstrap servers that are slow to respond are noted in `slow`.
+    The nodes are noted in `directory`. Servers that are slow to respond are noted in `slow`.
+
+    Bootstrap servers are asked first. When none of them answers, the nodes are asked that the cluster has, as far as
+    they are known: while one node answers, the cluster can be reached.
     """
 
     def __init__(
@@ -49,7 +56,17 @@ class Discovery:
         directory.look = self.ask
         self._slow = slow
         self._note_failure = note_failure
-        self._next_server = 0
+        self._turn = 0
+        self._knows_nodes = True
+        """Whether the nodes in the directory are those of the cluster of these bootstrap servers."""
+        self._silent: frozenset[HostPort] = frozenset()
+        self.leads_back = False
+        """Whether a look of this proxy at its cluster came to this proxy, and no other one had an answer since."""
+        self._looked = asyncio.Event()
+        self._looked.set()
+        self._shown: dict[int, HostPort] = {}
+        """Where nodes were when it was seen whether they lead back."""
+        self._seeing: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
         self._answered = asyncio.Condition()
         self._failing = False
@@ -69,7 +86,10 @@ class Discovery:
 
     async def find(self, node_id: int) -> HostPort:
         """Where a node is; if nobody has said so yet, the cluster is asked. Raises NodeUnknown."""
-        return self._directory.address(node_id) or await self._ask_for(node_id)
+        address = self._directory.address(node_id)
+        if address is None and (why := self._directory.refused.get(node_id)) is not None:
+            raise NodeUnknown(f"the cluster says that node {node_id} is at {why}")
+        return address or await self._ask_for(node_id)
 
     async def _ask_for(self, node_id: int) -> HostPort:
         """The address of a node that nobody has named yet, from a fresh look at the cluster."""
@@ -84,17 +104,51 @@ class Discovery:
         return address
 
     def servers_in_turn(self) -> list[HostPort]:
-        """The bootstrap servers, another one first each time, those that were slow to answer last."""
+        """The servers that may be asked: bootstrap servers, then other nodes, those that did not answer in time last.
+
+        Of the bootstrap servers another one comes first each time, and so of the nodes.
+        """
+        return sorted(self._in_turn(), key=self.is_late)
+
+    def is_late(self, server: HostPort) -> bool:
+        """Whether a server was slow, or did not answer when it was asked last: it may take connections all the same."""
+        return server in self._silent or self._slow.has(server)
+
+    def _in_turn(self) -> list[HostPort]:
+        """The same, whether they were slow or not."""
+        self._turn += 1
+        return [*_from(self.config.bootstrap_servers, self._turn), *_from(self.other_nodes(), self._turn)]
+
+    def other_nodes(self) -> list[HostPort]:
+        """Where the cluster has nodes that are not among the bootstrap servers."""
+        if not self._knows_nodes:
+            return []
         servers = self.config.bootstrap_servers
-        self._next_server = (self._next_server + 1) % len(servers)
-        return self._slow.last([*servers[self._next_server :], *servers[: self._next_server]])
+        return [address for address in self._directory.addresses(_MOST_NODES_ASKED) if address not in servers]
+
+    @property
+    def silent(self) -> list[HostPort]:
+        """The bootstrap servers that did not answer when they were asked last."""
+        return [server for server in self.config.bootstrap_servers if server in self._silent]
+
+    def reconfigure(self, config: UpstreamConfig) -> None:
+        """Take up changed settings. Other bootstrap servers may be those of another cluster: they are asked soon."""
+        if config.bootstrap_servers != self.config.bootstrap_servers:
+            self._knows_nodes, self._silent = False, frozenset()
+            self._looked.clear()
+            self.ask()
+        self.config = config
 
     async def keep_learning(self) -> None:
         """Ask the cluster for its nodes now, at each interval, and when a node is missing; never returns."""
         backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         while True:
             self._asked.clear()
-            if await self._learn():
+            servers = self.config.bootstrap_servers
+            has_learned = await self._learn()
+            if servers == self.config.bootstrap_servers:
+                self._looked.set()
+            if has_learned:
                 backoff.succeeded()
                 await self._sleep(self.config.metadata_refresh_s)
             else:
@@ -110,11 +164,12 @@ class Discovery:
             pass
 
     async def _learn(self) -> bool:
+        servers = self.config.bootstrap_servers
         try:
             brokers = await self._look()
         except Exception as error:  # whatever a library raises is a failed look, never the end of looking
             if not self._failing:
-                self.trouble = plain_words(error)
+                self.trouble = self._words_for(error)
             await self._tell_failure(error)
             self._failing = True
             self._note_failure()
@@ -122,26 +177,38 @@ class Discovery:
         await self._look_for_default_partitions(brokers)
         for broker in brokers:
             self._directory.learn(*broker)
+        self._see_whether_nodes_lead_back()
         nodes = sorted(broker.node_id for broker in brokers)
         if nodes:
             self._directory.note_all(nodes)
         if self._failing or nodes != self._nodes:
             self._log.info("cluster_reached", nodes=nodes)
         self._failing, self._nodes, self.trouble = False, nodes, None
+        if servers == self.config.bootstrap_servers:
+            self._knows_nodes, self.leads_back = True, False
         async with self._answered:
             self._answered.notify_all()
         return True
 
     async def _look(self) -> Sequence[MetadataNode]:
-        """The nodes that are named by the bootstrap server that is the first to respond."""
-        servers = self.servers_in_turn()
+        """The nodes that are named by the server that is the first to respond. It is seen which servers do not."""
+        servers = self._in_turn()
         attempts = [partial(_brokers, str(server), self.config) for server in servers]
         try:
             number, found = await race(attempts, _NEXT_LOOK_S, bool)
         except AllFailed as lost:
             raise lost.failures[0] from None
         self._slow.note(servers[:number])
+        self._note_silent(servers[:number], servers[number])
         return found
+
+    def _note_silent(self, silent: Sequence[HostPort], answered: HostPort) -> None:
+        """Note which servers did not answer before one did, and log it if these are others than before."""
+        before = self.silent
+        self._silent = self._silent.union(silent) - {answered}
+        if self.silent and self.silent != before:
+            servers = [str(server) for server in self.silent]
+            self._log.warning("bootstrap_servers_silent", bootstrap_servers=servers, asked=str(answered))
 
     async def _look_for_default_partitions(self, brokers: Sequence[MetadataNode]) -> None:
         """Ask the nodes for their num.partitions, if it is not set. Dead ones hold up nothing else for long."""
@@ -159,18 +226,49 @@ class Discovery:
         looks = (_fault_at(server, self.config) for server in servers[:_SERVERS_LOOKED_AT])
         faults = [fault for fault in await asyncio.gather(*looks) if fault is not None]
         reason = next((fault.reason for _, fault in faults if fault.reason != "unreachable"), "unreachable")
+        reason = "leads_back" if self.leads_back else reason
         if self._failing and reason == self._reported_reason:
             return
         self._reported_reason = reason
-        self.trouble = plain_words(error)
+        self.trouble = self._words_for(error)
         self._log.warning(
             "cluster_unreachable",
             bootstrap_servers=servers,
-            error=plain_words(error),
+            error=self.trouble,
             reason=reason if faults else None,
             problems=[f"{server}: {fault.problem}" for server, fault in faults],
             settings=sorted({setting for _, fault in faults for setting in fault.setting.split(", ")}),
         )
+
+    def _words_for(self, error: Exception) -> str:
+        return LEADS_BACK if self.leads_back else plain_words(error)
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether these bootstrap servers were looked at."""
+        return self._looked.is_set()
+
+    async def looked(self) -> None:
+        """Wait until these bootstrap servers were looked at, or do not answer soon."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_NEXT_LOOK_S):
+                await self._looked.wait()
+        self._looked.set()
+
+    def note_way_back(self, node_id: int) -> None:
+        """A connection of this proxy's own has come as that of a client of this node."""
+        if node_id == BOOTSTRAP_NODE_ID:
+            self.leads_back = True
+        else:
+            self._directory.note_way_back(node_id)
+
+    def _see_whether_nodes_lead_back(self) -> None:
+        """Look at each node, once at each address: if it leads to this proxy, the look comes there."""
+        if self._seeing is None or self._seeing.done():
+            found = {node_id: self._directory.address(node_id) for node_id in self._directory.present}
+            new = {node_id: where for node_id, where in found.items() if where and self._shown.get(node_id) != where}
+            self._shown = {node_id: where for node_id, where in self._shown.items() if node_id in found} | new
+            self._seeing = asyncio.get_running_loop().create_task(_look_at(list(new.values()), self.config))
 
     def default_partitions(self) -> int:
         """How many partitions a topic gets that is created without a number; 1 while nobody has said so."""
@@ -179,6 +277,12 @@ class Discovery:
             self._reported_no_default = True
             self._log.warning("default_partitions_unknown", taken=1, setting="upstream.default_partitions")
         return known or 1
+
+
+def _from(servers: Sequence[HostPort], turn: int) -> list[HostPort]:
+    """The same servers, from another one on each time."""
+    first = turn % len(servers) if servers else 0
+    return [*servers[first:], *servers[:first]]
 
 
 async def _own_credentials(config: UpstreamConfig) -> Credentials:
@@ -195,6 +299,12 @@ async def _num_partitions(brokers: Sequence[MetadataNode], config: UpstreamConfi
     """The cluster's num.partitions; None where no node reports it."""
     addresses = {broker.node_id: str(HostPort(broker.host, broker.port)) for broker in brokers}
     return await default_partitions_of(addresses, await _own_credentials(config), config.connect_timeout_ms / 1000)
+
+
+async def _look_at(nodes: Sequence[HostPort], config: UpstreamConfig) -> None:
+    """Have each node asked; what it says does not matter."""
+    for node in nodes:
+        await _fault_at(str(node), config)
 
 
 async def _fault_at(server: str, config: UpstreamConfig) -> tuple[str, Fault] | None:

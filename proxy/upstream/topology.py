@@ -1,12 +1,13 @@
 """A Kafka cluster as its clients see it: who its nodes are, where they really are, and which port stands for which."""
 
 import re
-from collections.abc import Callable, Collection, KeysView
+from collections.abc import Callable, Collection, KeysView, Mapping
 from math import inf
 
 import structlog
 
 from common.at_most_every import AtMostEvery
+from common.destinations import ANYWHERE, Destinations, plain_name
 from common.kinds import INT32_MAX, MAX_PORT
 from proxy.config.kinds import HostPort
 from proxy.config.settings import ListenerConfig
@@ -16,6 +17,7 @@ BOOTSTRAP_NODE_ID = -1
 """Stands for a node that was reached by a bootstrap address which no node calls its own."""
 
 MAX_LEARNED_NODES = 10_000
+_LEADS_BACK = "it leads back to this proxy"
 _REPORTED_EVERY_US = 60_000_000
 _LOOK_EVERY_US = 5_000_000
 """A look at the cluster is a connection: not each response that a node is left out of is worth one."""
@@ -29,6 +31,7 @@ class NodeDirectory:
         virtual_cluster: str = "",
         now_us: Callable[[], int] = lambda: 0,
         note_left_out: Callable[[str], None] = lambda listener: None,
+        destinations: Destinations = ANYWHERE,
     ) -> None:
         self.now_us = now_us
         self.note_left_out = note_left_out
@@ -38,7 +41,11 @@ class NodeDirectory:
         self._addresses: dict[int, HostPort] = {}
         self._gone_us: dict[int, int] = {}
         """Since when nodes are not among those of the cluster, the longest first."""
-        self._reported: set[int] = set()
+        self._destinations = destinations
+        self._refused: dict[int, str] = {}
+        """Why nodes are not connected to where the cluster says that they are."""
+        self._ways_back: dict[int, HostPort] = {}
+        """Where nodes are said to be, and this proxy is."""
         self.virtual_cluster = virtual_cluster
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
 
@@ -52,28 +59,56 @@ class NodeDirectory:
         """The nodes that the cluster has now, in order."""
         return sorted(node_id for node_id in self._addresses if node_id not in self._gone_us)
 
-    def learn(self, node_id: int, host: str, port: int) -> None:
-        """Note where a node is; the latest word counts, but for a port that there cannot be: that is logged once.
+    def addresses(self, most: int) -> list[HostPort]:
+        """Where the nodes are that the cluster has now, in the order of their ids, at most so many."""
+        return [self._addresses[node_id] for node_id in self.present[:most]]
 
-        Some ways to connect would take such a port modulo 65,536, and reach whoever listens there.
+    def learn(self, node_id: int, host: str, port: int) -> None:
+        """Note where a node is; the latest word counts, but for an address that is not connected to: it is logged once.
+
+        That is one at a port that there cannot be, as some ways to connect would take such a port modulo 65,536, and
+        reach whoever listens there; one of this proxy; and one where the configuration says that no node is.
         """
         if self._gone_us:
             self._gone_us.pop(node_id, None)
+        if self._addresses.get(node_id) == (host, port) and node_id not in self._refused:
+            return
         if not 1 <= port <= MAX_PORT:
-            self._refuse(node_id, host, port)
+            self._refuse(node_id, host, port, f"expected a port from 1 to {MAX_PORT}, got {port}")
+        elif (why := self._refusal(node_id, host, port)) is not None:
+            self._refuse(node_id, host, port, why)
         elif len(self._addresses) < MAX_LEARNED_NODES or node_id in self._addresses:
             self._addresses[node_id] = HostPort(host, port)
-            self._reported.discard(node_id)
+            self._refused.pop(node_id, None)
 
-    def _refuse(self, node_id: int, host: str, port: int) -> None:
-        if node_id not in self._reported and len(self._reported) < MAX_LEARNED_NODES:
-            self._reported.add(node_id)
-            problem = f"expected a port from 1 to {MAX_PORT}, got {port}: it is not connected to there"
+    def note_way_back(self, node_id: int) -> None:
+        """Who connects to this node comes to this proxy again, by a balancer or another proxy: it is not there."""
+        address = self._addresses.pop(node_id, None)
+        if address is not None:
+            self._ways_back[node_id] = address
+            self._refuse(node_id, *address, _LEADS_BACK)
+
+    def _refusal(self, node_id: int, host: str, port: int) -> str | None:
+        if self._ways_back.get(node_id) == (host, port):
+            return _LEADS_BACK
+        return self._destinations.refusal_of_host(host, port)
+
+    def _refuse(self, node_id: int, host: str, port: int, why: str) -> None:
+        if node_id not in self._refused and len(self._refused) < MAX_LEARNED_NODES:
+            self._refused[node_id] = f"{HostPort(host, port)}: {why}"
+            problem = f"{why}: it is not connected to there"
             self._log.warning("node_address_refused", node_id=node_id, host=host, port=port, problem=problem)
+
+    @property
+    def refused(self) -> Mapping[int, str]:
+        """Why nodes are not connected to where the cluster says that they are, with that address."""
+        return self._refused
 
     def note_all(self, node_ids: Collection[int]) -> None:
         """These are all nodes of the cluster now: others are gone. Of very many the longest gone are forgotten."""
         present = set(node_ids)
+        self._refused = {node_id: why for node_id, why in self._refused.items() if node_id in present}
+        self._ways_back = {node_id: where for node_id, where in self._ways_back.items() if node_id in present}
         for node_id in self._addresses:
             if node_id not in present:
                 self._gone_us.setdefault(node_id, self.now_us())
@@ -184,20 +219,15 @@ class ListenerPorts:
         return self._node_of.get(port)
 
 
-def plain_host(name: str) -> str:
-    """The one spelling of a host name."""
-    return name.lower().removesuffix(".")
-
-
 class ListenerNames:
     """The host names of a listener that stand for nodes: all at one port, told apart by what a TLS client asks for."""
 
     def __init__(self, config: ListenerConfig, directory: NodeDirectory) -> None:
         assert config.advertised_node_host is not None
         self._pattern = config.advertised_node_host
-        before, after = plain_host(self._pattern).split("{node_id}")
+        before, after = plain_name(self._pattern).split("{node_id}")
         self._name = re.compile(f"{re.escape(before)}(0|[1-9][0-9]{{0,9}}){re.escape(after)}")
-        self._bootstrap = plain_host(config.advertised_host)
+        self._bootstrap = plain_name(config.advertised_host)
         self._port = config.port
         self._directory = directory
 
@@ -222,7 +252,7 @@ class ListenerNames:
 
     def node_named(self, name: str) -> int | None:
         """The node that a server name stands for, BOOTSTRAP_NODE_ID included; None for a name of somebody else's."""
-        name = plain_host(name)
+        name = plain_name(name)
         if name == self._bootstrap:
             return BOOTSTRAP_NODE_ID
         match = self._name.fullmatch(name)

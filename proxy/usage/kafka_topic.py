@@ -27,6 +27,7 @@ for _logs_sasl_bytes_at_debug in ("kafka.net.connection", "kafka.protocol.parser
 
 _RESPONSE_MS = 10_000
 _DELIVERY_MS = 30_000
+_MOST_NODES = 32
 _FLUSH_S = 40.0
 """Longer than any delivery may take: by then each message is delivered or has failed."""
 
@@ -55,12 +56,16 @@ an unreachable cluster. OAUTHBEARER is missing because the library needs an obje
 
 
 class KafkaTopic:
-    """One topic of one cluster. A producer that has failed is not used again: the next `send` makes a new one."""
+    """One topic of one cluster. A producer that has failed is not used again: the next `send` makes a new one.
+
+    It asks the bootstrap servers and, as any of them may be down, the nodes that the one before it has seen.
+    """
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         """`settings` are KafkaProducer's: `bootstrap_servers`, and the settings of security and compression."""
         self.name = name
         self._settings = {**_ALWAYS, **settings}
+        self._nodes: Sequence[str] = ()
         self._producer: Any = None
         self._connections: _Connections | None = None
 
@@ -68,9 +73,9 @@ class KafkaTopic:
         """Return when all in-sync replicas have the lines. Raises TopicUnavailable."""
         try:
             if self._producer is None:
-                self._producer = KafkaProducer(
-                    **self._settings, ssl_context=self.tls_context(), kafka_client=self._client
-                )
+                servers = [*self._settings["bootstrap_servers"], *self._nodes]
+                settings = self._settings | {"bootstrap_servers": servers}
+                self._producer = KafkaProducer(**settings, ssl_context=self.tls_context(), kafka_client=self._client)
             responses = [self._producer.send(self.name, key=key, **_message(line)) for line in lines]
             self._producer.flush(timeout=_FLUSH_S)
             for response in responses:
@@ -114,6 +119,8 @@ class KafkaTopic:
         """See Topic. Waits until each message is delivered or has failed: else the producer's thread never ends."""
         producer, self._producer = self._producer, None
         connections, self._connections = self._connections, None
+        if connections is not None and (nodes := connections.nodes()):
+            self._nodes = nodes
         with contextlib.suppress(Exception):
             if producer is not None:
                 producer.close(timeout=_FLUSH_S)
@@ -150,6 +157,11 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
         if connection.initializing:
             speaks = self.config["security_protocol"]
             connection.close(KafkaTimeoutError(f"not ready within {within_s:.1f} s: does the server speak {speaks}?"))
+
+    def nodes(self) -> Sequence[str]:
+        """The nodes (host:port) that the cluster has named."""
+        brokers = list(self.cluster.brokers())[:_MOST_NODES]
+        return [f"[{one.host}]:{one.port}" if ":" in one.host else f"{one.host}:{one.port}" for one in brokers]
 
     def _note(self, error: BaseException) -> None:
         self.problem = _words_of(error)

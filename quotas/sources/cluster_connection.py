@@ -6,12 +6,15 @@ import secrets
 import ssl
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
+from zlib import crc32
 
 from common.connecting import connected
+from common.destinations import ANYWHERE, Destinations
 from common.look_ups import in_daemon_thread
 from common.plain_words import words_of
 from common.tls_trust import trust
 from protocol.errors import ProtocolError
+from protocol.frames import INT32_MAX
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from protocol.own_requests import OwnRequest
 from quotas.sources.cluster_conversation import Conversation, Mechanism, SaslLogin
@@ -33,8 +36,17 @@ from quotas.sources.cluster_stream import ClusterStream, opened
 Result = TypeVar("Result")
 
 _NONCE_BYTES: Final = 24
+_OF_THIS_PROCESS: Final = secrets.randbits(31)
 _TURNS_TO_CLOSE: Final = 3
 """Of the event loop: a transport that is aborted closes its socket in a later one."""
+
+
+def mark_of(virtual_cluster: str) -> int:
+    """The correlation id by which this process, with those that it starts, knows connections of its own.
+
+    One that comes back as a client's shows that the way to the cluster leads to this proxy. Nodes do not look at it.
+    """
+    return (_OF_THIS_PROCESS + crc32(virtual_cluster.encode())) & INT32_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,10 @@ class Credentials:
     sasl_plain_password: str | None = field(default=None, repr=False)
     announced: bool = False
     """Whether connections begin with a PROXY header that says they are the sender's own."""
+    destinations: Destinations = field(default=ANYWHERE, compare=False)
+    """Where nodes may be. Nothing is sent anywhere else."""
+    mark: int = field(default=1, compare=False)
+    """The correlation id of the first request of each connection: see `mark_of`."""
 
     @property
     def secured(self) -> bool:
@@ -89,7 +105,7 @@ class ClusterClient:
         self._address = host.strip("[]"), int(port)
         self._credentials = credentials
         self._timeout_s = timeout_s
-        self._conversation = Conversation(credentials.new_login())
+        self._conversation = Conversation(credentials.new_login(), credentials.mark)
         self._stream: ClusterStream | None = None
         self._is_connected = False
         self._free_at_s = 0.0
@@ -126,7 +142,8 @@ class ClusterClient:
         except OSError as error:  # ssl.SSLError is one
             problem = f"{words_of(error)}, with {', '.join(credentials.files)}"
             raise NodeRefuses(Fault("files_unusable", problem, FILES)) from None
-        sock = await connected(*self._address, LOCAL_PROXY_HEADER if self._credentials.announced else b"")
+        first = LOCAL_PROXY_HEADER if credentials.announced else b""
+        sock = await connected(*self._address, first, credentials.destinations)
         self._is_connected = True
         return await opened(sock, context, self._address[0])
 
@@ -145,7 +162,7 @@ class ClusterClient:
             return known
         spoken = Spoken.NOTHING_KNOWN
         if not self._credentials.announced:  # else a look, without a PROXY header, shows nothing
-            spoken = await spoken_at(*self._address, credentials.secured)
+            spoken = await spoken_at(*self._address, credentials.secured, credentials.mark)
         security = Security(
             secured=credentials.secured,
             handshake_done=self._stream is not None,

@@ -8,6 +8,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeVar
 
+from protocol.frames import INT32_MAX
 from protocol.identity.scram import ScramClient, ScramFailed
 from protocol.messages.api_versions import offer_request
 from protocol.messages.sasl import (
@@ -53,12 +54,15 @@ class SaslLogin:
 
 
 class Conversation:
-    """All that is said over one connection: `introduced` first, then a `response_to` each request."""
+    """All that is said over one connection: `introduced` first, then a `response_to` each request.
 
-    def __init__(self, login: SaslLogin | None) -> None:
+    `first_id` is the correlation id of the first request.
+    """
+
+    def __init__(self, login: SaslLogin | None, first_id: int = 1) -> None:
         self.login = login
         self._offer: Offer = {}
-        self._requests = 0
+        self._next_id = first_id
         self.logged_in = False
         """Whether a login has succeeded."""
         self.throttle_ms = 0
@@ -82,8 +86,8 @@ class Conversation:
         return result
 
     def _exchange(self, request: OwnRequest[Result], version: int) -> Step[Result]:
-        self._requests += 1
-        number, self.asked = self._requests, request.name
+        number, self.asked = self._next_id, request.name
+        self._next_id = (number + 1) & INT32_MAX
         frame = yield Asked(request.frame(version, number), request.most_bytes)
         result, self.throttle_ms = request.response(frame, version, number)
         return result

@@ -21,14 +21,17 @@ _WORD_S = 1.0
 _NO_MECHANISM = "?"
 
 
-async def spoken_at(host: str, port: int, secured: bool) -> Spoken:
-    """What a port speaks; whether it wants SASL is asked over TLS if that is `secured`. Takes seconds at most."""
+async def spoken_at(host: str, port: int, secured: bool, first_id: int = 1) -> Spoken:
+    """What a port speaks; whether it wants SASL is asked over TLS if that is `secured`. Takes seconds at most.
+
+    `first_id` is the correlation id of the first request.
+    """
     try:
         sock = await _connected(host, port)
     except OSError:
         return Spoken.NOBODY_IS_THERE
     with contextlib.closing(await opened(sock, None, host)) as stream:
-        if (plain := await _kafka_over(stream)) is not None:
+        if (plain := await _kafka_over(stream, first_id)) is not None:
             return plain
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -44,7 +47,7 @@ async def spoken_at(host: str, port: int, secured: bool) -> Spoken:
             return Spoken.TLS
         if await _refuses_us(stream):
             return Spoken.TLS_WITH_CERTIFICATES
-        spoken = await _kafka_over(stream)
+        spoken = await _kafka_over(stream, first_id)
         return Spoken.KAFKA_WITH_SASL if spoken is Spoken.KAFKA_WITH_SASL else Spoken.TLS
 
 
@@ -64,9 +67,9 @@ async def _refuses_us(stream: ClusterStream) -> bool:
     return False
 
 
-async def _kafka_over(stream: ClusterStream) -> Spoken | None:
+async def _kafka_over(stream: ClusterStream, first_id: int) -> Spoken | None:
     """Kafka, with or without SASL; None if it is something else."""
-    conversation = Conversation(None)
+    conversation = Conversation(None, first_id)
     handshake = Handshake(0, ())
     try:
         async with asyncio.timeout(_LOOK_S):

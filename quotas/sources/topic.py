@@ -117,7 +117,8 @@ class TopicSource:
 
     def replace_servers(self, bootstrap_servers: tuple[str, ...], timeout_s: float) -> None:
         """Find the topic by these servers when it has to be found again."""
-        self._follower.log.servers, self._follower.log.timeout_s = bootstrap_servers, timeout_s
+        self._follower.log.servers.replace(bootstrap_servers)
+        self._follower.log.timeout_s = timeout_s
 
     def alter(self, alterations: Sequence[Alteration]) -> Sequence[Exception | None]:
         """Write alterations, each in one batch, and wait until they were read back."""

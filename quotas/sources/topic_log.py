@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from protocol.messages.described_configs import topic_configs_request
-from protocol.messages.metadata import MetadataNode, TopicPlace, topic_request
+from protocol.messages.metadata import TopicPlace, nodes_request, topic_request
 from protocol.messages.topic_log import (
     EARLIEST,
     LATEST,
@@ -24,6 +24,7 @@ from protocol.messages.topic_log import (
 from protocol.own_requests import OwnRequest
 from quotas.changes import AlterationRefused, SourceUnavailable
 from quotas.sources.cluster_connection import ClusterClient, Credentials
+from quotas.sources.known_servers import KnownServers, address_of
 from quotas.sources.topic_records import Batches, UnreadableBatch, batch_of, records_in
 
 Result = TypeVar("Result")
@@ -146,7 +147,8 @@ class Client(Protocol):
 class TopicLog:
     """The topic `name`. Belongs to one event loop; one task may read while others append.
 
-    `servers` (host:port) may be replaced at any time: they are asked when the topic is opened. Each method raises
+    `servers` (host:port) may be replaced at any time: one of them is asked when the topic is opened, another one when
+    that does not answer, and then the nodes that the cluster has named. Each method raises
     SourceUnavailable, after which it has to be opened again.
     """
 
@@ -161,7 +163,7 @@ class TopicLog:
     ) -> None:
         self.name = name
         self._kind = kind
-        self.servers = tuple(servers)
+        self.servers = KnownServers(servers)
         self.timeout_s = timeout_s
         self.place: LogPlace | None = None
         """Where it is open; None while it is not."""
@@ -182,13 +184,14 @@ class TopicLog:
         Raises TopicMissing, TopicRefused, and SourceUnavailable for all else.
         """
         self.close()
-        server = self.servers[self._turn % len(self.servers)]
+        server = self.servers.all[self._turn % len(self.servers.all)]
         self._turn += 1
         with contextlib.closing(self._client(server)) as client:
             found = await client.ask(topic_request(self.name))
             if found.error_code == _UNKNOWN_TOPIC and may_create:
                 await self._create(found)
                 found = await client.ask(topic_request(self.name))
+            self.servers.note(found.nodes.values())
             leader, epoch = self._leader(found)
             deletions_s = await self._checked(client)
         self._reader = self._client(leader)
@@ -209,7 +212,7 @@ class TopicLog:
         node = found.nodes.get(partition.leader_id)
         if node is None:
             raise SourceUnavailable(f"topic {self.name} has no leader now")
-        return _address(node), partition.leader_epoch
+        return address_of(node), partition.leader_epoch
 
     async def _create(self, found: TopicPlace) -> None:
         """Create the topic at the node that may do so. One that somebody else has created meanwhile is as good."""
@@ -222,7 +225,7 @@ class TopicLog:
         }
         request = creation_request(self.name, copies, configs, round(self.timeout_s * 1000))
         node = found.nodes.get(found.controller_id) or next(iter(found.nodes.values()))
-        with contextlib.closing(self._client(_address(node))) as client:
+        with contextlib.closing(self._client(address_of(node))) as client:
             created = await client.ask(request)
         if created.error_code not in (0, _ALREADY_EXISTS):
             why = created.error_message or _words_for(created.error_code)
@@ -277,6 +280,8 @@ class TopicLog:
         )
         if fetched.error_code:
             raise self._fault(fetched.error_code, "Read")
+        if self.servers.are_old:
+            self.servers.note((await reader.ask(nodes_request())).nodes)
         try:
             found = records_in(fetched.batches, offset, verifies=self._kind.verifies)
         except UnreadableBatch as error:
@@ -348,7 +353,3 @@ def _whole(values: Mapping[str, str | None], name: str) -> int:
     """A setting that is a whole number; -1 if the node does not tell it."""
     text = values.get(name) or ""
     return int(text) if text.isdecimal() else -1
-
-
-def _address(node: MetadataNode) -> str:
-    return f"[{node.host}]:{node.port}" if ":" in node.host else f"{node.host}:{node.port}"

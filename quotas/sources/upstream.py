@@ -10,6 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 from common.backoff import Backoff
 from protocol.messages.client_quotas import Verbatim, all_quotas_request
+from protocol.messages.metadata import nodes_request
 from protocol.own_requests import OwnRequest
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
 from quotas.entities import Entity, Scope
@@ -22,6 +23,7 @@ from quotas.sources.client_quotas import (
     shows,
 )
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
+from quotas.sources.known_servers import KnownServers
 from quotas.sources.source import SourceState
 
 Result = TypeVar("Result")
@@ -89,7 +91,8 @@ class Pace:
 class UpstreamSource:
     """Reads all quotas of a cluster at an interval, in a thread of its own, over one connection that stays open.
 
-    When it is lost, or not answered, the next bootstrap server is asked. `replace_servers` takes up other servers.
+    When it is lost, or not answered, the next bootstrap server is asked, and then the nodes that the cluster has named.
+    `replace_servers` takes up other servers.
     """
 
     name = "upstream"
@@ -111,7 +114,10 @@ class UpstreamSource:
         self._changed: Callable[[], None] = lambda: None
         self._asking = threading.Lock()
         self._connection: Connection | None = None
+        self._servers = KnownServers(settings.bootstrap_servers)
         self._turn = 0
+        self._server = ""
+        """The one that was connected to last."""
         self._pace = Pace(settings.interval_s)
         self._attempted = threading.Event()
         self._stopped = threading.Event()
@@ -189,6 +195,7 @@ class UpstreamSource:
         try:
             with self._asking:
                 self._read()
+                self._ask_for_nodes()
         except SourceUnavailable:
             return False
         except Exception as error:  # our own bug: told once a time, but no end of reading
@@ -205,6 +212,14 @@ class UpstreamSource:
             self._take_up(self._reported, str(error))
             raise
         self._take_up(new, None)
+
+    def _ask_for_nodes(self) -> None:
+        """Now and then, have the cluster name its nodes."""
+        if self._connection and self._servers.are_old:
+            try:
+                self._servers.note(self._connection.ask(nodes_request()).nodes)
+            except SourceUnavailable:  # the quotas were read
+                self._disconnect()
 
     def _describe(self) -> Reported:
         response = self._ask_anybody(all_quotas_request())
@@ -232,13 +247,14 @@ class UpstreamSource:
         if self._settings is not self._next_settings:
             self._disconnect()
             self._settings, self._turn = self._next_settings, 0
+            self._servers.replace(self._settings.bootstrap_servers)
         if self._connection:
             try:
                 return self._connection.ask(request)
             except SourceUnavailable:
                 self._disconnect()
         failures = []
-        for _ in self._settings.bootstrap_servers:
+        for _ in self._servers.all:
             try:
                 return self._reconnect().ask(request)
             except SourceUnavailable as error:
@@ -246,12 +262,8 @@ class UpstreamSource:
                 failures.append(str(error))
         raise SourceUnavailable("; ".join(failures))
 
-    @property
-    def _server(self) -> str:
-        servers = self._settings.bootstrap_servers
-        return servers[self._turn % len(servers)]
-
     def _reconnect(self) -> Connection:
+        self._server = self._servers.all[self._turn % len(self._servers.all)]
         self._connection = self._connect(self._server, self._settings.credentials, self._settings.timeout_s)
         if self._stopped.is_set():  # `stop` may have looked for a connection before there was one
             raise SourceUnavailable("stopped")

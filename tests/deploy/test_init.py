@@ -55,7 +55,8 @@ def test_each_node_gets_a_port_of_its_own_and_there_are_some_for_those_that_come
         f"next: kafka-throttle check -c {path} --connect\n"
     )
     cluster, listener = only(load_config(path))
-    assert [str(each) for each in cluster.upstream.bootstrap_servers] == [server]
+    named = ["a:9092", "b:9092", "c:9092", "d:9092"]
+    assert [str(each) for each in cluster.upstream.bootstrap_servers] == [server, *named]
     assert listener.ports() == {1: 21093, 2: 21094, 3: 21095, 1001: 21096}
     assert listener.spares() == list(range(21097, 21106))
     assert "# The nodes that the cluster has: 1 at port 21093, 2 at port 21094," in path.read_text()

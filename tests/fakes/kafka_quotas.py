@@ -7,7 +7,9 @@ from kafka.protocol.admin import (
     DescribeClientQuotasResponse,
 )
 
+from protocol.api_key import METADATA
 from protocol.fields import FieldReader, FieldWriter
+from protocol.messages.metadata import ClusterNodes
 from quotas.changes import SourceUnavailable
 
 _VERSION = 1
@@ -18,7 +20,8 @@ class FakeCluster:
     """`quotas` has, for each entity (a tuple of pairs of type and name), its values by key.
 
     `lag` is for how many responses a change stays hidden; `refusals` has an error code and message for entities;
-    `down` names servers that cannot be had; `error` is what every Describe is answered with.
+    `down` names servers that cannot be had; `error` is what every Describe is answered with; `nodes` are those that it
+    names.
     """
 
     def __init__(self, quotas=None):
@@ -27,6 +30,7 @@ class FakeCluster:
         self.refusals = {}
         self.down = set()
         self.error = (0, None)
+        self.nodes = ()
         self.connections = []
         self.alterations = []
         self._shown = []
@@ -41,6 +45,8 @@ class FakeCluster:
         return [connection for connection in self.connections if not connection.closed]
 
     def response(self, request):
+        if request.api_key == METADATA:
+            return ClusterNodes(tuple(self.nodes), 0)
         kind = _REQUESTS[request.api_key]
         sent = kind.decode(request.write(FieldWriter(compact=True), _VERSION), version=_VERSION)
         response = self._describe() if kind is DescribeClientQuotasRequest else self._alter(sent)

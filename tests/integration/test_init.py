@@ -17,13 +17,15 @@ def run(*arguments):
 
 def test_what_it_writes_fits_the_cluster_and_serves_it(newest_kafka, tmp_path):
     path = tmp_path / "proxy.yaml"
-    written = run("init", "--bootstrap", newest_kafka.bootstrap_servers, "--out", path)
+    first, *others = newest_kafka.bootstrap_servers.split(",")
+    written = run("init", "--bootstrap", first, "--out", path)
     assert (written.returncode, written.stderr) == (0, "")
     for arguments in (["check", "-c", path], ["check", "-c", path, "--connect"]):
         checked = run(*arguments)
         assert (checked.returncode, checked.stderr) == (0, "")
     config = load_config(path)
     [cluster] = config.virtual_clusters
+    assert list(map(str, cluster.upstream.bootstrap_servers)) == [first, *others]
     [listener] = cluster.listeners
     assert list(listener.ports()) == list(newest_kafka.node_ids)
     proxy = ProxyProcess(newest_kafka)

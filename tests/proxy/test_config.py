@@ -270,6 +270,25 @@ BAD_VALUES = [
         ["127.0.0.1:19092"],
         f"{SERVERS}[0]: expected a node of the cluster, got '127.0.0.1:19092', the address of {LISTENER}",
     ),
+    *(
+        (
+            cluster("upstream", "bootstrap_servers"),
+            ["kafka:9092", server],
+            f"{SERVERS}[1]: expected a node of the cluster, got '{server}', the address of {LISTENER}",
+        )
+        for server in ("127.0.0.1:19092", "127.0.0.1:19093", "127.0.0.1:19095")
+    ),
+    (
+        cluster("upstream", "node_networks"),
+        ["10.0.0.1/8"],
+        "virtual_clusters[0].upstream.node_networks[0]: expected an IP address or network, a host name, or the end of "
+        "host names like .kafka.example.com, got '10.0.0.1/8'",
+    ),
+    (
+        cluster("upstream", "node_networks"),
+        ["10.0.0.0/8", ".kafka.example.com"],
+        f"{SERVERS}[0]: expected a server in virtual_clusters[0].upstream.node_networks, got '127.0.0.1:9092'",
+    ),
     (cluster("throttle", "mode"), "slow", "virtual_clusters[0].throttle.mode: expected 'mute' or 'delay', got 'slow'"),
     (
         cluster("throttle", "max_throttle_ms"),
@@ -277,6 +296,44 @@ BAD_VALUES = [
         "virtual_clusters[0].throttle.max_debt_ms: expected 0 or at least max_throttle_ms, 90000, got 60000",
     ),
 ]
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.9", "::1"])
+@pytest.mark.parametrize("bind", ["0.0.0.0", "::"])
+def test_a_bootstrap_server_that_is_a_port_of_all_interfaces_of_this_machine_is_a_port_of_the_proxy(bind, host):
+    data = changed(cluster("upstream", "bootstrap_servers"), [str(HostPort(host, 19094))])
+    data["virtual_clusters"][0]["listeners"][0] |= {"bind": bind, "advertised_host": "kafka.example.com"}
+    [problem] = problems(data)
+    assert problem.endswith(f"the address of {LISTENER}")
+
+
+def test_where_nodes_may_be_is_networks_names_and_ends_of_names():
+    places = ["127.0.0.0/8", "10.0.0.1", "::1", ".kafka.example.com", "kafka-1"]
+    config = config_of(changed(cluster("upstream", "node_networks"), places))
+    destinations = config.virtual_clusters[0].upstream.destinations
+    for host in ("127.0.0.1", "10.0.0.1", "::1", "b1.kafka.example.com", "kafka-1"):
+        assert destinations.refusal(host, "127.0.0.1" if host.startswith(("b", "k")) else host, 9092) is None
+    assert destinations.refusal("10.0.0.2", "10.0.0.2", 9092) is not None
+
+
+def test_each_cluster_knows_where_the_proxy_listens():
+    """At the ports of all its clusters, and those of its HTTP listeners."""
+    data = changed(("admin", "port"), 9405)
+    other = {**data["virtual_clusters"][0], "name": "other"}
+    other["listeners"] = [{"name": "plain", "bind": "127.0.0.2", "port": 29092, "spare_ports": ["29100-29101"]}]
+    data["virtual_clusters"].append(other)
+    config = config_of(data)
+    for one in config.virtual_clusters:
+        refused = [
+            (address, port)
+            for address in ("127.0.0.1", "127.0.0.2")
+            for port in (9404, 9405, 19091, 19092, 19095, 19096, 29092, 29093, 29100, 29101)
+            if one.upstream.destinations.refusal(address, address, port)
+        ]
+        assert refused == [
+            *(("127.0.0.1", port) for port in (9404, 9405, 19092, 19095)),
+            *(("127.0.0.2", port) for port in (29092, 29100, 29101)),
+        ]
 
 
 @pytest.mark.parametrize(("path", "value", "problem"), BAD_VALUES)

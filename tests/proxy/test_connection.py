@@ -62,7 +62,7 @@ class Shell:
         self.reached = NodeSocket(None, 1) if reachable else NodeUnreachable("10.0.0.1:9092: Connection refused")
         self.connection.client_connected(None)
 
-    def connect(self, connection, reached):
+    def connect(self, connection, opening, reached):
         return asyncio.get_running_loop().call_soon(reached, self.reached)
 
     def open_stream(self, sock, side, owner):
@@ -317,7 +317,7 @@ async def test_half_a_request_keeps_its_node_until_that_has_closed_too():
 async def test_a_client_that_leaves_while_the_node_is_being_connected_to_is_not_waited_for():
     shell = Shell()
     never = asyncio.get_running_loop().create_future()
-    shell.connect = lambda connection, reached: never
+    shell.connect = lambda connection, opening, reached: never
     await shell.client_sends(heartbeat(1))
     shell.connection.lost(Side.CLIENT, ConnectionResetError())
     assert never.cancelled()

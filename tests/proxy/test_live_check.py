@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import datetime
+import json
 import ssl
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from common.problems import Problem
+from demo.proxy_process import free_port_run
 from proxy.cli.findings import Finding
 from proxy.cli.listener_check import listener_findings
 from proxy.cli.main import main
 from proxy.cli.node_tls import CertificateEnd, TlsFault, handshake_with
 from proxy.config.settings import ListenerConfig
 from tests.certificates import Authority, server_context
+from tests.quotas.sources.test_cluster_faults import Listener
+from tests.quotas.sources.test_cluster_nodes import metadata
 from tests.timeouts import TIMEOUT_S
 
 
@@ -107,6 +111,32 @@ def test_a_listener_that_wants_certificates_of_clients_is_looked_at_too(authorit
     wanted = {"client_auth": "required", "ca_file": str(authority.file)}
     assert found(**certified(authority, "127.0.0.1", **wanted)) == []
     assert len(found(**certified(authority, "localhost", **wanted))) == 1
+
+
+# ---------------------------------------------------------------- where nodes are
+
+
+@pytest.mark.parametrize(
+    ("node", "problem"),
+    [
+        ("127.0.0.1:PORT", "it is a listener of this proxy"),
+        ("localhost:PORT", "it is a listener of this proxy"),
+        ("192.0.2.1:9092", "it is outside of upstream.node_networks"),
+    ],
+)
+def test_a_node_that_a_running_proxy_would_not_connect_to_is_named(tmp_path, node, problem):
+    port = free_port_run(4)[0]
+    host, node_port = node.replace("PORT", str(port + 1)).split(":")
+    listener = Listener(responses=metadata((1, host.encode(), int(node_port))))
+    with contextlib.closing(listener.server):
+        upstream = {"bootstrap_servers": [listener.address], "node_networks": ["127.0.0.0/8", "::1"]}
+        plain = {"name": "plain", "bind": "127.0.0.1", "port": port, "node_ids": [1]}
+        clusters = [{"name": "main", "upstream": upstream, "listeners": [plain]}]
+        (tmp_path / "proxy.yaml").write_text(json.dumps({"virtual_clusters": clusters}))
+        result = CliRunner().invoke(main, ["check", "-c", str(tmp_path / "proxy.yaml"), "--connect"])
+    assert result.exit_code == 2
+    said = f"virtual_clusters[0].upstream: node 1, which the cluster says is at {host}:{node_port}: {problem}"
+    assert said in result.stderr
 
 
 # ------------------------------------------------------------------- node TLS

@@ -11,8 +11,11 @@ from structlog.testing import capture_logs
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from protocol.messages.client_quotas import all_quotas_request
 from protocol.messages.metadata import MetadataNode
+from protocol.own_requests import CLIENT_ID
+from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.net.poller import READABLE, Poller
+from proxy.relay.actions import OpenUpstream
 from proxy.upstream.connector import Upstream
 from proxy.upstream.credentials import credentials_of
 from proxy.upstream.dial import Dial
@@ -21,7 +24,7 @@ from proxy.upstream.node_socket import NodePaced, NodeUnknown, NodeUnreachable
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.changes import SourceUnavailable
 from quotas.fair_queue import Whose
-from quotas.sources.cluster_connection import ClusterConnection
+from quotas.sources.cluster_connection import ClusterConnection, mark_of
 from tests.certificates import Authority, server_context
 from tests.deaf import deaf_address
 from tests.fakes.clock import FakeClock
@@ -167,6 +170,172 @@ def refuse_plain(server, context):
                 context.wrap_socket(sock, server_side=True).close()
 
 
+def restricted(listeners=(), places=()):
+    config = UpstreamConfig.model_validate({"bootstrap_servers": ["127.0.0.1:9"], "node_networks": places})
+    config.belong("main", tuple(listeners))
+    return config
+
+
+@pytest.mark.parametrize("problem", ["it is a listener of this proxy", "it is outside of upstream.node_networks"])
+async def test_a_node_at_an_address_that_is_none_of_a_node_is_neither_learned_nor_asked_for(node, problem):
+    own = problem == "it is a listener of this proxy"
+    config = restricted([("0.0.0.0", range(1, 3))]) if own else restricted(places=["10.1.0.0/16", ".kafka.test"])
+    directory = NodeDirectory(destinations=config.destinations)
+    directory.learn(3, "10.1.0.9", 9092)
+    with capture_logs() as logs:
+        for node_id in (3, 7, 7):
+            directory.learn(node_id, "127.0.0.1", 2)
+    assert (directory.address(7), directory.address(3)) == (None, ("10.1.0.9", 9092))
+    assert [(line["event"], line["node_id"], line["problem"]) for line in logs] == [
+        ("node_address_refused", node_id, f"{problem}: it is not connected to there") for node_id in (3, 7)
+    ]
+    upstream = Upstream("main", config, directory, Poller(), bool, bool, bool, FakeClock().now_us)
+    with pytest.raises(NodeUnknown, match=f"node 7 is at 127.0.0.1:2: {problem}"):
+        await upstream.discovery.find(7)
+    directory.learn(7, "10.1.0.7", 9092)
+    assert (directory.address(7), directory.refused.keys()) == (("10.1.0.7", 9092), {3})
+    directory.note_all([7])
+    assert directory.refused == {}
+
+
+@pytest.mark.parametrize("settings", [{}, {"source_addresses": ["127.0.0.1"]}])
+async def test_a_name_that_leads_to_an_own_listener_is_not_connected_to_when_it_does(node, names, settings):
+    """It may have led elsewhere before."""
+    names.addresses["moves.test"] = ["127.0.0.1"]
+    config = node.config(**settings)
+    config.belong("main", (("127.0.0.1", range(node.port, node.port + 1)),))
+    upstream = Upstream("main", config, NodeDirectory(), Poller(), bool, bool, bool, FakeClock().now_us)
+    upstream.directory.learn(7, "moves.test", node.port)
+    for _ in range(2):  # it is looked up, then it is known
+        asker = Asker()
+        upstream.open(7, b"", Whose(), asker.outcome.set_result)
+        assert str(await asker.reported()) == f"moves.test:{node.port}: it is a listener of this proxy"
+        await upstream._look_ups.of("moves.test")
+    with pytest.raises(SourceUnavailable, match="it is a listener of this proxy"):
+        await _brokers(f"moves.test:{node.port}", config)
+    node.server.settimeout(0)
+    with pytest.raises(BlockingIOError):
+        node.server.accept()
+
+
+async def test_no_login_is_sent_outside_of_the_networks_of_the_nodes(node, names):
+    names.addresses["elsewhere.test"] = ["127.0.0.1"]
+    config = node.config(node_networks=["10.0.0.0/8"])
+    with pytest.raises(SourceUnavailable, match=r"it is outside of upstream\.node_networks"):
+        await _brokers(f"elsewhere.test:{node.port}", config)
+    node.server.settimeout(0)
+    with pytest.raises(BlockingIOError):
+        node.server.accept()
+
+
+def comes_back(node, node_id):
+    """A connection of the proxy's own comes as that of a client of this node."""
+    asker = Asker()
+    own = OpenUpstream(CLIENT_ID, mark_of("main"))
+    node.upstream.open(node_id, b"", Whose(), asker.outcome.set_result, own)
+    assert not asker.outcome.done()
+    return asker
+
+
+LEADS_BACK = "the bootstrap servers lead back to this proxy"
+
+
+async def test_when_a_look_of_its_own_comes_as_a_client_clients_go_no_further_until_a_look_succeeds(node, monkeypatch):
+    assert str(await comes_back(node, BOOTSTRAP_NODE_ID).reported()) == LEADS_BACK
+    asker, _ = open_(node, BOOTSTRAP_NODE_ID)
+    assert str(await asker.reported()) == LEADS_BACK
+    to_node, _ = open_(node, 1)
+    (await to_node.reported()).socket.close()
+    other = Asker()
+    another_proxy = OpenUpstream(CLIENT_ID, mark_of("main") ^ 1)
+    node.upstream.open(BOOTSTRAP_NODE_ID, b"", Whose(), other.outcome.set_result, another_proxy)
+    assert str(await other.reported()) == LEADS_BACK
+
+    async def nodes_named_by(*_):
+        return [MetadataNode(1, "127.0.0.1", node.port)]
+
+    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    node.upstream.reconfigure(node.config(default_partitions=1))
+    assert await node.upstream.discovery._learn()
+    asker, _ = open_(node, BOOTSTRAP_NODE_ID)
+    (await asker.reported()).socket.close()
+
+
+async def test_a_way_back_is_the_reason_why_the_cluster_cannot_be_reached(node, monkeypatch):
+    async def nodes_named_by(*_):
+        await comes_back(node, BOOTSTRAP_NODE_ID).reported()
+        raise SourceUnavailable("closed")
+
+    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("proxy.upstream.discovery._LONGEST_LOOK_S", 0)
+    with capture_logs() as logs:
+        assert not await node.upstream.discovery._learn()
+    assert node.upstream.discovery.trouble == LEADS_BACK
+    assert [(line["event"], line["reason"], line["error"]) for line in logs] == [
+        ("cluster_unreachable", "leads_back", LEADS_BACK)
+    ]
+
+
+async def test_a_node_whose_address_leads_back_is_no_node_until_it_is_elsewhere(node):
+    directory, where = node.upstream.directory, ("127.0.0.1", node.port)
+    with capture_logs():
+        assert isinstance(await comes_back(node, 1).reported(), NodeUnreachable)
+        directory.learn(1, *where)
+    asker, _ = open_(node, 1)
+    refused = await asker.reported()
+    assert isinstance(refused, NodeUnknown)
+    assert str(refused).endswith(f"node 1 is at 127.0.0.1:{node.port}: it leads back to this proxy")
+    directory.learn(1, "127.0.0.9", node.port)
+    assert directory.address(1) == ("127.0.0.9", node.port)
+
+
+async def test_each_node_is_looked_at_once_at_each_address(node, monkeypatch):
+    named, looked_at = [MetadataNode(1, "a", 1), MetadataNode(2, "b", 2)], []
+
+    async def nodes_named_by(*_):
+        return named
+
+    async def response_of(server, *_):
+        looked_at.append(server)
+
+    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("proxy.upstream.discovery.response_of", response_of)
+    node.upstream.reconfigure(node.config(default_partitions=1))
+    for _ in range(2):
+        assert await node.upstream.discovery._learn()
+        await node.upstream.discovery._seeing
+    named[0] = MetadataNode(1, "c", 3)
+    assert await node.upstream.discovery._learn()
+    await node.upstream.discovery._seeing
+    assert looked_at == ["a:1", "b:2", "c:3"]
+
+
+async def test_who_bootstraps_waits_until_other_bootstrap_servers_were_looked_at(node, monkeypatch):
+    answers = asyncio.Event()
+
+    async def nodes_named_by(*_):
+        await answers.wait()
+        return [MetadataNode(1, "127.0.0.1", node.port)]
+
+    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("proxy.upstream.discovery._NEXT_LOOK_S", TIMEOUT_S)
+    node.upstream.reconfigure(node.config(default_partitions=1, bootstrap_servers=[f"localhost:{node.port}"]))
+    learning = asyncio.create_task(node.upstream.discovery.keep_learning())
+    asker, _ = open_(node, BOOTSTRAP_NODE_ID)
+    given_up, under_way = open_(node, BOOTSTRAP_NODE_ID)
+    under_way.cancel()
+    await asyncio.sleep(0.01)
+    assert not asker.outcome.done()
+    other = Asker()
+    another_proxy = OpenUpstream(CLIENT_ID, mark_of("main") ^ 1)
+    node.upstream.open(BOOTSTRAP_NODE_ID, b"", Whose(), other.outcome.set_result, another_proxy)
+    (await other.reported()).socket.close()
+    answers.set()
+    (await asker.reported()).socket.close()
+    learning.cancel()
+    assert not given_up.outcome.done()
+
+
 class Asker:
     """Who has a connection opened without waiting for it."""
 
@@ -277,7 +446,11 @@ async def test_a_node_that_does_not_accept_is_given_up_in_time_and_an_unwanted_c
         under_way.cancel()
         assert str(await asker.reported()) == f"127.0.0.1:{deaf[1]}: no connection within 100 ms"
         assert not unwanted.outcome.done()
-        assert (node.failed, len(node.upstream._dials), node.upstream._poller._handlers) == ([7], 0, {})
+        assert (node.failed, sum(map(len, node.upstream._dials.values())), node.upstream._poller._handlers) == (
+            [7],
+            0,
+            {},
+        )
 
 
 class Names:
@@ -346,6 +519,127 @@ async def test_a_dead_bootstrap_server_does_not_use_up_the_time_of_the_next(node
         for _ in range(2):
             await node.connect(BOOTSTRAP_NODE_ID)
         assert node.upstream.discovery.servers_in_turn()[1] == deaf
+
+
+class Cluster:
+    """A cluster whose bootstrap server, node 1, is down or deaf, and whose node 2 is up."""
+
+    def __init__(self, bootstrap, **settings):
+        self.other = Node(**settings, bootstrap_servers=["{}:{}".format(*bootstrap)])
+        self.upstream, self.directory = self.other.upstream, self.other.upstream.directory
+        self.directory.learn(1, *bootstrap)
+        self.directory.learn(2, "127.0.0.1", self.other.port)
+
+    def bootstrap(self):
+        return open_(self.other, BOOTSTRAP_NODE_ID, b"PROXY")
+
+    def close(self):
+        self.other.server.close()
+
+
+@pytest.fixture
+def closed_address():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()
+
+
+WAYS = [{}, {"source_addresses": ["127.0.0.1"]}, {"connections_per_second": 1000}]
+
+
+@pytest.mark.parametrize("settings", WAYS)
+async def test_while_the_bootstrap_server_is_down_clients_bootstrap_at_another_node(closed_address, settings):
+    with contextlib.closing(Cluster(closed_address, **settings)) as cluster:
+        asker, _ = cluster.bootstrap()
+        connected = await asker.reported()
+        accepted, _ = cluster.other.server.accept()
+        with accepted, connected.socket:
+            assert (connected.node_id, accepted.recv(100)) == (2, b"PROXY")
+
+
+@pytest.mark.parametrize("settings", WAYS)
+async def test_a_bootstrap_server_that_does_not_accept_holds_clients_up_for_a_moment_only(settings):
+    with deaf_address() as deaf:
+        config = {"connect_timeout_ms": SLOW_ENOUGH_MS, **settings}
+        with contextlib.closing(Cluster(deaf, **config)) as cluster:
+            asker, _ = cluster.bootstrap()
+            connected = await asker.reported()
+            assert connected.node_id == 2
+            connected.socket.close()
+
+
+async def test_who_gives_up_while_another_node_is_tried_is_told_nothing(closed_address):
+    with deaf_address() as deaf, contextlib.closing(Cluster(closed_address)) as cluster:
+        cluster.directory.learn(2, *deaf)
+        asker, under_way = cluster.bootstrap()
+        first = under_way._under_way
+        while under_way._under_way is first:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        under_way.cancel()
+        await asyncio.wait([under_way._under_way])
+        assert not asker.outcome.done()
+
+
+async def test_nodes_that_are_gone_from_the_cluster_and_those_of_another_one_are_not_tried(closed_address):
+    with contextlib.closing(Cluster(closed_address)) as cluster:
+        cluster.directory.note_all([1])
+        asker, _ = cluster.bootstrap()
+        assert isinstance(await asker.reported(), NodeUnreachable)
+        cluster.directory.note_all([1, 2])
+        moved = cluster.upstream.config.model_copy(update={"bootstrap_servers": (HostPort("127.0.0.1", 9),)})
+        cluster.upstream.reconfigure(moved)
+        asker, _ = cluster.bootstrap()
+        assert isinstance(await asker.reported(), NodeUnreachable)
+
+
+async def test_while_one_node_answers_the_cluster_is_reached_and_the_silent_servers_are_named(
+    closed_address, monkeypatch
+):
+    """Also when the node that answers is another one each time."""
+    with contextlib.closing(Cluster(closed_address, default_partitions=1)) as cluster:
+        dead = {closed_address[1]}
+        nodes = [MetadataNode(1, *closed_address), MetadataNode(2, "127.0.0.1", 2), MetadataNode(3, "127.0.0.1", 3)]
+
+        async def nodes_named_by(server, *_):
+            if int(server.rpartition(":")[2]) in dead:
+                raise SourceUnavailable(f"{server}: down")
+            return nodes
+
+        monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+        discovery = cluster.upstream.discovery
+        with capture_logs() as logs:
+            for down in (set(), {2}, {3}):
+                dead = {closed_address[1], *down}
+                assert await discovery._learn()
+                assert (discovery.trouble, discovery.silent) == (None, [closed_address])
+            dead = {closed_address[1], 2, 3}
+            assert not await discovery._learn()
+            assert discovery.trouble is not None
+            dead = {2, 3}
+            assert await discovery._learn()
+            assert discovery.silent == []
+        assert [line["event"] for line in logs].count("bootstrap_servers_silent") == 1
+
+
+async def test_clients_bootstrap_elsewhere_while_a_server_takes_connections_and_answers_nothing(node, monkeypatch):
+    async def nodes_named_by(server, *_):
+        if server == f"127.0.0.1:{silent.port}" and is_silent:
+            raise SourceUnavailable("no answer")
+        return [MetadataNode(2, "127.0.0.1", node.port)]
+
+    silent, is_silent = Node(default_partitions=1), True
+    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    upstream = silent.upstream
+    upstream.directory.learn(2, "127.0.0.1", node.port)
+    for expected in (2, 1):
+        assert await upstream.discovery._learn()
+        upstream._slow._until_us.clear()  # some time later
+        upstream.directory.learn(1, "127.0.0.1", silent.port)
+        asker, _ = open_(silent, BOOTSTRAP_NODE_ID)
+        connected = await asker.reported()
+        connected.socket.close()
+        assert connected.node_id == expected
+        is_silent = False
+    silent.server.close()
 
 
 async def test_the_proxys_own_look_reaches_a_cluster_past_dead_addresses_and_servers(node, names):

@@ -180,6 +180,15 @@ def test_the_nodes_own_throttle_time_is_reported_as_far_as_the_delay_was_shorter
     assert script.client(heartbeat(2), END_MS + 1) == b""
 
 
+def test_of_the_nodes_own_throttle_no_more_than_the_cap_is_waited_for(make_relay):
+    limits = RelayLimits(delays=True, max_throttle_ms=8_000)
+    script = Script(make_relay, quota_manager_with(produce=100), limits).connected()
+    script.client(produce(1, size=1500))
+    script.node(produced(1, throttle_time_ms=60_000))
+    assert responses_by(script, END_MS) == produced(1, throttle_time_ms=3_000)
+    assert script.wake_at == NOW_MS + 8_000
+
+
 def test_the_nodes_own_throttle_is_not_waited_for_twice(make_relay):
     script = delaying(make_relay, produce=100)
     script.client(produce(1, size=1500))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.kinds import INT32_MAX
 from protocol.api_key import API_VERSIONS
 from proxy.config.settings import ListenerConfig
 from proxy.relay.actions import CloseReason, Decision, RelayLimits
@@ -121,6 +122,16 @@ def test_a_fetch_is_clamped_to_what_its_quota_can_hold(make_relay):
     assert script.client(fetch(1, max_bytes=5000, min_bytes=2000)) == fetch(1, max_bytes=1000, min_bytes=1000)
     script.node(fetched(1, size=100))
     assert script.client(fetch(2, max_bytes=1000, min_bytes=1)) == fetch(2, max_bytes=1000, min_bytes=1)
+
+
+def test_a_throttle_of_the_nodes_own_is_obeyed_and_reported_up_to_the_cap(make_relay):
+    script = Script(make_relay, limits=RelayLimits(max_throttle_ms=20_000)).connected()
+    script.client(heartbeat(1) + heartbeat(2))
+    assert script.node(heartbeaten(1, throttle_time_ms=INT32_MAX)) == heartbeaten(1, throttle_time_ms=20_000)
+    assert script.wake_at == NOW_MS + 20_000
+    assert script.client(heartbeat(3)) == b""
+    assert script.node(heartbeaten(2, throttle_time_ms=20_000)) == heartbeaten(2, throttle_time_ms=20_000)
+    assert script.time(NOW_MS + 20_000) == heartbeat(3)
 
 
 def test_the_larger_throttle_time_is_reported_and_mutes(make_relay):

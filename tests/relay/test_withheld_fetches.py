@@ -184,6 +184,14 @@ def test_the_larger_of_our_throttle_time_and_the_nodes_is_reported(make_relay):
     assert script.counters.throttles_by_node == 1
 
 
+def test_the_nodes_throttle_counts_up_to_the_cap_in_an_empty_response_too(make_relay):
+    limits = RelayLimits(withholds=True, max_throttle_ms=8_000)
+    script = Script(make_relay, quota_manager_with(fetch=100), limits).connected()
+    script.client(fetch(1))
+    assert script.node(fetched(1, size=1500, throttle_time_ms=60_000)) == empty(11, throttle_ms=8_000)
+    assert script.wake_at == NOW_MS + 8_000
+
+
 def test_no_debt_is_left_where_max_debt_ms_is_0(make_relay):
     script = withholding(make_relay, max_throttle_ms=1000, max_debt_ms=0)
     script.client(fetch(1))

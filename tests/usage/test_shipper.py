@@ -10,8 +10,10 @@ import socket
 import stat
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from kafka.errors import KafkaConnectionError
 from structlog.testing import capture_logs
 
 from proxy.usage.kafka_topic import KafkaTopic, producer_settings
@@ -377,6 +379,26 @@ def test_nobody_is_there(nobody):
     for _ in range(2):
         with pytest.raises(TopicUnavailable, match=r"topic records: .*Unable to bootstrap"):
             topic.send(b"key", [b"line"])
+
+
+def test_the_next_producer_asks_the_nodes_too_that_the_one_before_it_has_seen(monkeypatch):
+    asked = []
+
+    def producer(bootstrap_servers, kafka_client, **_):
+        asked.append(bootstrap_servers)
+        if len(asked) < 3:
+            kafka_client().cluster.brokers = lambda: [
+                SimpleNamespace(host="a", port=1),
+                SimpleNamespace(host="::2", port=2),
+            ]
+        raise KafkaConnectionError
+
+    monkeypatch.setattr("proxy.usage.kafka_topic.KafkaProducer", producer)
+    topic = KafkaTopic("records", {"bootstrap_servers": ["first:1"]})
+    for _ in range(3):
+        with pytest.raises(TopicUnavailable):
+            topic.send(b"key", [b"line"])
+    assert asked == [["first:1"], ["first:1", "a:1", "[::2]:2"], ["first:1", "a:1", "[::2]:2"]]
 
 
 @pytest.fixture

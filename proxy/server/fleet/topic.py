@@ -155,7 +155,8 @@ class TopicTransport:
 
     def replace_servers(self, servers: Sequence[str], timeout_s: float) -> None:
         """Find the topic by these servers (host:port) when it has to be found again."""
-        self._log.servers, self._log.timeout_s = tuple(servers), self._within_s(timeout_s)
+        self._log.servers.replace(servers)
+        self._log.timeout_s = self._within_s(timeout_s)
 
     async def start(self, member_id: str, changed: Callable[[], None]) -> None:
         """Begin to connect."""

@@ -238,6 +238,16 @@ def test_the_next_server_is_asked_when_one_is_down():
         until(lambda: ("c:3", "Metadata") in cluster.asked)
 
 
+def test_nodes_that_the_cluster_has_named_are_asked_when_no_bootstrap_server_answers():
+    cluster, changes = cluster_with(Alteration(ALICE, {PRODUCE: 5.0})), Changes()
+    with started(cluster, changes) as source:
+        changes.until(lambda: source.quotas == {ALICE: limits(5.0)})
+        cluster.down = {"a:9092", "node:9002"}
+        cluster.epoch += 1
+        write(cluster, Alteration(ALICE, {PRODUCE: 6.0}))
+        changes.until(lambda: source.quotas == {ALICE: limits(6.0)})
+
+
 def test_an_alteration_while_the_cluster_is_gone_says_that_nothing_is_written():
     cluster, changes = cluster_with(), Changes()
     with started(cluster, changes, alter_s=0.05) as source:

@@ -4,6 +4,7 @@ import re
 import threading
 from contextlib import contextmanager
 
+from protocol.messages.metadata import MetadataNode
 from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.cluster_connection import Credentials
@@ -124,6 +125,28 @@ def test_the_next_server_is_asked_when_one_is_down():
         assert source.quotas
         assert source.problems == {}
         assert [connection.server for connection in cluster.open_connections] == ["c:3"]
+
+
+def test_nodes_that_the_cluster_has_named_are_asked_when_no_bootstrap_server_answers():
+    cluster, changes = FakeCluster({ALICE: {"producer_byte_rate": 5.0}}), Changes()
+    cluster.nodes = [MetadataNode(1, "a", 1), MetadataNode(2, "b", 2), MetadataNode(3, "::3", 3)]
+    with started(cluster, changes, bootstrap_servers=("a:1",), **FAST) as source:
+        cluster.down = {"a:1", "b:2"}
+        cluster.quotas = {ALICE: {"producer_byte_rate": 6.0}}
+        changes.until(lambda: source.quotas == {Entity("alice"): limits(6.0)})
+        assert source.problems == {}
+        assert [connection.server for connection in cluster.open_connections] == ["[::3]:3"]
+
+
+def test_nodes_of_a_cluster_are_not_asked_once_other_servers_are_configured():
+    cluster, changes = FakeCluster({ALICE: {"producer_byte_rate": 5.0}}), Changes()
+    cluster.nodes = [MetadataNode(2, "b", 2)]
+    with started(cluster, changes, bootstrap_servers=("a:1",), **FAST) as source:
+        changes.until(lambda: source.quotas)
+        cluster.down = {"c:3"}
+        source.replace_servers(("c:3",), 3.0)
+        changes.until(lambda: source.problems)
+        assert source.problems == {THE_CLUSTER: "c:3: down"}
 
 
 def test_other_servers_are_read_at_once_and_the_last_good_quotas_stay_until_then():

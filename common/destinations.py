@@ -1,0 +1,97 @@
+"""Where connections to nodes may go. The nodes say where they are, and they are not always right."""
+
+import socket
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import TypeAlias
+
+from common.look_ups import Found
+
+Network: TypeAlias = IPv4Network | IPv6Network
+Address: TypeAlias = IPv4Address | IPv6Address
+
+
+class Destinations:
+    """Which addresses may be connected to: none where this process listens; and if there are `places`, only those.
+
+    `listeners` are local addresses with ports. `places` are networks, host names, and endings of host names that begin
+    with a dot. A host that has one of these names may be at any address.
+    """
+
+    def __init__(self, listeners: Iterable[tuple[str, range]] = (), places: Iterable[Network | str] = ()) -> None:
+        self._listeners = [(_plain(bind), ports) for bind, ports in listeners]
+        self._networks = [place for place in places if not isinstance(place, str)]
+        self._names = [plain_name(place) for place in places if isinstance(place, str)]
+        self._is_bound = bool(self._networks or self._names)
+
+    def allowed(self, host: str, found: Sequence[Found]) -> Sequence[Found]:
+        """Those of the addresses of a host, with their ports, that may be connected to. Raises OSError if none may."""
+        refusals = [self.refusal(host, where[0], where[1]) for _, where in found]
+        if found and all(refusals):
+            raise OSError(None, refusals[0])
+        return [each for each, refusal in zip(found, refusals, strict=True) if refusal is None]
+
+    def refusal(self, host: str, address: str, port: int) -> str | None:
+        """Why `address`, which is one of the host, may not be connected to at this port; None: it may."""
+        for bind, ports in self._listeners:
+            if port in ports and _is_at(_plain(address), bind):
+                return "it is a listener of this proxy"
+        if self._is_bound and not self._has_name(host) and not self._has_address(address):
+            return "it is outside of upstream.node_networks"
+        return None
+
+    def refusal_of_host(self, host: str, port: int) -> str | None:
+        """The same, as far as it can be said before the name of a host is looked up."""
+        if _is_number(host):
+            return self.refusal(host, host, port)
+        if self._is_bound and not self._networks and not self._has_name(host):
+            return "it is outside of upstream.node_networks"
+        return None
+
+    def _has_name(self, host: str) -> bool:
+        name = plain_name(host)
+        return any(name.endswith(known) if known.startswith(".") else name == known for known in self._names)
+
+    def _has_address(self, address: str) -> bool:
+        plain = _plain(address)
+        return any(plain in network for network in self._networks)
+
+
+ANYWHERE = Destinations()
+
+
+def plain_name(host: str) -> str:
+    """The one spelling of a host name."""
+    return host.lower().removesuffix(".")
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _plain(text: str) -> Address:
+    """An address without a zone; one that is IPv4 in IPv6 as IPv4."""
+    address = ip_address(text.partition("%")[0])
+    return (address.ipv4_mapped or address) if isinstance(address, IPv6Address) else address
+
+
+def _is_at(address: Address, bind: Address) -> bool:
+    """Whether who connects to an address comes to a socket that is bound to another."""
+    if address.is_unspecified:  # the system takes it for this machine
+        return bind.is_unspecified or bind.is_loopback
+    if not bind.is_unspecified:
+        return address == bind
+    return (bind.version == 6 or address.version == 4) and _is_of_this_machine(address)
+
+
+def _is_of_this_machine(address: Address) -> bool:
+    with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.bind((str(address), 0))
+        except OSError:
+            return False
+    return True
