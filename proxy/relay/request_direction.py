@@ -7,15 +7,34 @@ from typing import Final
 
 from protocol.api_key import API_VERSIONS, FETCH, PRODUCE
 from protocol.errors import TruncatedMessage
-from protocol.frames import HEAD, INT32_MAX, LIMITS_BYTES, MAX_ASKED_BYTES, MAX_HEAD_BYTES, fetch_clamp, limits_clamp
+from protocol.frames import (
+    HEAD,
+    INT32_MAX,
+    LIMITS_BYTES,
+    MAX_ASKED_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_SASL_BYTES,
+    fetch_clamp,
+    limits_clamp,
+)
 from protocol.messages.api_versions import unsupported_version_response
 from protocol.splices import Splice, splice_frame
 from proxy.relay.accounting import Accounting
-from proxy.relay.actions import CloseReason, Decision, DecisionKind, Exchange, OpenUpstream, RelayLimits, WakeAt
+from proxy.relay.actions import (
+    AwaitMemory,
+    CloseReason,
+    Decision,
+    DecisionKind,
+    Exchange,
+    OpenUpstream,
+    RelayLimits,
+    WakeAt,
+)
 from proxy.relay.charging import Charges, KnownSensors
 from proxy.relay.connection_timeouts import WaitingFor
 from proxy.relay.flow import Flow
 from proxy.relay.in_flight import InFlight
+from proxy.relay.memory import SMALL_BYTES, Holding
 from proxy.relay.plans import SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.repeated_requests import RepeatedRequests, pattern_of
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, OWN_REQUEST, Refusal, Request, RequestHead, read_request
@@ -25,6 +44,7 @@ from proxy.relay.throttle_state import (
     ASKING_FIRST,
     AUTHENTICATING,
     FETCHING,
+    NO_MEMORY,
     THROTTLED,
     UNCONNECTED,
     ThrottleState,
@@ -163,6 +183,7 @@ class RequestDirection:
         "_charges",
         "_fast",
         "_flow",
+        "_holding",
         "_in_flight",
         "_left",
         "_limits",
@@ -173,6 +194,7 @@ class RequestDirection:
         "_turn",
         "asked",
         "half",
+        "long_head",
         "opening",
         "unread",
     )
@@ -190,11 +212,14 @@ class RequestDirection:
         flow: Flow,
         limits: RelayLimits,
         manager: ClientQuotaManager,
+        holding: Holding,
     ) -> None:
         self.unread = _Unread(manager)
         self.asked = _Asked()
         self.half: Request | None = None
         """The incomplete request: `_left` bytes are still to come, and the last one counts and charges it."""
+        self.long_head = False
+        """Whether the head of a request is not here whole though it is large already, and there is room for it."""
         self.opening = False
         """Whether the connection to the node was asked for."""
         self._left = 0
@@ -210,6 +235,14 @@ class RequestDirection:
         self._fast = fast
         self._flow = flow
         self._limits = limits
+        self._holding = holding
+
+    @property
+    def has_whole(self) -> bool:
+        """Whether a request is collected, or is here whole and not yet decided about."""
+        asked = self.asked
+        is_asked = asked.ticket != NO_TICKET or asked.decision is not None or self.long_head
+        return is_asked or self.unread.missing > 0 or self._throttle.reasons & ASKING_FIRST != 0
 
     @property
     def client_waits(self) -> bool:
@@ -229,7 +262,7 @@ class RequestDirection:
         if self._flow.client_paused or (may_not_begin and not (data and self._passes_mute(data, 0))):
             return WaitingFor.NOTHING
         if data:
-            return WaitingFor.REQUEST
+            return WaitingFor.CROWDED_REQUEST if self._holding.hinders else WaitingFor.REQUEST
         return WaitingFor.USE if self._accounting.requests else WaitingFor.FIRST_BYTE
 
     # -------------------------------------------------------------------- events
@@ -260,6 +293,7 @@ class RequestDirection:
         passage = Passage(buf)
         fast = True
         read_before, self._read_before = self._read_before, None
+        self.long_head = False
         try:
             while True:
                 if self.half is not None:
@@ -278,6 +312,7 @@ class RequestDirection:
                 else:
                     head = read_request(buf, at, end, self._limits.max_frame_bytes)
                 if head is None:
+                    self._await_head(end - at)
                     break
                 next_at = self._take_one(passage, head, at, end)
                 if next_at == STOP:
@@ -440,9 +475,12 @@ class RequestDirection:
     def _ask(self, head: RequestHead, buf: bytes, at: int) -> None:
         """Ask for a decision about the request at `at` once it is here whole."""
         plan, end = head.plan, at + 4 + head.size_bytes
-        if head.size_bytes > MAX_ASKED_BYTES:
-            detail = f"{plan.name}: {head.size_bytes} bytes announced, {MAX_ASKED_BYTES} allowed"
+        most_bytes = MAX_SASL_BYTES if plan.asked is DecisionKind.SASL else MAX_ASKED_BYTES
+        if head.size_bytes > most_bytes:
+            detail = f"{plan.name}: {head.size_bytes} bytes announced, {most_bytes} allowed"
             raise Refusal(CloseReason.REQUEST_TOO_LARGE, detail)
+        if not self._may_hold(head.size_bytes):
+            return
         if end > len(buf):
             self.unread.want(end - len(buf))
         elif not self._flow.client_blocked:
@@ -452,6 +490,19 @@ class RequestDirection:
             ask.client_id, ask.body_at = head.client_id, head.body_at
             ask.own_responses = self._in_flight.take_own_responses()
             self.asked.plan, self.asked.ticket = plan, ask.ticket
+
+    def _may_hold(self, size_bytes: int) -> bool:
+        """Whether there is room to collect a request of this size; if not, the relay waits for it."""
+        if self._holding.may_hold_request(size_bytes):
+            return True
+        self._throttle.reasons |= NO_MEMORY
+        self._turn.after.append(AwaitMemory(self._holding))
+        return False
+
+    def _await_head(self, here_bytes: int) -> None:
+        """More of the head of a request must come: of a long one only if there is room for it."""
+        if here_bytes > SMALL_BYTES:
+            self.long_head = self._may_hold(MAX_HEAD_BYTES)
 
     def _ask_whether_proven(self) -> None:
         """Ask the node, by a request of the proxy, whether the exchange is over; no client request passes before."""
@@ -531,7 +582,8 @@ class RequestDirection:
         """Respond to ApiVersions of an unknown version when it is here whole (KIP-511)."""
         frame_end = at + 4 + head.size_bytes
         if frame_end > end:
-            self.unread.want(frame_end - end)
+            if self._may_hold(head.size_bytes):
+                self.unread.want(frame_end - end)
             return STOP
         if self._flow.client_blocked or (not self._sasl.unproven and self._sensors.hold_back(head)):
             return STOP
