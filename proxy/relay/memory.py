@@ -36,7 +36,10 @@ class Owner(Protocol):
 class _Nobody:
     """The owner of the holding of a relay that is alone."""
 
-    whose = Whose()
+    @property
+    def whose(self) -> Whose:
+        """Of nobody."""
+        return Whose()
 
 
 class Want:
