@@ -114,9 +114,10 @@ class InFlight:
 
     def count_kept(self) -> int:
         """How many bytes are stored now for requests in flight."""
-        if self.keeps:
-            self.keeps = sum(one.kept_bytes for one in self.queue)
-        return self.keeps + sum(map(len, self.own_responses))
+        if not self.queue:
+            self.keeps = 0
+        kept_bytes = sum(one.kept_bytes for one in self.queue) if self.keeps else 0
+        return kept_bytes + sum(map(len, self.own_responses))
 
     # -------------------------------------------------------------------- remove
 

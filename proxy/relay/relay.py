@@ -78,14 +78,12 @@ class Relay:
         "_flow",
         "_holding",
         "_in_flight",
-        "_max_unsent_bytes",
         "_requests",
         "_responses",
         "_sasl",
         "_throttle",
         "_times",
         "_turn",
-        "_unsent_bytes",
         "ended_idle",
         "ended_unasked",
         "ended_unheard",
@@ -109,7 +107,7 @@ class Relay:
         self._times = times = ServiceTimes(manager)
         self._in_flight = in_flight = InFlight(turn, throttle, times, limits.max_in_flight, limits.max_kept_bytes)
         self._sasl = sasl = SaslState(counters, limits.authenticates)
-        self._flow = flow = Flow(turn)
+        self._flow = flow = Flow(turn, limits.max_kept_bytes)
         sensors = KnownSensors(turn, throttle, times, in_flight, manager, bind)
         charges = Charges(turn, accounting, throttle, times, manager)
         repeated = RepeatedRequests(turn, accounting, in_flight, times, charges, manager, limits.max_frame_bytes)
@@ -124,9 +122,6 @@ class Relay:
         )
         self._closed = False
         self._client_eof = False
-        self._max_unsent_bytes = 2 * limits.max_kept_bytes
-        self._unsent_bytes = 0
-        """What a client that takes no more bytes is still to get, beyond what any connection may buffer."""
         self.unsettled = False
         self.ended_idle = False
         self.ended_unasked = False
@@ -302,8 +297,7 @@ class Relay:
         if self._closed:
             return actions
         if side is _CLIENT:
-            self._flow.client_blocked = False
-            self._unsent_bytes = 0
+            self._flow.unblock_client()
         else:
             self._flow.node_blocked = False
             if self._throttle.reasons & UNCONNECTED:
@@ -332,9 +326,8 @@ class Relay:
         if side is _NODE:
             self._flow.node_blocked = True
         else:
-            self._flow.client_blocked = True
+            self._flow.block_client(unsent_bytes)
             self._times.held_up()
-            self._unsent_bytes = max(unsent_bytes - self._max_unsent_bytes, 0)
             self._responses.settle_node()
             self._settle_memory()
         self._requests.settle_client()
@@ -411,15 +404,15 @@ class Relay:
     def _settle_memory(self) -> None:
         """Hold no more of the memory than is needed now, and count what is here in any case."""
         holding, requests, responses, in_flight = self._holding, self._requests, self._responses, self._in_flight
-        unread_bytes = len(requests.unread.data)
-        if not (holding.bytes or unread_bytes > SMALL_BYTES or in_flight.keeps or self._unsent_bytes):
+        unread_bytes, unsent_bytes = len(requests.unread.data), self._flow.unsent_bytes
+        if not (holding.bytes or unread_bytes > SMALL_BYTES or in_flight.keeps > SMALL_BYTES or unsent_bytes):
             return
         request_bytes = response_bytes = 0
         if requests.has_whole:
             request_bytes, unread_bytes = holding.request_bytes, 0
         if responses.has_whole:
             response_bytes = holding.response_bytes
-        holding.settle(request_bytes, response_bytes, unread_bytes + in_flight.count_kept() + self._unsent_bytes)
+        holding.settle(request_bytes, response_bytes, unread_bytes + in_flight.count_kept() + unsent_bytes)
 
     # --------------------------------------------------------------------- the end
 

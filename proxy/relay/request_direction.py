@@ -124,10 +124,13 @@ class _Unread:
     together once, when it is complete, not with each piece.
     """
 
-    __slots__ = ("_manager", "_wanted_version", "data", "gathered", "missing")
+    __slots__ = ("_manager", "_wanted_version", "data", "gathered", "holding", "long_head", "missing")
 
-    def __init__(self, manager: ClientQuotaManager) -> None:
+    def __init__(self, manager: ClientQuotaManager, holding: Holding) -> None:
         self.data = b""
+        self.holding = holding
+        self.long_head = False
+        """Whether the head of a request is not here whole though it is large already, and there is room for it."""
         self.gathered: bytes | bytearray = b""
         self.missing = 0
         self._manager = manager
@@ -183,7 +186,6 @@ class RequestDirection:
         "_charges",
         "_fast",
         "_flow",
-        "_holding",
         "_in_flight",
         "_left",
         "_limits",
@@ -194,7 +196,6 @@ class RequestDirection:
         "_turn",
         "asked",
         "half",
-        "long_head",
         "opening",
         "unread",
     )
@@ -214,12 +215,10 @@ class RequestDirection:
         manager: ClientQuotaManager,
         holding: Holding,
     ) -> None:
-        self.unread = _Unread(manager)
+        self.unread = _Unread(manager, holding)
         self.asked = _Asked()
         self.half: Request | None = None
         """The incomplete request: `_left` bytes are still to come, and the last one counts and charges it."""
-        self.long_head = False
-        """Whether the head of a request is not here whole though it is large already, and there is room for it."""
         self.opening = False
         """Whether the connection to the node was asked for."""
         self._left = 0
@@ -235,13 +234,12 @@ class RequestDirection:
         self._fast = fast
         self._flow = flow
         self._limits = limits
-        self._holding = holding
 
     @property
     def has_whole(self) -> bool:
         """Whether a request is collected, or is here whole and not yet decided about."""
         asked = self.asked
-        is_asked = asked.ticket != NO_TICKET or asked.decision is not None or self.long_head
+        is_asked = asked.ticket != NO_TICKET or asked.decision is not None or self.unread.long_head
         return is_asked or self.unread.missing > 0 or self._throttle.reasons & ASKING_FIRST != 0
 
     @property
@@ -262,7 +260,7 @@ class RequestDirection:
         if self._flow.client_paused or (may_not_begin and not (data and self._passes_mute(data, 0))):
             return WaitingFor.NOTHING
         if data:
-            return WaitingFor.CROWDED_REQUEST if self._holding.hinders else WaitingFor.REQUEST
+            return WaitingFor.CROWDED_REQUEST if self.unread.holding.hinders else WaitingFor.REQUEST
         return WaitingFor.USE if self._accounting.requests else WaitingFor.FIRST_BYTE
 
     # -------------------------------------------------------------------- events
@@ -293,7 +291,7 @@ class RequestDirection:
         passage = Passage(buf)
         fast = True
         read_before, self._read_before = self._read_before, None
-        self.long_head = False
+        self.unread.long_head = False
         try:
             while True:
                 if self.half is not None:
@@ -493,16 +491,16 @@ class RequestDirection:
 
     def _may_hold(self, size_bytes: int) -> bool:
         """Whether there is room to collect a request of this size; if not, the relay waits for it."""
-        if self._holding.may_hold_request(size_bytes):
+        if self.unread.holding.may_hold_request(size_bytes):
             return True
         self._throttle.reasons |= NO_MEMORY
-        self._turn.after.append(AwaitMemory(self._holding))
+        self._turn.after.append(AwaitMemory(self.unread.holding))
         return False
 
     def _await_head(self, here_bytes: int) -> None:
         """More of the head of a request must come: of a long one only if there is room for it."""
         if here_bytes > SMALL_BYTES:
-            self.long_head = self._may_hold(MAX_HEAD_BYTES)
+            self.unread.long_head = self._may_hold(MAX_HEAD_BYTES)
 
     def _ask_whether_proven(self) -> None:
         """Ask the node, by a request of the proxy, whether the exchange is over; no client request passes before."""

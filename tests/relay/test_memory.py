@@ -187,7 +187,7 @@ def test_there_is_room_for_one_response_more_than_there_is_room_for(party):
     assert memory.serve() == [holdings[2]]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_whatever_clients_do_all_hold_no_more_than_the_bound_and_each_whole_request_gets_its_turn(party, seed):
     """Clients that send a large request whole, in pieces, or never to its end, and that hang up; those that hinder
     others are closed, as the timeout does it."""

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.api_key import API_VERSIONS
-from protocol.frames import MAX_SASL_BYTES
+from protocol.frames import MAX_ASKED_BYTES, MAX_SASL_BYTES
 from protocol.identity.sasl_names import Claim
 from protocol.messages.api_versions import versions_request
 from proxy.decisions.sasl import SaslRules
@@ -789,7 +789,7 @@ def test_frames_that_are_not_understood_pass_and_the_node_decides(make_relay, bo
     assert script.facts.user == "?unknown"
 
 
-@pytest.mark.parametrize("size", [-1, -(2**31), MAX_SASL_BYTES + 1, 2**31 - 1])
+@pytest.mark.parametrize("size", [-1, -(2**31), MAX_ASKED_BYTES + 1, 2**31 - 1])
 def test_a_bare_token_of_no_sensible_size_closes(make_relay, size):
     for side in Side:
         script = client_of(make_relay, "alice")
