@@ -2,11 +2,11 @@
 
     python tests/bench/hostile_memory.py [--seconds 20] [--json FILE]
 
-Starts the proxy in front of a node of its own, in which every topic is unknown. A good client produces at a steady pace,
-first alone, then beside each attack: requests of 1 MiB about 170,000 topics, and requests of three kinds that never end.
-Prints for each the memory above that at rest, the median and the 99th percentile of the good client's latency, and how
-large the latter is beside that of the good client alone. The good client and the attacks have different addresses. The
-figures of memory hold on any machine; those of latency only where each process has a core to itself.
+Starts the proxy in front of a node of its own, in which every topic is unknown. A good client produces at a steady
+pace, first alone, then beside each attack: requests of 1 MiB about 170,000 topics, and requests of three kinds that
+never end. Prints for each the memory above that at rest, and the 99th percentile of the latency of the good client, alone
+and beside the attack. The good client and the attacks have different addresses. The figures of memory hold on any
+machine; those of latency only where each process has a core to itself.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -32,7 +32,6 @@ from tests.bench.processes import ROOT, end_group, say
 from tests.relay.frames import frame, produce, produced, request
 from tests.topic_frames import metadata_by_name, new_topic
 
-Wait = Any
 _API_KEYS: Final = {0: (7, 7), 3: (1, 4), 17: (0, 1), 18: (0, 2), 19: (2, 6), 20: (1, 5), 36: (0, 1), 48: (0, 1)}
 _PACE_S: Final = 0.004
 _MIB: Final = 1 << 20
@@ -86,9 +85,7 @@ def _serve(client: socket.socket, port: int) -> None:
 
 
 def _frame_of(sock: socket.socket) -> bytes:
-    size, data = struct.unpack(">i", _exactly(sock, 4))[0], b""
-    data = _exactly(sock, size)
-    return data
+    return _exactly(sock, struct.unpack(">i", _exactly(sock, 4))[0])
 
 
 def _exactly(sock: socket.socket, size: int) -> bytes:
