@@ -36,7 +36,6 @@ from protocol.messages.topic_partitions import (
     each_topic_partitions,
 )
 from proxy.decisions.facts import ConnectionFacts
-from proxy.decisions.recent_topics import TopicKey
 from proxy.decisions.steps import ITEMS_PER_STEP, Steps
 from proxy.relay.actions import OWN_REQUEST_ID, Close, CloseReason, Decision, DecisionRequest
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
@@ -384,8 +383,8 @@ class _Wanted:
     """The topics whose partitions must be known, each once: by name or by id."""
 
     def __init__(self) -> None:
-        self._known: set[bytes] = set()
-        self._known_ids: set[bytes] = set()
+        self._known: dict[bytes, None] = {}  # a dictionary takes half the bytes of a set
+        self._known_ids: dict[bytes, None] = {}
         self._by_name = PartitionsRequest(BY_NAME_VERSION)
         self._by_id = PartitionsRequest(BY_ID_VERSION)
 
@@ -398,7 +397,7 @@ class _Wanted:
         else:
             key, known, request = item.name, self._known, self._by_name
         if key not in known:
-            known.add(key)
+            known[key] = None
             request.add(key)
 
     def own_requests(self) -> tuple[bytes, ...]:
@@ -424,7 +423,8 @@ class _Known:
     def __init__(self, facts: ConnectionFacts, now_ms: int) -> None:
         self.default_partitions = facts.listener.default_partitions
         self._facts, self._now_ms = facts, now_ms
-        self._found: dict[TopicKey, int] = {}
+        self._found: dict[bytes, int] = {}
+        self._found_by_id: dict[bytes, int] = {}
         self.names: dict[bytes, bytes] = {}
         """The names of topics that were asked for by their ids."""
 
@@ -433,10 +433,10 @@ class _Known:
         looked_at = 0
         for version, response in zip(versions, own_responses, strict=True):
             for topic in each_topic_partitions(response, version):
-                if topic.partitions and version == BY_NAME_VERSION:
-                    self._found[topic.name, NO_TOPIC_ID] = topic.partitions
-                elif topic.partitions:
-                    self._found[None, topic.topic_id] = topic.partitions
+                if topic.partitions and version == BY_ID_VERSION:
+                    self._found_by_id[topic.topic_id] = topic.partitions
+                elif topic.partitions and topic.name is not None:
+                    self._found[topic.name] = topic.partitions
                 if topic.name is not None and topic.topic_id != NO_TOPIC_ID:
                     self.names[topic.topic_id] = topic.name
                 looked_at += 1 + topic.partitions // _PARTITIONS_AS_A_TOPIC
@@ -444,16 +444,22 @@ class _Known:
                     looked_at = 0
                     yield
 
+    def _in_cluster(self, item: TopicItem) -> int:
+        """How many partitions the node has reported, for a topic that is named in one way."""
+        if item.name is None:
+            return self._found_by_id.get(item.topic_id, 0)
+        return self._found.get(item.name, 0) if item.topic_id == NO_TOPIC_ID else 0
+
     def partitions(self, item: TopicItem) -> int:
         """How many partitions a topic has; 0 if the node does not know it, or may not show it."""
         key = (item.name, item.topic_id)
-        return max(self._found.get(key, 0), self._facts.listener.recent_topics.partitions(key, self._now_ms) or 0)
+        return max(self._in_cluster(item), self._facts.listener.recent_topics.partitions(key, self._now_ms) or 0)
 
     def exists(self, item: TopicItem) -> bool:
         """Whether a topic exists already."""
         key = (item.name, item.topic_id)
         recent = self._facts.listener.recent_topics.partitions(key, self._now_ms)
-        return bool(self._found.get(key, 0) if recent is None else recent)
+        return bool(self._in_cluster(item) if recent is None else recent)
 
 
 class _Costing:
@@ -462,7 +468,7 @@ class _Costing:
     def __init__(self, known: _Known) -> None:
         self.costs = _Costs()
         self._known = known
-        self._names: set[bytes | None] = set()
+        self._names: dict[bytes | None, None] = {}
         self._twice: set[bytes | None] = set()
 
     def add(self, item: TopicItem) -> None:
@@ -470,7 +476,7 @@ class _Costing:
         if item.name in self._names:
             self._twice.add(item.name)
         else:
-            self._names.add(item.name)
+            self._names[item.name] = None
         self.costs.add(*self._cost(item))
 
     def _cost(self, item: TopicItem) -> tuple[int, int]:
