@@ -310,7 +310,7 @@ class Connection:
         nothing was charged yet.
         """
         try:
-            async with self._host.decision_turns.turn(self.facts.whose, ask):
+            async with self._host.decision_turns.turn(self.whose(), ask):
                 if self.closing and not ask.settles:
                     return
                 if isinstance(decision, SlowDecision):
