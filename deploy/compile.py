@@ -50,6 +50,7 @@ MODULES = (
     "proxy.relay.charging",
     "proxy.relay.flow",
     "proxy.relay.in_flight",
+    "proxy.relay.memory",
     "proxy.relay.plans",
     "proxy.relay.quick_responses",
     "proxy.relay.recognise",

@@ -18,6 +18,9 @@ as much is stored until it is decided about, and more only if it lists more addr
 MAX_ASKED_BYTES: Final = 1024 * 1024
 """The largest request that is decided about as a whole: tens of thousands of quotas or topics."""
 
+MAX_SASL_BYTES: Final = 512 * 1024
+"""The largest frame of an authentication, as a broker's sasl.server.max.receive.size."""
+
 MAX_HELD_BYTES: Final = 32 * 1024 * 1024
 """The largest response that is decided about as a whole: enough for thousands of new topics, or 500,000 partitions."""
 

@@ -5,6 +5,7 @@ from typing import TypeVar
 
 from protocol.messages.client_quotas import AlterReader, AlterRequest, DescribedEntity, DescribeWriter, RequestHead
 from protocol.messages.topic_mutations import (
+    NO_RESULT,
     MutationReader,
     MutationRequest,
     MutationResponse,
@@ -47,7 +48,12 @@ def read_mutation_response(frame: bytes, api_key: int, api_version: int) -> Muta
 
 
 def matched(response: MutationResponse, items: Sequence[TopicItem]) -> list[TopicResult | None]:
-    return finish(response.matching(items))
+    found = finish(response.matching(items, range(len(items))))
+    return [None if number == NO_RESULT else response.results[number] for number in found]
+
+
+def without(request: MutationRequest, frame: bytes, refused: Iterable[int]) -> tuple[Splice, ...]:
+    return finish(request.without(frame, sorted(refused)))
 
 
 def merged(

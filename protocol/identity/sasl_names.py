@@ -11,7 +11,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from protocol.frames import MAX_ASKED_BYTES
+from protocol.frames import MAX_SASL_BYTES
 
 PLAIN = "PLAIN"
 SCRAM = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
@@ -32,7 +32,7 @@ class Claim(NamedTuple):
 SUBJECT_CLAIMS = (Claim("sub"),)
 """The claims that a broker uses, unless `sasl.oauthbearer.sub.claim.name` names another."""
 
-MAX_TOKEN_BYTES = MAX_ASKED_BYTES
+MAX_TOKEN_BYTES = MAX_SASL_BYTES
 """A longer token gives no name. A broker accepts half of this size (`sasl.server.max.receive.size`)."""
 
 _TOKEN_AUTH = re.compile(r",tokenauth=([^,]*)")

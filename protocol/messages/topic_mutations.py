@@ -1,20 +1,22 @@
 """CreateTopics, DeleteTopics and CreatePartitions (KIP-599): reads which topics a request names, takes refused ones
 out, and writes their results.
 
-Names stay raw bytes. Items and results keep their place in the frame, so that what is sent on is what was received,
+A message may name a million topics: what is remembered of each is its place, and little more, in flat arrays. Names
+stay raw bytes. Items and results keep their place in the frame, so that what is sent on is what was received,
 with unknown tagged fields. Offsets count from the frame's start, its length prefix included. Sources:
 `CreateTopicsRequest.json` and its five neighbours.
 """
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from protocol.errors import MalformedMessage, TruncatedMessage
 from protocol.fields import MAX_TAGS
 from protocol.primitives import Reader, compact_string, int16, int32, uvarint
-from protocol.splices import Splice
+from protocol.splices import Splice, joined
 
 TOPIC_MUTATIONS = frozenset({CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS})
 
@@ -36,9 +38,16 @@ _MESSAGE_SINCE = {CREATE_TOPICS: 1, DELETE_TOPICS: 5, CREATE_PARTITIONS: 0}
 _DETAILS_SINCE = 5
 _STATES_SINCE = 6
 
+NO_RESULT = -1
+"""In place of the number of a result."""
+
+GAPS = -1
+"""In place of the number of partitions that have assignments."""
+
 _CLIENT_ID_AT = 12
 _BODY_AT = 8
 _MAX_STRING_BYTES = 32_767
+_ASSIGNMENT_BYTES = 4
 _NO_MESSAGE = b"\0"
 _NO_DETAILS = int32(-1) + int16(-1) + uvarint(1)
 """num_partitions and replication_factor that are unknown, and no configurations."""
@@ -47,9 +56,9 @@ _NO_DETAILS = int32(-1) + int16(-1) + uvarint(1)
 class TopicItem(NamedTuple):
     """One topic of a request, in [start, end).
 
-    `partitions` is num_partitions of CreateTopics, count of CreatePartitions and 0 in DeleteTopics. `assigned` are the
-    partition indexes of the assignments; those of CreatePartitions are numbered from 0; None for null. DeleteTopics
-    from v6 on names a topic by `name`, which may be None, or by `topic_id`, which is NO_TOPIC_ID if there is none.
+    `partitions` is num_partitions of CreateTopics, count of CreatePartitions and 0 in DeleteTopics. `assigned` is how
+    many partitions have assignments; GAPS if those of CreateTopics are not numbered from 0 on. DeleteTopics from v6 on
+    names a topic by `name`, which may be None, or by `topic_id`, which is NO_TOPIC_ID if there is none.
     """
 
     start: int
@@ -58,7 +67,30 @@ class TopicItem(NamedTuple):
     topic_id: bytes = NO_TOPIC_ID
     partitions: int = 0
     replication_factor: int = -1
-    assigned: tuple[int, ...] | None = ()
+    assigned: int = 0
+
+
+class Topics(Protocol):
+    """The topics of a request, by their numbers. Their assignments are not needed."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def __getitem__(self, number: int, /) -> TopicItem:
+        """One of them."""
+
+
+class Refusals(Protocol):
+    """The proxy's own results, by the number of their item."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def __contains__(self, number: object, /) -> bool:
+        """Whether there is one for this item."""
+
+    def __getitem__(self, number: int, /) -> bytes:
+        """The result of this item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +99,7 @@ class MutationRequest:
 
     api_key: int
     api_version: int
-    items: tuple[TopicItem, ...]
+    items: Topics
     count_at: int
     first_at: int
     validate_only: bool
@@ -77,20 +109,50 @@ class MutationRequest:
         """Whether this version knows error 89, so that topics may be refused."""
         return self.api_version >= STRICT_SINCE[self.api_key]
 
-    def without(self, refused: Collection[int]) -> tuple[Splice, ...]:
-        """The splices that take the items with these numbers out of the request."""
+    def without(self, frame: bytes, refused: Collection[int]) -> Generator[None, None, tuple[Splice, ...]]:
+        """The splices that take the items with these ascending numbers out of the request."""
         if not refused:
             return ()
         flexible = self.api_version >= _FLEXIBLE_SINCE[self.api_key]
         kept = len(self.items) - len(refused)
         splices = [Splice(self.count_at, self.first_at, uvarint(kept + 1) if flexible else int32(kept))]
-        for i in sorted(refused):
+        step: list[Splice] = []
+        for number, i in enumerate(refused, 1):
             item = self.items[i]
-            if splices[-1].end == item.start and len(splices) > 1:
-                splices[-1] = Splice(splices[-1].start, item.end, b"")
+            if step and step[-1].end == item.start:
+                step[-1] = Splice(step[-1].start, item.end, b"")
             else:
-                splices.append(Splice(item.start, item.end, b""))
-        return tuple(splices)
+                step.append(Splice(item.start, item.end, b""))
+            if not number % ELEMENTS_AT_ONCE:
+                splices += joined(frame, step)
+                step = []
+                yield
+        return (*splices, *joined(frame, step))
+
+
+class TopicPlaces:
+    """The topics of a request, each read anew from its place in the frame: one takes 4 bytes.
+
+    Their replication factors and assignments are not read.
+    """
+
+    def __init__(self, frame: bytes, api_key: int, api_version: int) -> None:
+        self._fields = _Fields(frame, 0, api_key, api_version)
+        self._starts = array("I")
+        self._end = 0
+
+    def add(self, item: TopicItem) -> None:
+        """Add the topic that follows the last one."""
+        self._starts.append(item.start)
+        self._end = item.end
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, number: int) -> TopicItem:
+        starts = self._starts
+        end = starts[number + 1] if number + 1 < len(starts) else self._end
+        return self._fields.topic_at(starts[number], end)
 
 
 class TopicResult(NamedTuple):
@@ -104,76 +166,135 @@ class TopicResult(NamedTuple):
     partitions: int = -1
 
 
+class Results(Protocol):
+    """The results in a response, by their numbers."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def __getitem__(self, number: int, /) -> TopicResult:
+        """One of them."""
+
+
+class ResultPlaces:
+    """The results in a response, each read anew from its place in the frame: one takes 4 bytes."""
+
+    def __init__(self, frame: bytes, api_key: int, api_version: int) -> None:
+        self._fields = _Fields(frame, 0, api_key, api_version)
+        self._starts = array("I")
+
+    def add(self, result: TopicResult) -> None:
+        """Add the result that follows the last one."""
+        self._starts.append(result.start)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, number: int) -> TopicResult:
+        self._fields.offset = self._starts[number]
+        return self._fields.result()
+
+
+class _Unclaimed:
+    """The results that no item has got yet, found by name or by id. Of several with the same, the first comes first."""
+
+    def __init__(self, results: Results) -> None:
+        self.taken = bytearray(len(results))
+        self._results = results
+        self._by_name: dict[bytes, int] = {}
+        self._by_id: dict[bytes, int] = {}
+        self._next = array("i", [NO_RESULT]) * (2 * len(results))
+        """After each result the next one with the same name, and then after each the next one with the same id."""
+
+    def note(self, number: int) -> None:
+        """Note a result. The last one is noted first."""
+        result, next_one = self._results[number], self._next
+        if result.name is not None:
+            next_one[number] = self._by_name.get(result.name, NO_RESULT)
+            self._by_name[result.name] = number
+        if result.name is None or result.topic_id != NO_TOPIC_ID:
+            next_one[number + len(self.taken)] = self._by_id.get(result.topic_id, NO_RESULT)
+            self._by_id[result.topic_id] = number
+
+    def take(self, item: TopicItem) -> int:
+        """The number of the result for an item; NO_RESULT if there is none. Each result is given once."""
+        if item.name is None:
+            return self._take(self._by_id, item.topic_id, len(self.taken))
+        number = self._by_name.get(item.name, NO_RESULT)
+        if number != NO_RESULT and item.topic_id != NO_TOPIC_ID and self._results[number].topic_id != item.topic_id:
+            return NO_RESULT
+        return self._take(self._by_name, item.name, 0)
+
+    def _take(self, firsts: dict[bytes, int], key: bytes, offset: int) -> int:
+        number = firsts.get(key, NO_RESULT)
+        while number != NO_RESULT and self.taken[number]:
+            number = self._next[number + offset]
+        if number != NO_RESULT:
+            self.taken[number] = 1
+            firsts[key] = self._next[number + offset]
+        return number
+
+
 @dataclass(frozen=True, slots=True)
 class MutationResponse:
     """A response. `throttle_at` is -1 if it has no throttle time; its results are in [count_at, end)."""
 
-    results: tuple[TopicResult, ...]
+    results: Results
     throttle_at: int
     count_at: int
     end: int
 
-    def matching(self, items: Sequence[TopicItem]) -> Generator[None, None, list[TopicResult | None]]:
-        """The result of each item; each result is used once.
+    def matching(self, items: Topics, numbers: Sequence[int]) -> "Generator[None, None, array[int]]":
+        """For each of the items with these numbers the number of its result, NO_RESULT if it has none.
 
-        Nodes give results in any order, and one result for a name that is given twice.
+        Each result is used once. Nodes give results in any order, and one result for a name that is given twice.
         """
-        waiting: dict[tuple[bytes | None, bytes], list[TopicResult]] = {}
-        for number, result in enumerate(reversed(self.results), 1):
-            for key in _keys_of(result):
-                waiting.setdefault(key, []).append(result)
-            if not number % ELEMENTS_AT_ONCE:
+        unclaimed = yield from self._unclaimed()
+        return (yield from self._matching(unclaimed, items, numbers))
+
+    def _unclaimed(self) -> Generator[None, None, _Unclaimed]:
+        count = len(self.results)
+        unclaimed = _Unclaimed(self.results)
+        for done in range(1, count + 1):
+            unclaimed.note(count - done)
+            if not done % ELEMENTS_AT_ONCE:
                 yield
-        taken: set[int] = set()
-        found: list[TopicResult | None] = []
-        for number, item in enumerate(items, 1):
-            found.append(_take(waiting.get((item.name, item.topic_id), []), taken))
-            if not number % ELEMENTS_AT_ONCE:
+        return unclaimed
+
+    def _matching(
+        self, unclaimed: _Unclaimed, items: Topics, numbers: Sequence[int]
+    ) -> "Generator[None, None, array[int]]":
+        found = array("i")
+        for done, number in enumerate(numbers, 1):
+            found.append(unclaimed.take(items[number]))
+            if not done % ELEMENTS_AT_ONCE:
                 yield
         return found
 
-    def merging(
-        self, frame: bytes, items: Sequence[TopicItem], refusals: Mapping[int, bytes]
-    ) -> Generator[None, None, Splice]:
+    def merging(self, frame: bytes, items: Topics, refusals: Refusals) -> Generator[None, None, Splice]:
         """The splice that puts the proxy's own results, by the number of their item, among those of a strict version.
 
         They come in the order of the request; results that belong to none of its items come last.
         """
-        others = [item for i, item in enumerate(items) if i not in refusals]
-        matched = yield from self.matching(others)
-        found = iter(matched)
-        pieces: list[bytes] = []
-        for i in range(len(items)):
-            pieces.append(refusals[i] if i in refusals else _bytes_of(next(found), frame))
-            if not (i + 1) % ELEMENTS_AT_ONCE:
+        unclaimed = yield from self._unclaimed()
+        merged = bytearray(uvarint(len(refusals) + len(self.results) + 1))
+        for number in range(len(items)):
+            if number in refusals:
+                merged += refusals[number]
+            elif (found := unclaimed.take(items[number])) != NO_RESULT:
+                merged += self._bytes_of(frame, found)
+            if not (number + 1) % ELEMENTS_AT_ONCE:
                 yield
-        known = {result.start for result in matched if result is not None}
-        pieces += [_bytes_of(result, frame) for result in self.results if result.start not in known]
-        count = len(refusals) + len(self.results)
-        return Splice(self.count_at, self.end, uvarint(count + 1) + b"".join(pieces))
+        for number in range(len(self.results)):
+            if not unclaimed.taken[number]:
+                merged += self._bytes_of(frame, number)
+            if not (number + 1) % ELEMENTS_AT_ONCE:
+                yield
+        return Splice(self.count_at, self.end, bytes(merged))
 
-
-def _keys_of(result: TopicResult) -> set[tuple[bytes | None, bytes]]:
-    """The names and ids by which a request may have asked for the topic of a result."""
-    keys = {(result.name, result.topic_id)}
-    if result.name is not None:
-        keys.add((result.name, NO_TOPIC_ID))
-    if result.topic_id != NO_TOPIC_ID:
-        keys.add((None, result.topic_id))
-    return keys
-
-
-def _take(waiting: list[TopicResult], taken: set[int]) -> TopicResult | None:
-    while waiting:
-        result = waiting.pop()
-        if result.start not in taken:
-            taken.add(result.start)
-            return result
-    return None
-
-
-def _bytes_of(result: TopicResult | None, frame: bytes) -> bytes:
-    return b"" if result is None else frame[result.start : result.end]
+    def _bytes_of(self, frame: bytes, number: int) -> bytes:
+        result = self.results[number]
+        return frame[result.start : result.end]
 
 
 # ------------------------------------------------------------------------------ reading
@@ -197,8 +318,8 @@ class MutationReader:
         for _ in range(self._count):
             yield from read()
 
-    def request(self, items: Sequence[TopicItem]) -> MutationRequest:
-        """The request with all its items."""
+    def request(self, items: Topics) -> MutationRequest:
+        """The request with all its items, which were read."""
         fields, api_key, api_version = self._fields, self._api_key, self._api_version
         fields.skip(4)
         may_validate = api_key == CREATE_PARTITIONS or (
@@ -206,7 +327,7 @@ class MutationReader:
         )
         validate_only = may_validate and fields.int8() != 0
         fields.end_of_message()
-        return MutationRequest(api_key, api_version, tuple(items), self._count_at, self._first_at, validate_only)
+        return MutationRequest(api_key, api_version, items, self._count_at, self._first_at, validate_only)
 
 
 class MutationResponseReader:
@@ -223,11 +344,11 @@ class MutationResponseReader:
         for _ in range(self._count):
             yield self._fields.result()
 
-    def response(self, results: Sequence[TopicResult]) -> MutationResponse:
-        """The response with all its results."""
+    def response(self, results: Results) -> MutationResponse:
+        """The response with all its results, which were read."""
         end = self._fields.offset
         self._fields.end_of_message()
-        return MutationResponse(tuple(results), self._throttle_at, self._count_at, end)
+        return MutationResponse(results, self._throttle_at, self._count_at, end)
 
 
 class _Fields(Reader):
@@ -289,11 +410,18 @@ class _Fields(Reader):
     def new_topic(self) -> Iterator[TopicItem | None]:
         start, name = self.offset, self.text()
         partitions, replication_factor = self.int32(), self.int16()
-        assigned: list[int] = []
-        for number in range(1, self.length() + 1):
-            assigned.append(self._assignment())
+        count = self.length(_ASSIGNMENT_BYTES)
+        is_assigned, fit = bytearray(count), True
+        for number in range(1, count + 1):
+            index = self._assignment()
+            if 0 <= index < count:
+                is_assigned[index] = 1
+            else:
+                fit = False
             if not number % ELEMENTS_AT_ONCE:
                 yield None
+        distinct = is_assigned.count(1)
+        assigned = distinct if fit and is_assigned.rfind(1) < distinct else GAPS
         for number in range(1, self.length() + 1):
             self.text()
             self.nullable_text()
@@ -301,7 +429,7 @@ class _Fields(Reader):
             if not number % ELEMENTS_AT_ONCE:
                 yield None
         self.tags()
-        yield TopicItem(start, self.offset, name, NO_TOPIC_ID, partitions, replication_factor, tuple(assigned))
+        yield TopicItem(start, self.offset, name, NO_TOPIC_ID, partitions, replication_factor, assigned)
 
     def _assignment(self) -> int:
         index = self.int32()
@@ -328,8 +456,16 @@ class _Fields(Reader):
             if not number % ELEMENTS_AT_ONCE:
                 yield None
         self.tags()
-        assigned = None if assignments < 0 else tuple(range(assignments))
-        yield TopicItem(start, self.offset, name, NO_TOPIC_ID, partitions, -1, assigned)
+        yield TopicItem(start, self.offset, name, NO_TOPIC_ID, partitions, -1, max(assignments, 0))
+
+    def topic_at(self, start: int, end: int) -> TopicItem:
+        """The topic in [start, end) of a frame that was read before, without its replication factor and assignments."""
+        self.offset = start
+        if self._key != DELETE_TOPICS:
+            name = self.text()
+            return TopicItem(start, end, name, NO_TOPIC_ID, self.int32())
+        name_or_null = self.nullable_text()
+        return TopicItem(start, end, name_or_null, NO_TOPIC_ID if self._version < _STATES_SINCE else self.topic_id())
 
     def result(self) -> TopicResult:
         start, name, topic_id, partitions = self.offset, self.nullable_text(), NO_TOPIC_ID, -1
@@ -384,8 +520,10 @@ def refusal(request: MutationRequest, item: TopicItem, name: bytes | None) -> by
     return text + topic_id + int16(THROTTLING_QUOTA_EXCEEDED) + _NO_MESSAGE + details + b"\0"
 
 
-def refusals_response(correlation_id: int, refusals: Iterable[bytes]) -> bytes:
-    """The response, a whole frame, to a request of a strict version whose items are all refused; throttle time 0."""
-    results = list(refusals)
-    body = int32(correlation_id) + b"\0" + int32(0) + uvarint(len(results) + 1) + b"".join(results) + b"\0"
+def refusals_response(correlation_id: int, count: int, refusals: Iterable[bytes]) -> bytes:
+    """The response, a whole frame, to a request of a strict version whose items are all refused; throttle time 0.
+
+    There are `count` items; `refusals` are pieces of their results.
+    """
+    body = b"".join((int32(correlation_id), b"\0", int32(0), uvarint(count + 1), *refusals, b"\0"))
     return int32(len(body)) + body

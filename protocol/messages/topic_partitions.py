@@ -17,6 +17,8 @@ BY_NAME_VERSION = 4
 BY_ID_VERSION = 12
 
 _FALSE = b"\0"
+_NO_TAGS = b"\0"
+_NO_NAME_NO_TAGS = b"\0\0"
 _HEADER_BYTES = 8
 _BROKER_IDS = struct.Struct(">i")
 _PARTITION_BYTES = 10
@@ -31,22 +33,46 @@ class TopicPartitions(NamedTuple):
     partitions: int
 
 
+class PartitionsRequest:
+    """A request that is put together topic by topic: by their names or, in BY_ID_VERSION, by their ids of 16 bytes."""
+
+    def __init__(self, api_version: int) -> None:
+        self.count = 0
+        """How many topics it asks for."""
+        self._version = api_version
+        self._topics = bytearray()
+
+    def add(self, topic: bytes) -> None:
+        """Ask for one more topic."""
+        self.count += 1
+        self._topics += string(topic) if self._version == BY_NAME_VERSION else topic + _NO_NAME_NO_TAGS
+
+    def frame(self, correlation_id: int) -> bytes:
+        """The whole frame."""
+        head = int16(METADATA) + int16(self._version) + int32(correlation_id) + string(CLIENT_ID)
+        if self._version == BY_NAME_VERSION:
+            before, after = int32(self.count), _FALSE
+        else:
+            before, after = _NO_TAGS + uvarint(self.count + 1), 2 * _FALSE + _NO_TAGS
+        size_bytes = len(head) + len(before) + len(self._topics) + len(after)
+        return b"".join((int32(size_bytes), head, before, self._topics, after))
+
+
 def partitions_by_name_request(names: Collection[bytes], correlation_id: int) -> bytes:
     """The request, a whole frame, for topics by their names."""
-    topics = int32(len(names)) + b"".join(map(string, names))
-    return _request(BY_NAME_VERSION, correlation_id, topics + _FALSE)
+    return _whole(BY_NAME_VERSION, names, correlation_id)
 
 
 def partitions_by_id_request(topic_ids: Collection[bytes], correlation_id: int) -> bytes:
     """The request, a whole frame, for topics by their ids, of 16 bytes each."""
-    no_name, no_tags = b"\0", b"\0"
-    topics = uvarint(len(topic_ids) + 1) + b"".join(topic_id + no_name + no_tags for topic_id in topic_ids)
-    return _request(BY_ID_VERSION, correlation_id, no_tags + topics + 2 * _FALSE + no_tags)
+    return _whole(BY_ID_VERSION, topic_ids, correlation_id)
 
 
-def _request(api_version: int, correlation_id: int, body: bytes) -> bytes:
-    head = int16(METADATA) + int16(api_version) + int32(correlation_id) + string(CLIENT_ID)
-    return int32(len(head) + len(body)) + head + body
+def _whole(api_version: int, topics: Collection[bytes], correlation_id: int) -> bytes:
+    request = PartitionsRequest(api_version)
+    for topic in topics:
+        request.add(topic)
+    return request.frame(correlation_id)
 
 
 def read_topic_partitions(frame: bytes, api_version: int) -> list[TopicPartitions]:

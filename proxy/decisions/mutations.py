@@ -4,34 +4,39 @@ A topic costs the partitions that a controller would charge for it. It costs not
 refuse it before it looks at the quota. In strict versions a topic is refused if the bucket is overdrawn already. In
 permissive ones every topic passes, and an overdraft mutes the client.
 
-A request may name tens of thousands of topics, so everything is done in steps.
+A request may name a million topics, before anybody has asked what its user may do: everything is done in steps, and
+what is remembered of a topic are a few numbers in flat arrays.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from protocol.errors import ProtocolError
 from protocol.messages.topic_mutations import (
+    GAPS,
+    NO_RESULT,
     NO_TOPIC_ID,
     MutationReader,
     MutationRequest,
     MutationResponseReader,
+    ResultPlaces,
     TopicItem,
+    TopicPlaces,
     TopicResult,
     refusal,
     refusals_response,
 )
 from protocol.messages.topic_partitions import (
+    BY_ID_VERSION,
+    BY_NAME_VERSION,
+    PartitionsRequest,
     each_topic_partitions,
-    partitions_by_id_request,
-    partitions_by_name_request,
 )
 from proxy.decisions.facts import ConnectionFacts
-from proxy.decisions.recent_topics import TopicKey
-from proxy.decisions.steps import ITEMS_PER_STEP, Steps, collected
+from proxy.decisions.steps import ITEMS_PER_STEP, Steps
 from proxy.relay.actions import OWN_REQUEST_ID, Close, CloseReason, Decision, DecisionRequest
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.sensors.rows import StaleSensor
@@ -48,68 +53,152 @@ _LONGEST_NAME_BYTES = 249
 _NAME_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
-@dataclass(frozen=True, slots=True)
-class _Charge:
-    """What one topic was charged to the quota and to its shadow quota, and what it costs them if it succeeds."""
+@dataclass(slots=True)
+class _Charges:
+    """What topics were charged: column by column, one entry for each topic that was charged or may have to be.
 
-    spent: float
-    shadow: float
-    due: int
-    shadow_due: int
+    `numbers` are those of the topics in the request; `spent`, `shadow` what was charged to the quota and to its shadow
+    quota; `due`, `shadow_due` what the topic costs them if it succeeds.
+    """
+
+    numbers: "array[int]" = field(default_factory=lambda: array("I"))
+    spent: "array[float]" = field(default_factory=lambda: array("d"))
+    shadow: "array[float]" = field(default_factory=lambda: array("d"))
+    due: "array[int]" = field(default_factory=lambda: array("i"))
+    shadow_due: "array[int]" = field(default_factory=lambda: array("i"))
+
+    def add(self, number: int, spent: float, shadow: float, due: int, shadow_due: int) -> None:
+        self.numbers.append(number)
+        self.spent.append(spent)
+        self.shadow.append(shadow)
+        self.due.append(due)
+        self.shadow_due.append(shadow_due)
+
+
+class _Refused:
+    """The topics of a request that are refused, and the result that each of them gets."""
+
+    def __init__(self, request: MutationRequest, names: dict[bytes, bytes]) -> None:
+        self._request = request
+        self._names = names
+        """The names of topics that were asked for by their ids, as far as they are known."""
+        self._numbers = array("I")
+        self._flags = bytearray(len(request.items))
+
+    def add(self, number: int) -> None:
+        """Refuse the topic with this number, which is above the earlier ones."""
+        self._numbers.append(number)
+        self._flags[number] = 1
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __contains__(self, number: object) -> bool:
+        return isinstance(number, int) and self._flags[number] != 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._numbers)
+
+    def __getitem__(self, number: int) -> bytes:
+        item = self._request.items[number]
+        name = item.name if item.name is not None else self._names.get(item.topic_id)
+        return refusal(self._request, item, name)
 
 
 @dataclass(frozen=True, slots=True)
 class _Note:
     """What the response will need: the charges of topics that went to the node, the refusals of the others."""
 
-    items: tuple[TopicItem, ...]
-    charges: dict[int, _Charge]
-    refusals: dict[int, bytes]
+    request: MutationRequest
+    charges: _Charges
+    refused: _Refused
     bucket: int | None
     shadow_bucket: int | None
-    validate_only: bool
     client_id: str
 
 
 class _Costs:
     """What each topic of a request costs now, and what it costs if it succeeds although that seems impossible.
 
-    `same_as` has the number of the first item that names the same topic, if one deletion may be done for both.
+    `same_as` has the number of an earlier item that names the same topic, if one deletion may be done for both.
     """
 
-    def __init__(self, count: int) -> None:
-        self.now = [0] * count
-        self.due = [0] * count
+    def __init__(self) -> None:
+        self.now = array("i")
+        self.due = array("i")
         self.same_as: dict[int, int] = {}
+
+    def add(self, now: int, due: int) -> None:
+        self.now.append(now)
+        self.due.append(due)
 
 
 def judge(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[Decision]:
     """The decision about a request. Raises ProtocolError if the request is not understood."""
-    reader = MutationReader(ask.frame, ask.api_key, ask.api_version)
-    items = yield from collected(reader.items())
-    request = reader.request(items)
-    if request.validate_only and not facts.listener.charge_validate_only:
-        return Decision()
-    wanted = yield from _wanted(items)
-    own_requests = _own_requests(wanted)
-    if own_requests and not ask.own_responses:
-        return Decision(own_requests=own_requests)
+    if not ask.own_responses:
+        first = yield from _ask_first(ask, facts)
+        if first is not None:
+            return first
     known = _Known(facts, now_ms)
     try:
-        yield from known.learn(own_requests, ask.own_responses)
+        yield from known.learn((yield from _versions_asked(ask)), ask.own_responses)
     except ProtocolError as error:
         return Decision(close=Close(CloseReason.ANSWER_MALFORMED, f"Metadata: {error}"))
-    costs = yield from _COSTS[ask.api_key](items, known)
-    spending = _Spending(request, costs)
+    request, costs = yield from _read(ask, known)
     client_sensors = facts.bind(ask.client_id, now_ms)
-    for start in range(0, len(items), ITEMS_PER_STEP):
+    spending = _Spending(request, costs, _Refused(request, known.names))
+    for start in range(0, len(request.items), ITEMS_PER_STEP):
         if start:
             yield
             client_sensors = facts.bind(ask.client_id, now_ms)  # its quota may have changed by now
         spending.spend(start, facts.listener.quota_manager, client_sensors, now_ms)
     if spending.shadow_throttles_ms and facts.listener.note_mutations is not None:
         facts.listener.note_mutations(facts.user, client_sensors.client_id, 0.0, spending.shadow_throttles_ms)
-    return (yield from _decision(ask, request, spending, known, client_sensors))
+    return (yield from _decision(ask, request, spending, client_sensors))
+
+
+def _ask_first(ask: DecisionRequest, facts: ConnectionFacts) -> Steps[Decision | None]:
+    """The decision to ask the node for the partitions of the topics, or to let the request pass; None: go on."""
+    reader, wanted = MutationReader(ask.frame, ask.api_key, ask.api_version), _Wanted()
+    for number, item in enumerate(reader.items(), 1):
+        if item is not None:
+            wanted.add(item)
+        if item is None or not number % ITEMS_PER_STEP:
+            yield
+    request = reader.request(())
+    if request.validate_only and not facts.listener.charge_validate_only:
+        return Decision()
+    own_requests = wanted.own_requests()
+    return Decision(own_requests=own_requests) if own_requests else None
+
+
+def _versions_asked(ask: DecisionRequest) -> Steps[Sequence[int]]:
+    """The versions of the proxy's own requests that `ask` has the responses to."""
+    if len(ask.own_responses) != 1:
+        return (BY_NAME_VERSION, BY_ID_VERSION)[: len(ask.own_responses)]
+    reader = MutationReader(ask.frame, ask.api_key, ask.api_version)
+    for number, item in enumerate(reader.items(), 1):
+        if item is not None and _has_one_key(item):
+            return (BY_ID_VERSION if item.name is None else BY_NAME_VERSION,)
+        if item is None or not number % ITEMS_PER_STEP:
+            yield
+    raise AssertionError("a response, but nothing was asked for")
+
+
+def _read(ask: DecisionRequest, known: "_Known") -> Steps[tuple[MutationRequest, _Costs]]:
+    """The request, and what its topics cost."""
+    reader = MutationReader(ask.frame, ask.api_key, ask.api_version)
+    places = TopicPlaces(ask.frame, ask.api_key, ask.api_version)
+    costing = _COSTING[ask.api_key](known)
+    for number, item in enumerate(reader.items(), 1):
+        if item is not None:
+            places.add(item)
+            costing.add(item)
+        if item is None or not number % ITEMS_PER_STEP:
+            yield
+    request = reader.request(places)
+    yield from costing.finish(request)
+    return request, costing.costs
 
 
 class _Spending:
@@ -120,29 +209,30 @@ class _Spending:
     charged no more than `TokenBuckets.unconfirmed` allows.
     """
 
-    def __init__(self, request: MutationRequest, costs: _Costs) -> None:
+    def __init__(self, request: MutationRequest, costs: _Costs, refused: _Refused) -> None:
         self._strict, self._costs = request.strict, costs
-        self.refused: set[int] = set()
+        self.refused = refused
         self.throttle_time_ms = 0
-        self.shadow_throttles_ms: list[int] = []
-        self.charges: dict[int, _Charge] = {}
+        self.shadow_throttles_ms = array("q")
+        self.charges = _Charges()
 
     def spend(self, start: int, quota_manager: ClientQuotaManager, client_sensors: ClientSensors, now_ms: int) -> None:
         """Charge the topics of one step, which begins with number `start`."""
         costs, refused = self._costs, self.refused
         for i in range(start, min(start + ITEMS_PER_STEP, len(costs.now))):
             cost, spent, reported_ms = costs.now[i], 0.0, None
-            if costs.same_as.get(i) in refused:
-                refused.add(i)
-            elif cost and client_sensors.mutation is not None:
+            same_as = costs.same_as.get(i)
+            is_refused = same_as is not None and same_as in refused
+            if not is_refused and cost and client_sensors.mutation is not None:
                 spent, reported_ms = self._spend(quota_manager.buckets, client_sensors.mutation, cost, now_ms)
             if reported_ms is not None:
                 self.throttle_time_ms = reported_ms
-                if self._strict:
-                    refused.add(i)
-            if i not in refused:
+                is_refused = self._strict
+            if is_refused:
+                refused.add(i)
+            elif cost or costs.due[i]:
                 shadow, shadow_due = self._spend_in_shadow(quota_manager, client_sensors.shadow_mutation, cost, now_ms)
-                self.charges[i] = _Charge(spent, shadow, costs.due[i], shadow_due)
+                self.charges.add(i, spent, shadow, costs.due[i], shadow_due)
 
     def _spend(self, buckets: TokenBuckets, bucket: int, cost: int, now_ms: int) -> tuple[float, int | None]:
         value = buckets.unconfirmed(bucket, cost, now_ms)
@@ -162,35 +252,41 @@ class _Spending:
 
 
 def _decision(
-    ask: DecisionRequest, request: MutationRequest, spending: _Spending, known: "_Known", client_sensors: ClientSensors
+    ask: DecisionRequest, request: MutationRequest, spending: _Spending, client_sensors: ClientSensors
 ) -> Steps[Decision]:
     """The decision about a request whose topics are all charged."""
     refused, throttle_time_ms = spending.refused, spending.throttle_time_ms
-    refusals: dict[int, bytes] = {}
-    for number, i in enumerate(sorted(refused), 1):
-        item = request.items[i]
-        refusals[i] = refusal(request, item, known.name(item))
-        if not number % ITEMS_PER_STEP:
-            yield
     if refused and len(refused) == len(request.items):
-        response = refusals_response(int.from_bytes(ask.frame[8:12], "big", signed=True), refusals.values())
+        correlation_id = int.from_bytes(ask.frame[8:12], "big", signed=True)
+        response = refusals_response(correlation_id, len(refused), (yield from _all_refusals(refused)))
         return Decision(response=response, throttle_time_ms=throttle_time_ms, refused=len(refused))
-    matters = refused or any(charge.due for charge in spending.charges.values())
+    matters = refused or any(spending.charges.due)
     note = _Note(
-        request.items,
+        request,
         spending.charges,
-        refusals,
+        refused,
         client_sensors.mutation,
         client_sensors.shadow_mutation,
-        request.validate_only,
         client_sensors.client_id,
     )
     return Decision(
-        splices=request.without(refused),
+        splices=(yield from request.without(ask.frame, refused)),
         note=note if matters else None,
         throttle_time_ms=throttle_time_ms,
         refused=len(refused),
     )
+
+
+def _all_refusals(refused: _Refused) -> Steps[list[bytes]]:
+    """The results of all refused topics, in pieces of a step each."""
+    pieces, piece = list[bytes](), bytearray()
+    for number, i in enumerate(refused, 1):
+        piece += refused[i]
+        if not number % ITEMS_PER_STEP:
+            pieces.append(bytes(piece))
+            piece.clear()
+            yield
+    return [*pieces, bytes(piece)]
 
 
 # ------------------------------------------------------------------------------ the response
@@ -207,50 +303,56 @@ def settle(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[D
         _give_all_back(note, quota_manager, now_ms)
         return Decision()
     reader = MutationResponseReader(ask.frame, ask.api_key, ask.api_version)
-    results = yield from collected(reader.results())
-    response = reader.response(results)
-    items = [note.items[i] for i in note.charges]
-    matched = yield from response.matching(items)
-    used = 0.0
-    for number, (item, charge, result) in enumerate(zip(items, note.charges.values(), matched, strict=True), 1):
-        used += _cost_in_the_end(charge.spent, charge.due, result)
-        if result is not None:
-            if result.error_code == _NO_ERROR and not note.validate_only:
-                left = _left(ask, item, charge, result)
-                facts.listener.recent_topics.note(item.name or result.name, result.topic_id, left, now_ms)
-            with suppress(StaleSensor):
-                _correct(quota_manager.buckets, note.bucket, charge.spent, charge.due, result, now_ms)
-            with suppress(StaleSensor):
-                _correct(
-                    quota_manager.shadow_buckets, note.shadow_bucket, charge.shadow, charge.shadow_due, result, now_ms
-                )
+    places = ResultPlaces(ask.frame, ask.api_key, ask.api_version)
+    for number, one in enumerate(reader.results(), 1):
+        places.add(one)
         if not number % ITEMS_PER_STEP:
+            yield
+    response = reader.response(places)
+    request, charges = note.request, note.charges
+    matched = yield from response.matching(request.items, charges.numbers)
+    used = 0.0
+    for i, found in enumerate(matched):
+        result = None if found == NO_RESULT else places[found]
+        spent, due = charges.spent[i], charges.due[i]
+        used += _cost_in_the_end(spent, due, result)
+        if result is not None:
+            if result.error_code == _NO_ERROR and not request.validate_only:
+                item = request.items[charges.numbers[i]]
+                left = _left(ask, item, due, result)
+                facts.listener.recent_topics.note(item.name or result.name, result.topic_id, left, now_ms)
+            shadow, shadow_due = charges.shadow[i], charges.shadow_due[i]
+            with suppress(StaleSensor):
+                _correct(quota_manager.buckets, note.bucket, spent, due, result, now_ms)
+            with suppress(StaleSensor):
+                _correct(quota_manager.shadow_buckets, note.shadow_bucket, shadow, shadow_due, result, now_ms)
+        if not (i + 1) % ITEMS_PER_STEP:
             yield
     if used and facts.listener.note_mutations is not None:
         facts.listener.note_mutations(facts.user, note.client_id, used, ())
-    if not note.refusals:
+    if not note.refused:
         return Decision(throttle_at=response.throttle_at)
-    merged = yield from response.merging(ask.frame, note.items, note.refusals)
+    merged = yield from response.merging(ask.frame, request.items, note.refused)
     return Decision(splices=(merged,), throttle_at=response.throttle_at)
 
 
 def _give_all_back(note: _Note, quota_manager: ClientQuotaManager, now_ms: int) -> None:
     for buckets, bucket, spent in (
-        (quota_manager.buckets, note.bucket, sum(charge.spent for charge in note.charges.values())),
-        (quota_manager.shadow_buckets, note.shadow_bucket, sum(charge.shadow for charge in note.charges.values())),
+        (quota_manager.buckets, note.bucket, sum(note.charges.spent)),
+        (quota_manager.shadow_buckets, note.shadow_bucket, sum(note.charges.shadow)),
     ):
         if bucket is not None and spent:
             with suppress(StaleSensor):
                 buckets.give_back(bucket, spent, now_ms)
 
 
-def _left(ask: DecisionRequest, item: TopicItem, charge: _Charge, result: TopicResult) -> int:
+def _left(ask: DecisionRequest, item: TopicItem, due: int, result: TopicResult) -> int:
     """How many partitions a topic has after the change."""
     if ask.api_key == DELETE_TOPICS:
         return 0
     if ask.api_key == CREATE_PARTITIONS:
         return item.partitions
-    return result.partitions if result.partitions >= 0 else charge.due
+    return result.partitions if result.partitions >= 0 else due
 
 
 def _correct(
@@ -277,15 +379,30 @@ def _cost_in_the_end(spent: float, due: int, result: TopicResult | None) -> floa
 # ------------------------------------------------------------------------------ counts
 
 
-def _wanted(items: Sequence[TopicItem]) -> Steps[list[TopicKey]]:
+class _Wanted:
     """The topics whose partitions must be known, each once: by name or by id."""
-    wanted: dict[TopicKey, None] = {}
-    for number, item in enumerate(items, 1):
-        if _has_one_key(item):
-            wanted[item.name, item.topic_id] = None
-        if not number % ITEMS_PER_STEP:
-            yield
-    return list(wanted)
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, None] = {}  # a dictionary takes half the bytes of a set
+        self._known_ids: dict[bytes, None] = {}
+        self._by_name = PartitionsRequest(BY_NAME_VERSION)
+        self._by_id = PartitionsRequest(BY_ID_VERSION)
+
+    def add(self, item: TopicItem) -> None:
+        """Ask for a topic of the request, if it says which one is meant."""
+        if not _has_one_key(item):
+            return
+        if item.name is None:
+            key, known, request = item.topic_id, self._known_ids, self._by_id
+        else:
+            key, known, request = item.name, self._known, self._by_name
+        if key not in known:
+            known[key] = None
+            request.add(key)
+
+    def own_requests(self) -> tuple[bytes, ...]:
+        """The requests, whole frames: one about names and one about ids, as far as there are any."""
+        return tuple(one.frame(OWN_REQUEST_ID) for one in (self._by_name, self._by_id) if one.count)
 
 
 def _has_one_key(item: TopicItem) -> bool:
@@ -300,109 +417,132 @@ def _is_topic_name(name: bytes) -> bool:
     return 0 < len(name) <= _LONGEST_NAME_BYTES and name not in (b".", b"..") and _NAME_BYTES.issuperset(name)
 
 
-def _own_requests(wanted: Sequence[TopicKey]) -> tuple[bytes, ...]:
-    names = [name for name, _ in wanted if name is not None]
-    topic_ids = [topic_id for name, topic_id in wanted if name is None]
-    by_name = (partitions_by_name_request(names, OWN_REQUEST_ID),) if names else ()
-    by_id = (partitions_by_id_request(topic_ids, OWN_REQUEST_ID),) if topic_ids else ()
-    return by_name + by_id
-
-
 class _Known:
     """What is known of the cluster's topics."""
 
     def __init__(self, facts: ConnectionFacts, now_ms: int) -> None:
         self.default_partitions = facts.listener.default_partitions
         self._facts, self._now_ms = facts, now_ms
-        self._found: dict[TopicKey, int] = {}
-        self._names: dict[bytes, bytes] = {}
+        self._found: dict[bytes, int] = {}
+        self._found_by_id: dict[bytes, int] = {}
+        self.names: dict[bytes, bytes] = {}
+        """The names of topics that were asked for by their ids."""
 
-    def learn(self, own_requests: Sequence[bytes], own_responses: Sequence[bytes]) -> Steps[None]:
-        """Read the responses of a node. Raises ProtocolError if one is not understood."""
+    def learn(self, versions: Sequence[int], own_responses: Sequence[bytes]) -> Steps[None]:
+        """Read the responses of a node to requests of these versions. Raises ProtocolError if one is not understood."""
         looked_at = 0
-        for is_own_request, response in zip(own_requests, own_responses, strict=True):
-            for topic in each_topic_partitions(response, int.from_bytes(is_own_request[6:8], "big")):
-                self._found[topic.name, NO_TOPIC_ID] = self._found[None, topic.topic_id] = topic.partitions
+        for version, response in zip(versions, own_responses, strict=True):
+            for topic in each_topic_partitions(response, version):
+                if topic.partitions and version == BY_ID_VERSION:
+                    self._found_by_id[topic.topic_id] = topic.partitions
+                elif topic.partitions and topic.name is not None:
+                    self._found[topic.name] = topic.partitions
                 if topic.name is not None and topic.topic_id != NO_TOPIC_ID:
-                    self._names[topic.topic_id] = topic.name
+                    self.names[topic.topic_id] = topic.name
                 looked_at += 1 + topic.partitions // _PARTITIONS_AS_A_TOPIC
                 if looked_at >= ITEMS_PER_STEP:
                     looked_at = 0
                     yield
 
-    def name(self, item: TopicItem) -> bytes | None:
-        """The name of a topic, if it is known."""
-        return item.name if item.name is not None else self._names.get(item.topic_id)
+    def _in_cluster(self, item: TopicItem) -> int:
+        """How many partitions the node has reported, for a topic that is named in one way."""
+        if item.name is None:
+            return self._found_by_id.get(item.topic_id, 0)
+        return self._found.get(item.name, 0) if item.topic_id == NO_TOPIC_ID else 0
 
     def partitions(self, item: TopicItem) -> int:
         """How many partitions a topic has; 0 if the node does not know it, or may not show it."""
         key = (item.name, item.topic_id)
-        return max(self._found.get(key, 0), self._facts.listener.recent_topics.partitions(key, self._now_ms) or 0)
+        return max(self._in_cluster(item), self._facts.listener.recent_topics.partitions(key, self._now_ms) or 0)
 
     def exists(self, item: TopicItem) -> bool:
         """Whether a topic exists already."""
         key = (item.name, item.topic_id)
         recent = self._facts.listener.recent_topics.partitions(key, self._now_ms)
-        return bool(self._found.get(key, 0) if recent is None else recent)
+        return bool(self._in_cluster(item) if recent is None else recent)
 
 
-def _costs_of_creation(items: Sequence[TopicItem], known: _Known) -> Steps[_Costs]:
-    costs = _Costs(len(items))
-    twice = _named_twice(items)
-    for i, item in enumerate(items):
-        if _has_one_key(item) and item.name not in twice:
-            costs.due[i] = _new_partitions(item, known)
-            costs.now[i] = 0 if known.exists(item) else costs.due[i]
-        if not (i + 1) % ITEMS_PER_STEP:
-            yield
-    return costs
+class _Costing:
+    """Finds what the topics of a request cost, one after the other."""
+
+    def __init__(self, known: _Known) -> None:
+        self.costs = _Costs()
+        self._known = known
+        self._names: dict[bytes | None, None] = {}
+        self._twice: set[bytes | None] = set()
+
+    def add(self, item: TopicItem) -> None:
+        """Take up the next topic."""
+        if item.name in self._names:
+            self._twice.add(item.name)
+        else:
+            self._names[item.name] = None
+        self.costs.add(*self._cost(item))
+
+    def _cost(self, item: TopicItem) -> tuple[int, int]:
+        """What a topic costs now, and what it costs if it succeeds."""
+        raise NotImplementedError
+
+    def finish(self, request: MutationRequest) -> Steps[None]:
+        """All topics are known: those that were named twice cost nothing."""
+        for i in range(len(request.items) if self._twice else 0):
+            if request.items[i].name in self._twice:
+                self.costs.now[i] = self.costs.due[i] = 0
+            if not (i + 1) % ITEMS_PER_STEP:
+                yield
+
+
+class _CostingOfCreation(_Costing):
+    def _cost(self, item: TopicItem) -> tuple[int, int]:
+        if not _has_one_key(item):
+            return 0, 0
+        due = _new_partitions(item, self._known)
+        return 0 if self._known.exists(item) else due, due
+
+
+class _CostingOfGrowth(_Costing):
+    def _cost(self, item: TopicItem) -> tuple[int, int]:
+        present = self._known.partitions(item)
+        added = item.partitions - present
+        unfit = item.assigned and item.assigned != added
+        return (added, added) if present and added > 0 and not unfit else (0, 0)
+
+
+class _CostingOfDeletion(_Costing):
+    """A topic named twice is deleted once by a node in ZooKeeper mode; others refuse it."""
+
+    def __init__(self, known: _Known) -> None:
+        super().__init__(known)
+        self._first: dict[bytes, int] = {}
+        self._first_by_id: dict[bytes, int] = {}
+
+    def add(self, item: TopicItem) -> None:
+        costs, cost = self.costs, 0
+        if _has_one_key(item):
+            number = len(costs.now)
+            if item.name is None:
+                first = self._first_by_id.setdefault(item.topic_id, number)
+            else:
+                first = self._first.setdefault(item.name, number)
+            if first == number:
+                cost = self._known.partitions(item)
+            else:
+                costs.same_as[number] = first
+        costs.add(cost, cost)
 
 
 def _new_partitions(item: TopicItem, known: _Known) -> int:
     """How many partitions a new topic would have; 0 if it cannot be created."""
     if item.assigned:
-        indexes = set(item.assigned)
-        whole = indexes == set(range(len(indexes))) and item.partitions == item.replication_factor == -1
-        return len(indexes) if whole else 0
+        whole = item.assigned != GAPS and item.partitions == item.replication_factor == -1
+        return item.assigned if whole else 0
     if item.replication_factor < -1 or item.replication_factor == 0:
         return 0
     return known.default_partitions() if item.partitions == -1 else max(item.partitions, 0)
 
 
-def _costs_of_deletion(items: Sequence[TopicItem], known: _Known) -> Steps[_Costs]:
-    """The costs of deletions. A topic named twice is deleted once by a node in ZooKeeper mode; others refuse it."""
-    costs = _Costs(len(items))
-    first: dict[TopicKey, int] = {}
-    for i, item in enumerate(items):
-        if _has_one_key(item):
-            costs.same_as[i] = first.setdefault((item.name, item.topic_id), i)
-            if costs.same_as[i] == i:
-                costs.now[i] = costs.due[i] = known.partitions(item)
-        if not (i + 1) % ITEMS_PER_STEP:
-            yield
-    return costs
-
-
-def _costs_of_growth(items: Sequence[TopicItem], known: _Known) -> Steps[_Costs]:
-    costs = _Costs(len(items))
-    twice = _named_twice(items)
-    for i, item in enumerate(items):
-        present = known.partitions(item)
-        added = item.partitions - present
-        unfit = item.assigned and len(item.assigned) != added
-        if present and added > 0 and not unfit and item.name not in twice:
-            costs.now[i] = costs.due[i] = added
-        if not (i + 1) % ITEMS_PER_STEP:
-            yield
-    return costs
-
-
-def _named_twice(items: Sequence[TopicItem]) -> set[bytes | None]:
-    return {name for name, count in Counter(item.name for item in items).items() if count > 1}
-
-
-_COSTS: dict[int, Callable[[Sequence[TopicItem], _Known], Steps[_Costs]]] = {
-    CREATE_TOPICS: _costs_of_creation,
-    DELETE_TOPICS: _costs_of_deletion,
-    CREATE_PARTITIONS: _costs_of_growth,
+_COSTING: dict[int, Callable[[_Known], _Costing]] = {
+    CREATE_TOPICS: _CostingOfCreation,
+    DELETE_TOPICS: _CostingOfDeletion,
+    CREATE_PARTITIONS: _CostingOfGrowth,
 }

@@ -9,6 +9,7 @@ from protocol.api_key import DESCRIBE_CLIENT_QUOTAS
 from protocol.frames import INT32_MAX
 from protocol.splices import Splice
 from protocol.walk import Walk
+from proxy.relay.memory import Holding
 from proxy.side import QuickEnum, Side
 from quotas.entities import QuotaType
 
@@ -194,6 +195,13 @@ class OpenUpstream:
     correlation_id: int = field(default=0, compare=False)
 
 
+@dataclass(slots=True, frozen=True)
+class AwaitMemory:
+    """The relay waits for room in the memory that it shares with others: have `holding.wake` call `on_memory`."""
+
+    holding: Holding
+
+
 @dataclass(slots=True)
 class Throttled:
     """Reports that the client is muted from now for `throttle_time_ms`, by which quota (None: the node's own throttle).
@@ -222,7 +230,7 @@ class HangUp:
     """Comes after a Close: the connection to the node is no longer needed."""
 
 
-Action = Send | DecisionRequest | Pause | Resume | WakeAt | OpenUpstream | Throttled | Close | HangUp
+Action = Send | DecisionRequest | Pause | Resume | WakeAt | OpenUpstream | AwaitMemory | Throttled | Close | HangUp
 
 
 @dataclass(slots=True)

@@ -9,6 +9,9 @@ from typing import Final, Protocol
 
 from proxy.relay.actions import CloseReason
 
+CROWDED_REQUEST_MS: Final = 5_000
+"""How long the rest of a request may take while others wait for the memory that it takes."""
+
 
 class WaitingFor(Enum):
     """What the proxy waits for. NOTHING: the proxy or the node must act next, or the client is muted."""
@@ -17,6 +20,8 @@ class WaitingFor(Enum):
     FIRST_BYTE = "first_byte"
     REQUEST = "request"
     """The rest of a request that has begun."""
+    CROWDED_REQUEST = "crowded_request"
+    """The same, while others wait for the memory that it takes."""
     USE = "use"
 
 
@@ -33,12 +38,15 @@ class TimeOuts:
         """How long the proxy waits for it."""
         if waiting_for is WaitingFor.REQUEST:
             return self.request_ms
+        if waiting_for is WaitingFor.CROWDED_REQUEST:
+            return min(self.request_ms, CROWDED_REQUEST_MS) or CROWDED_REQUEST_MS
         return self.idle_ms if waiting_for is WaitingFor.USE else self.first_byte_ms
 
 
 _REASONS: Final = {
     WaitingFor.FIRST_BYTE: CloseReason.FIRST_BYTE_TIMEOUT,
     WaitingFor.REQUEST: CloseReason.REQUEST_TIMEOUT,
+    WaitingFor.CROWDED_REQUEST: CloseReason.REQUEST_TIMEOUT,
     WaitingFor.USE: CloseReason.IDLE_TIMEOUT,
 }
 

@@ -10,16 +10,39 @@ _CHANGES: Final = {(side, paused): (Pause if paused else Resume)(side) for side 
 
 
 class Flow:
-    """What each side does now: `*_blocked` takes no more bytes, `*_paused` is not read."""
+    """What each side does now: `*_blocked` takes no more bytes, `*_paused` is not read.
 
-    __slots__ = ("_turn", "client_blocked", "client_paused", "node_blocked", "node_paused")
+    `unsent_bytes` is what a client that is blocked is still to get, beyond what any connection may buffer.
+    """
 
-    def __init__(self, turn: Turn) -> None:
+    __slots__ = (
+        "_most_unsent_bytes",
+        "_turn",
+        "client_blocked",
+        "client_paused",
+        "node_blocked",
+        "node_paused",
+        "unsent_bytes",
+    )
+
+    def __init__(self, turn: Turn, write_buffer_bytes: int) -> None:
+        self.unsent_bytes = 0
+        self._most_unsent_bytes = 2 * write_buffer_bytes
         self._turn = turn
         self.client_blocked = False
         self.client_paused = False
         self.node_blocked = False
         self.node_paused = False
+
+    def block_client(self, unsent_bytes: int) -> None:
+        """The client takes no more bytes for now; so many wait for it."""
+        self.client_blocked = True
+        self.unsent_bytes = max(unsent_bytes - self._most_unsent_bytes, 0)
+
+    def unblock_client(self) -> None:
+        """The client takes bytes again."""
+        self.client_blocked = False
+        self.unsent_bytes = 0
 
     def pause_client(self, pause: bool) -> None:
         """Read the client or do not; nothing happens if that is so already."""

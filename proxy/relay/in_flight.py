@@ -23,11 +23,11 @@ class InFlight:
     """
 
     __slots__ = (
-        "_kept_bytes",
         "_max_kept_bytes",
         "_throttle",
         "_times",
         "_turn",
+        "keeps",
         "max_requests",
         "own_responses",
         "own_sent",
@@ -47,7 +47,7 @@ class InFlight:
         self._throttle = throttle
         self._times = times
         self._max_kept_bytes = max_kept_bytes
-        self._kept_bytes = 0
+        self.keeps = 0
         """Bytes that are stored for requests in flight, and perhaps for some that have had their responses since."""
 
     # ----------------------------------------------------------------------- add
@@ -106,11 +106,18 @@ class InFlight:
 
     def keep_for(self, request: Request) -> None:
         """Count the bytes that are stored for the latest request. If they are too many, take no further one for now."""
-        self._kept_bytes += request.kept_bytes
-        if self._kept_bytes > self._max_kept_bytes:
-            self._kept_bytes = sum(one.kept_bytes for one in self.queue)
-            if self._kept_bytes > self._max_kept_bytes:
+        self.keeps += request.kept_bytes
+        if self.keeps > self._max_kept_bytes:
+            self.keeps = sum(one.kept_bytes for one in self.queue)
+            if self.keeps > self._max_kept_bytes:
                 self._throttle.reasons |= IN_FLIGHT_FULL
+
+    def count_kept(self) -> int:
+        """How many bytes are stored now for requests in flight."""
+        if not self.queue:
+            self.keeps = 0
+        kept_bytes = sum(one.kept_bytes for one in self.queue) if self.keeps else 0
+        return kept_bytes + sum(map(len, self.own_responses))
 
     # -------------------------------------------------------------------- remove
 
@@ -140,9 +147,9 @@ class InFlight:
         """End the reasons to wait that depend on what is in flight and are over; return whether there were any."""
         over = ASKING_FIRST if len(self.own_responses) == self.own_sent else 0
         if not self.waiting:
-            self._kept_bytes = 0
+            self.keeps = 0
             over |= _ALL_ANSWERED
-        elif self.waiting < self.max_requests and self._kept_bytes <= self._max_kept_bytes:
+        elif self.waiting < self.max_requests and self.keeps <= self._max_kept_bytes:
             over |= IN_FLIGHT_FULL
         over &= self._throttle.reasons
         self._throttle.reasons &= ~over

@@ -21,6 +21,7 @@ from proxy.relay.charging import Bind, Charges, KnownSensors
 from proxy.relay.connection_timeouts import WaitingFor
 from proxy.relay.flow import Flow
 from proxy.relay.in_flight import InFlight
+from proxy.relay.memory import SMALL_BYTES, Holding, alone
 from proxy.relay.plans import Plan
 from proxy.relay.quick_responses import QuickResponses
 from proxy.relay.recognise import looks_like
@@ -37,6 +38,7 @@ from proxy.relay.throttle_state import (
     ASKING_FIRST,
     ENDS_WITH_RESPONSES,
     LEAVING,
+    NO_MEMORY,
     NO_ROOM,
     THROTTLED,
     UNCONNECTED,
@@ -75,6 +77,7 @@ class Relay:
         "_client_eof",
         "_closed",
         "_flow",
+        "_holding",
         "_in_flight",
         "_requests",
         "_responses",
@@ -96,15 +99,17 @@ class Relay:
         limits: RelayLimits,
         bind: Bind,
         usage_of: UsageOf | None = None,
+        holding: Holding | None = None,
     ) -> None:
         manager = quota_manager
+        self._holding = holding = alone() if holding is None else holding
         self._turn = turn = Turn()
         self._accounting = accounting = Accounting(turn, counters, usage_of)
         self._throttle = throttle = ThrottleState(turn, accounting, limits.delays, limits.max_throttle_ms)
         self._times = times = ServiceTimes(manager)
         self._in_flight = in_flight = InFlight(turn, throttle, times, limits.max_in_flight, limits.max_kept_bytes)
         self._sasl = sasl = SaslState(counters, limits.authenticates)
-        self._flow = flow = Flow(turn)
+        self._flow = flow = Flow(turn, limits.max_kept_bytes)
         sensors = KnownSensors(turn, throttle, times, in_flight, manager, bind)
         charges = Charges(turn, accounting, throttle, times, manager)
         repeated = RepeatedRequests(turn, accounting, in_flight, times, charges, manager, limits.max_frame_bytes)
@@ -112,10 +117,12 @@ class Relay:
             turn, accounting, throttle, in_flight, times, charges, manager, limits.max_response_bytes
         )
         self._requests = RequestDirection(
-            turn, accounting, throttle, in_flight, sasl, sensors, charges, repeated, flow, limits, manager
+            turn, accounting, throttle, in_flight, sasl, sensors, charges, repeated, flow, limits, manager, holding
         )
-        self._responses = ResponseDirection(turn, accounting, throttle, in_flight, charges, quick, flow, limits)
-        self._settlement = Settlement(turn, in_flight, charges)
+        self._responses = ResponseDirection(
+            turn, accounting, throttle, in_flight, charges, quick, flow, limits, holding
+        )
+        self._settlement = Settlement(turn, in_flight, charges, holding)
         self._closed = False
         self._client_eof = False
         self.unsettled = False
@@ -296,7 +303,7 @@ class Relay:
         if self._closed:
             return actions
         if side is _CLIENT:
-            self._flow.client_blocked = False
+            self._flow.unblock_client()
         else:
             self._flow.node_blocked = False
             if self._throttle.reasons & UNCONNECTED:
@@ -306,16 +313,29 @@ class Relay:
         self._go_on_with_requests()
         return actions
 
-    def on_blocked(self, side: Side) -> list[Action]:
+    def on_memory(self, now_us: int) -> list[Action]:
+        actions, holding = self._turn.begin(now_us), self._holding
+        if self._closed:
+            return actions
+        if self._responses.waits and not holding.awaits_response:
+            self._responses.memory_came()
+            self._go_on_with_responses()
+        if not self._closed and self._throttle.reasons & NO_MEMORY and not holding.awaits_request:
+            self._throttle.reasons &= ~NO_MEMORY
+            self._go_on_with_requests()
+        return actions
+
+    def on_blocked(self, side: Side, unsent_bytes: int = 0) -> list[Action]:
         actions = self._turn.actions = []
         if self._closed:
             return actions
         if side is _NODE:
             self._flow.node_blocked = True
         else:
-            self._flow.client_blocked = True
+            self._flow.block_client(unsent_bytes)
             self._times.held_up()
             self._responses.settle_node()
+            self._settle_memory()
         self._requests.settle_client()
         return actions
 
@@ -366,6 +386,7 @@ class Relay:
                 self._close(CloseReason.CLIENT_CLOSED, "in the middle of a request" if amid else "")
             else:
                 requests.settle_client()
+                self._settle_memory()
 
     def _go_on_with_responses(self, decision: Decision | None = None, at: int = 0) -> None:
         responses = self._responses
@@ -384,8 +405,23 @@ class Relay:
             responses.settle_node()
             if self._throttle.reasons & ENDS_WITH_RESPONSES and self._in_flight.take_up_again():
                 self._go_on_with_requests()
-            elif self._throttle.reasons:
-                self._requests.settle_client()
+            else:
+                if self._throttle.reasons:
+                    self._requests.settle_client()
+                self._settle_memory()
+
+    def _settle_memory(self) -> None:
+        """Hold no more of the memory than is needed now, and count what is here in any case."""
+        holding, requests, responses, in_flight = self._holding, self._requests, self._responses, self._in_flight
+        unread_bytes, unsent_bytes = len(requests.unread.data), self._flow.unsent_bytes
+        if not (holding.bytes or unread_bytes > SMALL_BYTES or in_flight.keeps > SMALL_BYTES or unsent_bytes):
+            return
+        request_bytes = response_bytes = 0
+        if requests.has_whole:
+            request_bytes, unread_bytes = holding.request_bytes, 0
+        if responses.has_whole:
+            response_bytes = holding.response_bytes
+        holding.settle(request_bytes, response_bytes, unread_bytes + in_flight.count_kept() + unsent_bytes)
 
     # --------------------------------------------------------------------- the end
 
@@ -410,6 +446,7 @@ class Relay:
         decision = self._requests.asked.decision
         if decision is not None:
             self._unspend(decision)
+        self._holding.close()
         self._settle_after(ended_by, half)
         accounting.forget_clients()
         turn.actions.append(Close(reason, detail))

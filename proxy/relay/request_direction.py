@@ -13,6 +13,7 @@ from protocol.frames import (
     LIMITS_BYTES,
     MAX_ASKED_BYTES,
     MAX_HEAD_BYTES,
+    MAX_SASL_BYTES,
     fetch_clamp,
     fetch_max_bytes,
     limits_clamp,
@@ -20,11 +21,21 @@ from protocol.frames import (
 from protocol.messages.api_versions import unsupported_version_response
 from protocol.splices import Splice, splice_frame
 from proxy.relay.accounting import Accounting
-from proxy.relay.actions import CloseReason, Decision, DecisionKind, Exchange, OpenUpstream, RelayLimits, WakeAt
+from proxy.relay.actions import (
+    AwaitMemory,
+    CloseReason,
+    Decision,
+    DecisionKind,
+    Exchange,
+    OpenUpstream,
+    RelayLimits,
+    WakeAt,
+)
 from proxy.relay.charging import Charges, KnownSensors
 from proxy.relay.connection_timeouts import WaitingFor
 from proxy.relay.flow import Flow
 from proxy.relay.in_flight import InFlight
+from proxy.relay.memory import SMALL_BYTES, Holding
 from proxy.relay.plans import SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.repeated_requests import RepeatedRequests, pattern_of
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, OWN_REQUEST, Refusal, Request, RequestHead, read_request
@@ -34,6 +45,7 @@ from proxy.relay.throttle_state import (
     ASKING_FIRST,
     AUTHENTICATING,
     FETCHING,
+    NO_MEMORY,
     THROTTLED,
     UNCONNECTED,
     ThrottleState,
@@ -111,10 +123,13 @@ class _Unread:
     together once, when it is complete, not with each piece.
     """
 
-    __slots__ = ("_manager", "_wanted_version", "data", "gathered", "missing")
+    __slots__ = ("_manager", "_wanted_version", "data", "gathered", "holding", "long_head", "missing")
 
-    def __init__(self, manager: ClientQuotaManager) -> None:
+    def __init__(self, manager: ClientQuotaManager, holding: Holding) -> None:
         self.data = b""
+        self.holding = holding
+        self.long_head = False
+        """Whether the head of a request is not here whole though it is large already, and there is room for it."""
         self.gathered: bytes | bytearray = b""
         self.missing = 0
         self._manager = manager
@@ -197,8 +212,9 @@ class RequestDirection:
         flow: Flow,
         limits: RelayLimits,
         manager: ClientQuotaManager,
+        holding: Holding,
     ) -> None:
-        self.unread = _Unread(manager)
+        self.unread = _Unread(manager, holding)
         self.asked = _Asked()
         self.half: Request | None = None
         """The incomplete request: `_left` bytes are still to come, and the last one counts and charges it."""
@@ -219,6 +235,13 @@ class RequestDirection:
         self._limits = limits
 
     @property
+    def has_whole(self) -> bool:
+        """Whether a request is collected, or is here whole and not yet decided about."""
+        asked = self.asked
+        is_asked = asked.ticket != NO_TICKET or asked.decision is not None or self.unread.long_head
+        return is_asked or self.unread.missing > 0 or self._throttle.reasons & ASKING_FIRST != 0
+
+    @property
     def client_waits(self) -> bool:
         """Whether the client has sent something that may still be taken."""
         reasons = self._throttle.reasons
@@ -236,7 +259,7 @@ class RequestDirection:
         if self._flow.client_paused or (may_not_begin and not (data and self._passes_mute(data, 0))):
             return WaitingFor.NOTHING
         if data:
-            return WaitingFor.REQUEST
+            return WaitingFor.CROWDED_REQUEST if self.unread.holding.hinders else WaitingFor.REQUEST
         return WaitingFor.USE if self._accounting.requests else WaitingFor.FIRST_BYTE
 
     # -------------------------------------------------------------------- events
@@ -267,6 +290,7 @@ class RequestDirection:
         passage = Passage(buf)
         fast = True
         read_before, self._read_before = self._read_before, None
+        self.unread.long_head = False
         try:
             while True:
                 if self.half is not None:
@@ -285,6 +309,7 @@ class RequestDirection:
                 else:
                     head = read_request(buf, at, end, self._limits.max_frame_bytes)
                 if head is None:
+                    self._await_head(end - at)
                     break
                 next_at = self._take_one(passage, head, at, end)
                 if next_at == STOP:
@@ -447,9 +472,12 @@ class RequestDirection:
     def _ask(self, head: RequestHead, buf: bytes, at: int) -> None:
         """Ask for a decision about the request at `at` once it is here whole."""
         plan, end = head.plan, at + 4 + head.size_bytes
-        if head.size_bytes > MAX_ASKED_BYTES:
-            detail = f"{plan.name}: {head.size_bytes} bytes announced, {MAX_ASKED_BYTES} allowed"
+        most_bytes = MAX_SASL_BYTES if plan.asked is DecisionKind.SASL else MAX_ASKED_BYTES
+        if head.size_bytes > most_bytes:
+            detail = f"{plan.name}: {head.size_bytes} bytes announced, {most_bytes} allowed"
             raise Refusal(CloseReason.REQUEST_TOO_LARGE, detail)
+        if not self._may_hold(head.size_bytes):
+            return
         if end > len(buf):
             self.unread.want(end - len(buf))
         elif not self._flow.client_blocked:
@@ -459,6 +487,19 @@ class RequestDirection:
             ask.client_id, ask.body_at = head.client_id, head.body_at
             ask.own_responses = self._in_flight.take_own_responses()
             self.asked.plan, self.asked.ticket = plan, ask.ticket
+
+    def _may_hold(self, size_bytes: int) -> bool:
+        """Whether there is room to collect a request of this size; if not, the relay waits for it."""
+        if self.unread.holding.may_hold_request(size_bytes):
+            return True
+        self._throttle.reasons |= NO_MEMORY
+        self._turn.after.append(AwaitMemory(self.unread.holding))
+        return False
+
+    def _await_head(self, here_bytes: int) -> None:
+        """More of the head of a request must come: of a long one only if there is room for it."""
+        if here_bytes > SMALL_BYTES:
+            self.unread.long_head = self._may_hold(MAX_HEAD_BYTES)
 
     def _ask_whether_proven(self) -> None:
         """Ask the node, by a request of the proxy, whether the exchange is over; no client request passes before."""
@@ -538,7 +579,8 @@ class RequestDirection:
         """Respond to ApiVersions of an unknown version when it is here whole (KIP-511)."""
         frame_end = at + 4 + head.size_bytes
         if frame_end > end:
-            self.unread.want(frame_end - end)
+            if self._may_hold(head.size_bytes):
+                self.unread.want(frame_end - end)
             return STOP
         if self._flow.client_blocked or (not self._sasl.unproven and self._sensors.hold_back(head)):
             return STOP

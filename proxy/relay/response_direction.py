@@ -16,10 +16,11 @@ from protocol.primitives import MAX_HEADER_TAGS, Reader
 from protocol.splices import Splice, splice_frame
 from protocol.walk import Walk
 from proxy.relay.accounting import Accounting
-from proxy.relay.actions import CloseReason, Decision, DecisionKind, RelayLimits
+from proxy.relay.actions import AwaitMemory, CloseReason, Decision, DecisionKind, RelayLimits
 from proxy.relay.charging import Charges
 from proxy.relay.flow import Flow
 from proxy.relay.in_flight import InFlight
+from proxy.relay.memory import Holding
 from proxy.relay.plans import NO_THROTTLE, SASL_TOKEN, Plan, ResponseKind
 from proxy.relay.quick_responses import QuickResponses
 from proxy.relay.recognise import looks_like
@@ -86,6 +87,7 @@ FOLLOWS: Mapping[ResponseState, frozenset[ResponseState]] = {
 """Which states may follow each state."""
 
 _AMID: Final = frozenset({PASSING, WALKING, COLLECTING, DROPPING})
+_WHOLE: Final = frozenset({COLLECTING, ASKED, GATHERING, DELAYED})
 
 
 class _Walked:
@@ -138,6 +140,7 @@ class ResponseDirection:
         "_asked",
         "_charges",
         "_flow",
+        "_holding",
         "_in_flight",
         "_left",
         "_limits",
@@ -148,6 +151,7 @@ class ResponseDirection:
         "_walked",
         "state",
         "unread",
+        "waits",
     )
 
     def __init__(
@@ -160,6 +164,7 @@ class ResponseDirection:
         quick: QuickResponses,
         flow: Flow,
         limits: RelayLimits,
+        holding: Holding,
     ) -> None:
         self.state = IDLE
         self.unread = b""
@@ -178,6 +183,14 @@ class ResponseDirection:
         self._parts: list[bytes] = []
         """The parts that have come of a response that is COLLECTING or GATHERING."""
         self._asked = _Asked()
+        self._holding = holding
+        self.waits = False
+        """Whether a response waits for room in the memory."""
+
+    @property
+    def has_whole(self) -> bool:
+        """Whether a response is collected, or is here whole and has not gone out."""
+        return self.state in _WHOLE
 
     @property
     def ticket(self) -> int:
@@ -287,7 +300,7 @@ class ResponseDirection:
         """Pause or resume reading the node if that must change. Before it is connected there is nothing to pause."""
         if self._throttle.reasons & UNCONNECTED:
             return
-        pause = self._flow.client_blocked or self.state is DELAYED
+        pause = self._flow.client_blocked or self.state is DELAYED or self.waits
         self._flow.pause_node(pause or (self.state is ASKED and len(self.unread) >= MAX_HEAD_BYTES))
 
     # --------------------------------------------------------------- one by one
@@ -531,7 +544,7 @@ class ResponseDirection:
             if frame_bytes + sum(map(len, self._in_flight.own_responses)) > MAX_HELD_BYTES:
                 detail = f"{request.plan.name}: {frame_bytes} bytes announced, {MAX_HELD_BYTES} can be held"
                 raise Refusal(CloseReason.ANSWER_TOO_LARGE, detail)
-            if not frame_bytes:
+            if not frame_bytes or not self._may_hold(frame_bytes):
                 return STOP
             self._become(COLLECTING)
             self._left = frame_bytes
@@ -543,6 +556,13 @@ class ResponseDirection:
             frame, self._parts = b"".join(self._parts), []
             self._take_collected(request, frame)
         return at + len(part)
+
+    def _may_hold(self, size_bytes: int) -> bool:
+        """Whether there is room to collect so many bytes of a response; if not, the relay waits for it."""
+        self.waits = not self._holding.may_hold_response(size_bytes)
+        if self.waits:
+            self._turn.after.append(AwaitMemory(self._holding))
+        return not self.waits
 
     def _take_collected(self, request: Request, frame: bytes) -> None:
         if request.is_own_request:
@@ -569,13 +589,22 @@ class ResponseDirection:
     def _want_more(self, head_bytes: int) -> None:
         """Wait until `head_bytes` of the next response are here, or all of it: so much is needed to decide about it."""
         frame_bytes = _INT32.unpack_from(self.unread, 0)[0] + 4
-        allowed = self._limits.max_frame_bytes
+        allowed = min(self._limits.max_frame_bytes, MAX_HELD_BYTES)
         if frame_bytes > allowed:
             name = self._in_flight.queue[0].plan.name
             detail = f"{name}: {frame_bytes} bytes announced, {allowed} can be held for its addresses"
             raise Refusal(CloseReason.ANSWER_TOO_LARGE, detail)
-        self._become(GATHERING)
         self._asked.head_bytes = min(head_bytes, frame_bytes)
+        if self._may_hold(self._asked.head_bytes):
+            self._become(GATHERING)
+        else:
+            self._turn.do_after()
+
+    def memory_came(self) -> None:
+        """There is room now for the response that waited for it."""
+        self.waits = False
+        if self.state is ASKED:
+            self._become(GATHERING)
 
     def _send_decided(self, decision: Decision) -> None:
         """Send the part of a response that was decided about, with its splices; the rest follows as it comes."""

@@ -5,7 +5,7 @@ from struct import Struct
 from typing import Final
 
 from protocol.errors import MalformedMessage
-from protocol.frames import MAX_ASKED_BYTES
+from protocol.frames import MAX_SASL_BYTES
 from proxy.relay.actions import CloseReason, DecisionKind, Exchange
 from proxy.relay.plans import PLANS, SASL_TOKEN, plan_key
 from proxy.relay.relay_counters import RelayCounters
@@ -93,8 +93,8 @@ class SaslState:
             return read_request(buf, at, end, max_frame_bytes)
         if size < 0:
             raise MalformedMessage(f"a token of {size} bytes")
-        if size > MAX_ASKED_BYTES:
-            detail = f"a SASL token of {size} bytes announced, {MAX_ASKED_BYTES} allowed"
+        if size > MAX_SASL_BYTES:
+            detail = f"a SASL token of {size} bytes announced, {MAX_SASL_BYTES} allowed"
             raise Refusal(CloseReason.REQUEST_TOO_LARGE, detail)
         return RequestHead(SASL_TOKEN, size, 0, b"", 4)
 

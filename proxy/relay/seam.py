@@ -38,8 +38,8 @@ class ConnectionRelay(Protocol):
     def on_writable(self, side: Side, now_us: int) -> list[Action]:
         """A side takes bytes (again). For the node, the first call means that it is connected."""
 
-    def on_blocked(self, side: Side) -> list[Action]:
-        """A side takes no more bytes for now: the other side is not read until it does."""
+    def on_blocked(self, side: Side, unsent_bytes: int = 0) -> list[Action]:
+        """A side takes no more bytes for now, of which so many wait: the other side is not read until it does."""
 
     def on_eof(self, side: Side, now_us: int) -> list[Action]:
         """No more bytes come from `side`. What a muted client sent before is still carried, as a broker does."""
@@ -48,6 +48,9 @@ class ConnectionRelay(Protocol):
         """The connection to a side is lost, could not be made, or must be given up. After a Close: no responses of the
         node can be waited for any longer.
         """
+
+    def on_memory(self, now_us: int) -> list[Action]:
+        """There is room in the memory for something that the relay waits for."""
 
     def on_held_up(self) -> None:
         """Something other than the node delays its responses: their time does not show what the requests cost."""

@@ -8,6 +8,7 @@ from protocol.frames import MAX_HELD_BYTES
 from proxy.relay.actions import DecisionKind
 from proxy.relay.charging import Charges
 from proxy.relay.in_flight import InFlight
+from proxy.relay.memory import Holding
 from proxy.relay.plans import SASL_TOKEN
 from proxy.relay.request import Request
 from proxy.relay.turn import Turn
@@ -26,13 +27,14 @@ class Settlement:
     `due`: how many such responses are still to come.
     """
 
-    __slots__ = ("_charges", "_in_flight", "_left", "_turn", "_unread", "due")
+    __slots__ = ("_charges", "_holding", "_in_flight", "_left", "_turn", "_unread", "due")
 
-    def __init__(self, turn: Turn, in_flight: InFlight, charges: Charges) -> None:
+    def __init__(self, turn: Turn, in_flight: InFlight, charges: Charges, holding: Holding) -> None:
         self.due = 0
         self._turn = turn
         self._in_flight = in_flight
         self._charges = charges
+        self._holding = holding
         self._left = 0
         """How many bytes of a response are still to be dropped."""
         self._unread = bytearray()
@@ -76,10 +78,12 @@ class Settlement:
         if _is_charged_mutation(request):
             if size + 4 > MAX_HELD_BYTES:
                 raise MalformedMessage(f"{plan.name}: {size} bytes announced, {MAX_HELD_BYTES} can be held")
+            self._holding.may_hold_response(size + 4)  # it is closed: it counts, and never waits
             if len(self._unread) < size + 4:
                 return False
             ask = self._turn.ask(DecisionKind.MUTATION, Side.NODE, plan, bytes(self._unread[: size + 4]))
             ask.note = request.note
+            self._holding.settle(0, 0, 0)
             self.due -= 1
         elif _is_measured_fetch(request) and not request.charged:
             self._charges.unheard_fetch(request, size - plan.response_tags)
@@ -91,6 +95,7 @@ class Settlement:
         """Wait for no more responses. With `charges`, Fetches are charged the room that they were given."""
         self.due = 0
         self._unread.clear()
+        self._holding.settle(0, 0, 0)
         for request in self._in_flight.queue:
             if _due(request):
                 self._charges.unheard_fetch(request, request.room_bytes if charges else 0)

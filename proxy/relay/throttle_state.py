@@ -17,6 +17,7 @@ from quotas.entities import QuotaType
 # broker, too, handles one request of a connection at a time, and a client that sends a hundred Fetches ahead must not
 # get a hundred responses over its quota. NO_ROOM: the quota of request time has no room for one more request beside
 # all that its entity has in flight. LEAVING: the proxy ends, and the connection with the next response that is due.
+# NO_MEMORY: a request that has to be collected whole waits until the memory that all relays share has room for it.
 UNCONNECTED: Final = 1
 THROTTLED: Final = 2
 ASKING: Final = 4
@@ -26,6 +27,7 @@ ASKING_FIRST: Final = 32
 AUTHENTICATING: Final = 64
 NO_ROOM: Final = 128
 LEAVING: Final = 256
+NO_MEMORY: Final = 512
 
 ENDS_WITH_RESPONSES: Final = IN_FLIGHT_FULL | FETCHING | ASKING_FIRST | AUTHENTICATING | NO_ROOM
 

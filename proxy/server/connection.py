@@ -23,6 +23,7 @@ from proxy.observe.logs import is_reported
 from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
 from proxy.relay.actions import (
     Action,
+    AwaitMemory,
     Close,
     CloseReason,
     Decision,
@@ -37,6 +38,7 @@ from proxy.relay.actions import (
 )
 from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts
 from proxy.relay.seam import ConnectionRelay
+from proxy.server.sharing import DecisionTurns
 from proxy.side import Side
 from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
 from quotas.fair_queue import Whose
@@ -60,6 +62,8 @@ class ConnectionHost(Protocol):
     """The throttle episodes of all connections of the virtual cluster."""
     latency: AddedLatency
     """The latency that the proxy adds at this listener."""
+    decision_turns: DecisionTurns
+    """The turns that all connections of the process take at slow decisions."""
 
     def connect(self, connection: "Connection", opening: OpenUpstream, reached: Reached) -> Cancellable:
         """Connect to the connection's node. `reached` is called later with the result, never at once."""
@@ -190,7 +194,8 @@ class Connection:
     def writing_paused(self, side: Side) -> None:
         """The write buffer of one side is full."""
         if not self.closing:
-            self._do(lambda now_us: self.relay.on_blocked(side))
+            unsent_bytes = self._stream(side).unsent_bytes
+            self._do(lambda now_us: self.relay.on_blocked(side, unsent_bytes))
 
     def writing_resumed(self, side: Side) -> None:
         """The write buffer of one side has room again."""
@@ -304,27 +309,31 @@ class Connection:
         decision = decide(ask, self.facts, now_us // 1000)
         if isinstance(decision, Decision):
             return self.relay.on_decision(ask.ticket, decision, now_us)
-        task = asyncio.get_running_loop().create_task(self._work_out(ask.ticket, decision))
+        task = asyncio.get_running_loop().create_task(self._work_out(ask, decision))
         self._work = (*(other for other in self._work if not other[1].done()), (ask, task))
         return []
 
-    async def _work_out(self, ticket: int, decision: QuotaAlteration | SlowDecision) -> None:
+    async def _work_out(self, ask: DecisionRequest, decision: QuotaAlteration | SlowDecision) -> None:
         """Work out a slow decision in turns with other connections, have quotas written, and pass the decision on.
 
-        A relay that is closed by then only takes back what was charged.
+        A relay that is closed by then only takes back what was charged. If it is closed before the turn has come,
+        nothing was charged yet.
         """
         try:
-            if isinstance(decision, SlowDecision):
-                outcome = await finish_in_turns(decision.steps, self.whose())
-            else:
-                outcome = decision
-            if isinstance(outcome, QuotaAlteration):
-                results = await self._host.alter_quotas(outcome, self._log.bind(user=printable(self.facts.user)))
-                outcome = await finish_in_turns(outcome.reply(results), self.whose())
+            async with self._host.decision_turns.turn(self.whose(), ask):
+                if self.closing and not ask.settles:
+                    return
+                if isinstance(decision, SlowDecision):
+                    outcome = await finish_in_turns(decision.steps, self.whose())
+                else:
+                    outcome = decision
+                if isinstance(outcome, QuotaAlteration):
+                    results = await self._host.alter_quotas(outcome, self._log.bind(user=printable(self.facts.user)))
+                    outcome = await finish_in_turns(outcome.reply(results), self.whose())
         except Exception:
             self._fail()
         else:
-            self._do(partial(self.relay.on_decision, ticket, outcome))
+            self._do(partial(self.relay.on_decision, ask.ticket, outcome))
 
     def _send(self, send: Send, now_us: int) -> None:
         stream = self._node if send.side is Side.NODE else self._client
@@ -337,6 +346,12 @@ class Connection:
         stream = self._node if side is Side.NODE else self._client
         assert stream is not None
         return stream
+
+    def _await_memory(self, action: AwaitMemory, now_us: int) -> None:
+        action.holding.wake = self._memory_came
+
+    def _memory_came(self) -> None:
+        self._do(self.relay.on_memory)
 
     def _wake_at(self, wake: WakeAt, now_us: int) -> None:
         self._cancel_timer()
@@ -569,6 +584,7 @@ _CARRY_OUT: Mapping[type[Action], Callable[[Connection, Any, int], None]] = {
     Pause: Connection._pause,
     Resume: Connection._resume,
     WakeAt: Connection._wake_at,
+    AwaitMemory: Connection._await_memory,
     Throttled: Connection._note_throttle,
 }
 

@@ -39,6 +39,7 @@ from proxy.server.listener import Listener
 from proxy.server.passed_sockets import PassedSockets
 from proxy.server.quota_sources import renew
 from proxy.server.restart import ports_of
+from proxy.server.sharing import Sharing
 from proxy.server.sockets import PortsTaken, bind_all
 from proxy.server.tasks import Tasks
 from proxy.server.tls_material import TlsMaterial, TlsPlace
@@ -101,6 +102,7 @@ class Instance:
         self._poller = poller = new_poller()
         quotas = ConnectionQuotas(ConnectionLimits(), clock.now_ms())
         self.gate = ConnectionGate(Admission(quotas, config.limits.max_held_connections), clock)
+        sharing = Sharing()
         trace = config.usage.trace
         chosen = [entity.entity() for entity in trace.entities]
         self._tracer = Tracer(chosen, trace.events_per_second, clock) if chosen else None
@@ -118,6 +120,7 @@ class Instance:
                 self._tracer,
                 transports.get(cluster.name) or membership.transport_of(cluster, clock),
                 sources.get(cluster.name),
+                sharing,
             )
             for cluster in config.virtual_clusters
         ]

@@ -28,6 +28,7 @@ from proxy.server.connection import LINGER_S, Connection
 from proxy.server.ends import ConnectionEnds
 from proxy.server.quota_store import QuotaStore
 from proxy.server.relays import Relays
+from proxy.server.sharing import Sharing
 from proxy.upstream.connector import Upstream
 from proxy.upstream.node_socket import Cancellable, Reached
 from proxy.upstream.topology import addressing
@@ -58,6 +59,7 @@ class Listener:
         caps_of_cluster: Caps,
         gate: ConnectionGate,
         meter: Meter | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         """`closed` counts how many connections ended, by reason."""
         self.key = ListenerKey(virtual_cluster, config.name)
@@ -72,11 +74,13 @@ class Listener:
         self.latency = AddedLatency(virtual_cluster, config.name, {})
         self._clock = clock
         self._gate = gate
+        sharing = sharing or Sharing()
+        self.decision_turns = sharing.decision_turns
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, listener=config.name)
         self._reported_of_sasl = False
         self._ends = ConnectionEnds(self.key, gate.log, closed)
         ports = addressing(config, upstream.directory, self._let_go_of_port)
-        self.relays = Relays(self.key, ports, upstream, quota_manager, book, meter, clock)
+        self.relays = Relays(self.key, ports, upstream, quota_manager, book, meter, clock, sharing.memory)
         self.streams = CappedStreams(caps_of_cluster, poller, clock)
         self.open_stream = self.streams.open
         """A method of ConnectionHost."""

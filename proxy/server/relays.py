@@ -11,6 +11,7 @@ from proxy.decisions.client_ids import measured_client_id
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.decisions.sasl import SaslRules
 from proxy.relay.actions import RelayLimits
+from proxy.relay.memory import Holding, Memory
 from proxy.relay.relay import Relay
 from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.use import MUTATION, Client, Meter
@@ -36,6 +37,7 @@ class Relays:
         store: QuotaStore,
         meter: Meter | None,
         clock: Clock,
+        memory: Memory,
     ) -> None:
         self.counters: dict[int, RelayCounters] = {}
         """What the relays of each node count."""
@@ -46,6 +48,7 @@ class Relays:
         self._store = store
         self._meter = meter
         self._clock = clock
+        self._memory = memory
         self._rights = QuotasConfig()
         self._limits = RelayLimits()
         self._facts = ListenerFacts(
@@ -97,7 +100,9 @@ class Relays:
             user = NOBODY
         facts = ConnectionFacts(self._facts, node_id, user, *self._rights_of(user), address=address)
         usage_of = None if self._meter is None else partial(self._usage_of, facts)
-        return Relay(self._quota_manager, counters, self._limits, facts.bind, usage_of), facts
+        return Relay(
+            self._quota_manager, counters, self._limits, facts.bind, usage_of, Holding(self._memory, facts)
+        ), facts
 
     def _usage_of(self, facts: ConnectionFacts, raw_client_id: bytes) -> Client:
         """The usage counters of a client-id of a connection."""

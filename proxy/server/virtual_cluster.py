@@ -29,6 +29,7 @@ from proxy.server.fleet.transport import FleetTransport
 from proxy.server.listener import Listener
 from proxy.server.quota_sources import source_of
 from proxy.server.quota_store import QuotaStore
+from proxy.server.sharing import Sharing
 from proxy.server.tls_material import TlsMaterial
 from proxy.upstream.connector import Upstream
 from proxy.upstream.topology import NodeDirectory
@@ -66,6 +67,7 @@ class VirtualCluster:
         tracer: Tracer | None = None,
         transport: FleetTransport | None = None,
         source: Source | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         """`transport` carries the claims of its fleet; None: this instance is the only one."""
         usage = usage or UsageConfig()
@@ -122,6 +124,7 @@ class VirtualCluster:
             clock.now_us,
         )
         self.caps = Caps(clock)
+        sharing = sharing or Sharing()
         self.listeners = [
             Listener(
                 config.name,
@@ -138,6 +141,7 @@ class VirtualCluster:
                 self.caps,
                 gate,
                 self.meter,
+                sharing,
             )
             for listener in config.listeners
         ]

@@ -23,6 +23,7 @@ from proxy.relay.connection_timeouts import TimeOuts
 from proxy.relay.relay import Relay
 from proxy.relay.relay_counters import RelayCounters
 from proxy.server.connection import Connection
+from proxy.server.sharing import DecisionTurns
 from proxy.side import Side
 from proxy.upstream.node_socket import NodeSocket, NodeUnreachable
 from quotas.entities import ANONYMOUS, Entity, QuotaType
@@ -51,6 +52,7 @@ class Shell:
         quota_manager = quota_manager_with(**quota)
         self.last_throttles, self.throttled = LastThrottles(quota_manager, self.clock), ThrottledClients()
         self.latency = AddedLatency("main", "plain", {})
+        self.decision_turns = DecisionTurns()
         facts = ConnectionFacts(ListenerFacts("main", FixedNodes(), quota_manager, carried), 1, "ANONYMOUS")
         self.connection = Connection(
             Relay(quota_manager, RelayCounters(), limits or RelayLimits(), facts.bind),

@@ -1,22 +1,25 @@
 """What a relay makes of topic mutations of clients with a quota, as scripts of bytes and times."""
 
+import tracemalloc
 from struct import pack
 
 import pytest
 
 from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from protocol.messages.api_versions import carried
 from protocol.messages.topic_mutations import NO_TOPIC_ID
 from protocol.messages.topic_partitions import partitions_by_id_request, partitions_by_name_request
 from protocol.primitives import compact_string
 from proxy.decisions.decide import decide
+from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.decisions.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopics
-from proxy.relay.actions import OWN_REQUEST_ID, CloseReason, RelayLimits
+from proxy.relay.actions import OWN_REQUEST_ID, CloseReason, DecisionKind, DecisionRequest, RelayLimits
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
-from tests.relay.script import NOW_MS, NOW_US, Script, manager_of
+from tests.relay.script import NOW_MS, NOW_US, FixedNodes, Script, manager_of
 from tests.topic_frames import (
     create_partitions,
     create_topics,
@@ -861,3 +864,23 @@ def test_a_response_that_is_held_when_the_client_goes_is_settled_once(make_relay
     assert tokens(script) == 6.0
     lose_client(script)
     assert tokens(script) == 6.0
+
+
+def _bytes_for(names, frame, responses=()):
+    """How many bytes a decision about a request takes at most, for each of its topics."""
+    quota_manager = manager_of({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 5.0}})
+    facts = ConnectionFacts(ListenerFacts("main", FixedNodes(), quota_manager, carried), 1, "ANONYMOUS")
+    ask = DecisionRequest(1, DecisionKind.MUTATION, Side.CLIENT, DELETE_TOPICS, 5, frame, b"etl", 0, responses)
+    tracemalloc.start()
+    decision = decide(ask, facts, NOW_MS)
+    finish(decision.steps)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return most / len(names)
+
+
+def test_a_name_takes_tens_of_bytes_until_it_is_decided_about():
+    names = [b"%x" % number for number in range(20_000)]
+    frame = delete_topics(5, names)
+    assert _bytes_for(names, frame) < 120
+    assert _bytes_for(names, frame, (metadata_by_name(OWN_REQUEST_ID, dict.fromkeys(names, -1)),)) < 120

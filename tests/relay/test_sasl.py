@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.api_key import API_VERSIONS
-from protocol.frames import MAX_ASKED_BYTES
+from protocol.frames import MAX_ASKED_BYTES, MAX_SASL_BYTES
 from protocol.identity.sasl_names import Claim
 from protocol.messages.api_versions import versions_request
 from proxy.decisions.sasl import SaslRules
@@ -808,7 +808,7 @@ def test_a_bare_token_of_no_sensible_size_closes(make_relay, size):
 def test_a_sasl_request_that_is_too_large_is_refused_at_its_head(make_relay):
     script = client_of(make_relay, "alice")
     head = authenticate(b"")
-    script.client(pack(">i", MAX_ASKED_BYTES + 1) + head[4:])
+    script.client(pack(">i", MAX_SASL_BYTES + 1) + head[4:])
     assert script.close_reason is CloseReason.REQUEST_TOO_LARGE
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from protocol.api_key import API_VERSIONS
-from protocol.frames import MAX_ASKED_BYTES
+from protocol.frames import MAX_SASL_BYTES
 from proxy.relay import request_direction
 from proxy.relay.actions import CloseReason
 from proxy.side import Side
@@ -15,7 +15,7 @@ from tests.relay.script import NOW_MS, NOW_US, Script, manager_of, quota_manager
 from tests.sasl_frames import authenticate, authenticated, log_in
 from tests.topic_frames import create_topics, new_topic
 
-LARGE = authenticate(bytes(MAX_ASKED_BYTES - 100))
+LARGE = authenticate(bytes(MAX_SASL_BYTES - 100))
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ US_PER_PERCENT = 10_000
 
 INT32_MAX = 2**31 - 1
 MAX_ASKED_BYTES = 1024 * 1024
+MAX_SASL_BYTES = 512 * 1024
 """A larger request is never decided about."""
 
 _MAY_SEND_OWN_REQUESTS = {DecisionKind.MUTATION, DecisionKind.SCRAM_CREDENTIALS}
@@ -620,8 +621,11 @@ class Model:
         may_pass = not isinstance(head, wire.Head) or head.is_sasl or head.api_key == wire.API_VERSIONS
         if self._unproven and not may_pass and not self._must_prove:
             return wire.Bad("not_authenticated", late=True)
-        large = isinstance(head, wire.Head) and self._connected and head.frame_bytes - 4 > MAX_ASKED_BYTES
+        large = isinstance(head, wire.Head) and self._connected and head.frame_bytes - 4 > self._most_asked(head)
         return wire.Bad("request_too_large") if large and self._is_asked(head) else head
+
+    def _most_asked(self, head: wire.Head) -> int:
+        return MAX_SASL_BYTES if head.is_sasl else MAX_ASKED_BYTES
 
     def _next_head(self) -> wire.Head | wire.Bad | None:
         """What is looked at to see what is owed, and whether there is room: a Fetch before its session is here."""

@@ -4,6 +4,7 @@ They change what goes into a relay and what comes out of it, so they do not depe
 and the timeouts, are attributes: `admission`, `gate`, `pool`, `make_timeouts`.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
@@ -394,11 +395,12 @@ class RefusalsLast(Mutant):
     def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision | QuotaAlteration:
         note: Any = ask.note
         if note is not None:
-            order = [*note.charges, *note.refusals]
-            charges = {order.index(i): charge for i, charge in note.charges.items()}
-            refusals = {order.index(i): refusal for i, refusal in note.refusals.items()}
-            items = tuple(note.items[i] for i in order)
-            ask = replace(ask, note=replace(note, items=items, charges=charges, refusals=refusals))
+            order = sorted(range(len(note.request.items)), key=lambda i: i in note.refused)
+            items = [note.request.items[i] for i in order]
+            charges = replace(note.charges, numbers=array("I", map(order.index, note.charges.numbers)))
+            refused = {order.index(i): note.refused[i] for i in note.refused}
+            request = replace(note.request, items=items)
+            ask = replace(ask, note=replace(note, request=request, charges=charges, refused=refused))
         return decide(ask, facts, now_ms)
 
 

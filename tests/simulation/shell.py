@@ -10,6 +10,7 @@ from proxy.decisions.facts import ConnectionFacts, NoPortForNode
 from proxy.decisions.steps import QuotaAlteration, SlowDecision
 from proxy.relay.actions import (
     Action,
+    AwaitMemory,
     Close,
     CloseReason,
     Decision,
@@ -373,6 +374,8 @@ class Shell:
                 self._open_upstream()
             case Throttled():
                 pass
+            case AwaitMemory():
+                raise Violation("a relay waits for memory that it shares with no other")
             case Close(reason):
                 self._trace.note(self._events.now_ms, self._number, f"closed {reason.value} {action.detail}")
                 self._close()

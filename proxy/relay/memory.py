@@ -1,0 +1,322 @@
+"""How many bytes all relays of a process hold together of what they must have whole, and who waits until others let go.
+
+Large requests that need a decision, and large responses that need one, are collected whole. Each relay has a `Holding`,
+which says how much it holds; the `Memory` of the process knows the sum. A relay that finds no room leaves the bytes in
+the kernel until its turn comes. Pure: whoever owns a Memory calls `serve` after each call of `on_change`.
+
+Nobody waits in a circle. Incomplete requests may have a half of the memory, and end by a timeout while others wait
+(`Holding.hinders`). A response for which there is no room is collected all the same if no other one is: at least one
+goes on, and it needs nothing but its node.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from quotas.fair_queue import FairQueue, Whose
+
+SMALL_BYTES: Final = 16 * 1024
+"""What is not larger than this never waits, and does not count: so much any connection may hold."""
+
+MEMORY_BYTES: Final = 64 * 1024 * 1024
+"""How many bytes all relays of a process hold together, and one more response."""
+
+_COPIES: Final = 2
+"""A request or response is there twice for a moment, when it is put together and when it is decided about."""
+
+
+class Owner(Protocol):
+    """Of a holding."""
+
+    @property
+    def whose(self) -> Whose:
+        """Whose turns it takes."""
+
+
+class _Nobody:
+    """The owner of the holding of a relay that is alone."""
+
+    @property
+    def whose(self) -> Whose:
+        """Of nobody."""
+        return Whose()
+
+
+class Want:
+    """The bytes for which a holding waits, for a request or a response."""
+
+    __slots__ = ("bytes", "for_request", "holding", "whose")
+
+    def __init__(self, holding: "Holding", for_request: bool, size_bytes: int, whose: Whose) -> None:
+        self.holding = holding
+        self.for_request = for_request
+        self.bytes = size_bytes
+        self.whose = whose
+
+
+def _unheard() -> None:
+    """Called in place of a function that is to learn of a change."""
+
+
+class Memory:
+    """What all relays of a process hold together.
+
+    - `on_change` is called when `serve` may find somebody whose turn has come.
+    - `taken_bytes` are those that are held now, with the copies that decisions make.
+    """
+
+    __slots__ = (
+        "_asked_bytes",
+        "_behind",
+        "_exceeding",
+        "_next",
+        "_of",
+        "_queue",
+        "most_bytes",
+        "on_change",
+        "taken_bytes",
+    )
+
+    def __init__(self, most_bytes: int = MEMORY_BYTES) -> None:
+        self.most_bytes = most_bytes
+        self.taken_bytes = 0
+        self.on_change: Callable[[], None] = _unheard
+        self._asked_bytes = 0
+        """The part of them that was taken for requests."""
+        self._of: dict[str, int] = {}
+        """How many bytes each entity has taken."""
+        self._queue: FairQueue[Want] = FairQueue()
+        self._next: Want | None = None
+        """Whose turn it is. It waits until there is room."""
+        self._behind: dict[str, deque[Want]] = {}
+        """Who waits, by entity, until the entity itself lets go of something."""
+        self._exceeding: Holding | None = None
+        """The one that was given room for a response although there was none."""
+
+    @property
+    def crowded(self) -> bool:
+        """Whether somebody waits for what others hold."""
+        return self._next is not None or len(self._queue) > 0
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._queue) + (self._next is not None) + sum(map(len, self._behind.values()))
+
+    # -------------------------------------------------------------------- take
+
+    def take_or_wait(self, want: Want) -> bool:
+        """Take what is wanted, if there is room and nobody waits; else wait. Returns whether it was taken."""
+        if self.crowded or not (self._suits_entity(want) and self._fits(want)):
+            self._wait(want)
+            return False
+        self._take(want)
+        return True
+
+    def serve(self) -> list["Holding"]:
+        """Let those take what they wait for whose turn it is, as far as there is room; return them."""
+        served: list[Holding] = []
+        while self.crowded:
+            if self._next is None:
+                self._next = self._queue.take()
+            want = self._next
+            if self._suits_entity(want):
+                if not self._fits(want):
+                    break
+                self._take(want)
+                want.holding.came(want)
+                served.append(want.holding)
+            else:
+                self._behind.setdefault(want.whose.entity, deque()).append(want)
+            self._next = None
+        return served
+
+    def _wait(self, want: Want) -> None:
+        if self._suits_entity(want):
+            self._queue.put(want, want.whose)
+            self.on_change()
+        else:
+            self._behind.setdefault(want.whose.entity, deque()).append(want)
+
+    def _suits_entity(self, want: Want) -> bool:
+        """Whether the entity may take so much: all together an eighth of the memory, but always one request."""
+        taken_bytes = self._of.get(want.whose.entity, 0)
+        return not want.for_request or not taken_bytes or taken_bytes + want.bytes <= self.most_bytes // 8
+
+    def _fits(self, want: Want) -> bool:
+        within = self.taken_bytes + want.bytes <= self.most_bytes
+        if not want.for_request:
+            return within or self._exceeding is None
+        is_first = want.whose.entity not in self._of
+        return (within or is_first) and self._asked_bytes + want.bytes <= self.most_bytes // 2
+
+    def _take(self, want: Want) -> None:
+        if not want.for_request and self.taken_bytes + want.bytes > self.most_bytes:
+            self._exceeding = want.holding
+        want.holding.add(want)
+
+    # ------------------------------------------------------------------ for holdings
+
+    def count(self, entity: str, change_bytes: int, asked_bytes: int) -> None:
+        """An entity holds more or less than before, `asked_bytes` of it for requests that wait for nothing."""
+        self.taken_bytes += change_bytes
+        self._asked_bytes += asked_bytes
+        taken_bytes = self._of.get(entity, 0) + change_bytes
+        if taken_bytes:
+            self._of[entity] = taken_bytes
+        else:
+            self._of.pop(entity, None)
+        if change_bytes < 0:
+            behind = self._behind.pop(entity, None)
+            if behind is not None:
+                for want in behind:
+                    self._queue.put(want, want.whose)
+            if self.crowded:
+                self.on_change()
+
+    def no_longer_exceeds(self, holding: "Holding") -> None:
+        """The response of this holding is not held any more."""
+        if self._exceeding is holding:
+            self._exceeding = None
+            if self.crowded:
+                self.on_change()
+
+    def forget(self, want: Want) -> None:
+        """Nobody waits for this any more."""
+        if self._next is want:
+            self._next = None
+        elif not self._queue.remove(want, want.whose):
+            behind = self._behind.get(want.whose.entity)
+            if behind is not None and want in behind:
+                behind.remove(want)
+                if not behind:
+                    del self._behind[want.whose.entity]
+        if self.crowded:
+            self.on_change()
+
+
+class Holding:
+    """What one relay holds.
+
+    - `request_bytes`, `response_bytes`: for the request and the response that are collected whole.
+    - `kept_bytes`: everything else, which is there already. `bytes`: the sum of the three.
+    - `wake` is called when something has come for which the relay waits.
+    """
+
+    __slots__ = (
+        "_entity",
+        "_memory",
+        "_owner",
+        "_request",
+        "_response",
+        "_waits",
+        "bytes",
+        "kept_bytes",
+        "request_bytes",
+        "response_bytes",
+        "wake",
+    )
+
+    def __init__(self, memory: Memory, owner: Owner) -> None:
+        self.request_bytes = 0
+        self.response_bytes = 0
+        self.kept_bytes = 0
+        self.bytes = 0
+        self.wake: Callable[[], None] | None = None
+        self._memory = memory
+        self._owner = owner
+        self._entity = ""
+        self._request: Want | None = None
+        self._response: Want | None = None
+        self._waits = True
+        """Whether it waits where there is no room. After the end it does not: what is left is collected in any case."""
+
+    @property
+    def awaits_request(self) -> bool:
+        """Whether it waits for room for a request."""
+        return self._request is not None
+
+    @property
+    def awaits_response(self) -> bool:
+        """Whether it waits for room for a response."""
+        return self._response is not None
+
+    @property
+    def hinders(self) -> bool:
+        """Whether others wait while it holds something for a request."""
+        return self.request_bytes > 0 and self._memory.crowded
+
+    def may_hold_request(self, size_bytes: int) -> bool:
+        """Take room for a request of this size. False: it waits for that now."""
+        more = _COPIES * size_bytes - self.request_bytes if size_bytes > SMALL_BYTES else 0
+        if self._request is None and more > 0:
+            want = Want(self, True, more, self._whose())
+            if not self._memory.take_or_wait(want):
+                self._request = want
+        return self._request is None
+
+    def may_hold_response(self, size_bytes: int) -> bool:
+        """Take room for a response of this size. False: it waits for that now."""
+        more = _COPIES * size_bytes - self.response_bytes if size_bytes > SMALL_BYTES else 0
+        if more > 0 and not self._waits:
+            self.settle(0, _COPIES * size_bytes, 0)
+        elif self._response is None and more > 0:
+            want = Want(self, False, more, self._whose())
+            if not self._memory.take_or_wait(want):
+                self._response = want
+        return self._response is None
+
+    def settle(self, request_bytes: int, response_bytes: int, kept_bytes: int) -> None:
+        """Say what is held now: no more than was taken for a request and for a response, and what else is here."""
+        kept_bytes = kept_bytes if kept_bytes > SMALL_BYTES else 0
+        size_bytes = request_bytes + response_bytes + kept_bytes
+        change = size_bytes - self.bytes
+        asked_change = request_bytes - self.request_bytes
+        if not self.bytes:
+            self._entity = self._owner.whose.entity
+        was_response = self.response_bytes
+        self.request_bytes, self.response_bytes, self.kept_bytes = request_bytes, response_bytes, kept_bytes
+        self.bytes = size_bytes
+        if change or asked_change:
+            self._memory.count(self._entity, change, asked_change)
+        if was_response and not response_bytes:
+            self._memory.no_longer_exceeds(self)
+
+    def close(self) -> None:
+        """The connection has ended: hold nothing, and wait for nothing any more."""
+        self._waits = False
+        if self.bytes:
+            self.settle(0, 0, 0)
+        for want in (self._request, self._response):
+            if want is not None:
+                self._memory.forget(want)
+        self._request = self._response = self.wake = None
+
+    # ------------------------------------------------------------------ for the memory
+
+    def add(self, want: Want) -> None:
+        """Hold what was wanted."""
+        if not self.bytes:
+            self._entity = want.whose.entity
+        if want.for_request:
+            self.request_bytes += want.bytes
+        else:
+            self.response_bytes += want.bytes
+        self.bytes += want.bytes
+        self._memory.count(self._entity, want.bytes, want.bytes if want.for_request else 0)
+
+    def came(self, want: Want) -> None:
+        """What was waited for is here."""
+        if want.for_request:
+            self._request = None
+        else:
+            self._response = None
+
+    def _whose(self) -> Whose:
+        whose = self._owner.whose
+        return Whose(self._entity, whose.part) if self.bytes else whose
+
+
+def alone() -> Holding:
+    """The holding of a relay that shares its memory with no other."""
+    return Holding(Memory(), _Nobody())

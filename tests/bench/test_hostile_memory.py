@@ -1,0 +1,23 @@
+"""Hostile clients do not take the memory of the proxy."""
+
+import json
+
+import pytest
+
+from tests.bench import hostile_memory
+
+pytestmark = [pytest.mark.exclusive, pytest.mark.nightly]
+
+MOST_MIB = 150
+
+
+def test_no_attack_takes_more_memory_than_the_bound(tmp_path, capsys):
+    file = tmp_path / "hostile.json"
+    hostile_memory.main(["--seconds", "5", "--json", str(file)])
+    measured = json.loads(file.read_text())
+    assert measured.keys() == hostile_memory.attacks().keys()
+    assert {name: one["memory_above_rest_mib"] < MOST_MIB for name, one in measured.items()} == dict.fromkeys(
+        measured, True
+    )
+    assert all(one["p99_beside_ms"] > 0 for one in measured.values())
+    assert "DeleteTopics" in capsys.readouterr().out
