@@ -89,7 +89,6 @@ class Relay:
         "ended_idle",
         "ended_unasked",
         "ended_unheard",
-        "unsettled",
     )
 
     def __init__(
@@ -125,7 +124,6 @@ class Relay:
         self._settlement = Settlement(turn, in_flight, charges, holding)
         self._closed = False
         self._client_eof = False
-        self.unsettled = False
         self.ended_idle = False
         self.ended_unasked = False
         self.ended_unheard = False
@@ -164,6 +162,10 @@ class Relay:
     @property
     def muted(self) -> bool:
         return self._throttle.reasons != 0 and self._requests.half is None and not self._closed
+
+    @property
+    def unsettled(self) -> bool:
+        return self._settlement.due > 0
 
     @property
     def lacks_room(self) -> bool:
@@ -456,7 +458,6 @@ class Relay:
         settlement = self._settlement
         left, here = self._responses.give_up()
         settlement.begin(half)
-        self.unsettled = settlement.due > 0
         if not self.unsettled or reason in _RESPONSES_NO_MORE:
             self._stop_settling(reason not in _NOT_BY_CLIENT)
             return
@@ -495,7 +496,6 @@ class Relay:
 
     def _stop_settling(self, charges: bool) -> None:
         """Wait for no more responses. With `charges`, what has none is charged what it might have brought."""
-        self.unsettled = False
         self._settlement.end(charges)
         self._in_flight.own_responses = []
         self._in_flight.queue.clear()

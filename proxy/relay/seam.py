@@ -17,8 +17,6 @@ class ConnectionRelay(Protocol):
     in the end.
     """
 
-    unsettled: bool
-    """After a Close: whether responses of the node are still wanted."""
     ended_idle: bool
     """Whether, at the Close, nothing was in flight or incomplete: neither side owed the other anything."""
     ended_unasked: bool
@@ -97,6 +95,10 @@ class ConnectionRelay(Protocol):
     @property
     def muted(self) -> bool:
         """True while the client is read only to see its next request head; not after a Close."""
+
+    @property
+    def unsettled(self) -> bool:
+        """True while responses of the node are still wanted after a Close."""
 
     @property
     def lacks_room(self) -> bool:

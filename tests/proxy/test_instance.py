@@ -33,7 +33,7 @@ async def instance(monkeypatch):
     yield made
     made.end_asked.set()
     made.stop_listening(stays_open=False)
-    await made.drain()
+    await made.drain(lambda: False)
     await made.finish()
 
 
