@@ -34,6 +34,10 @@ _SAME_FOR_ALL = frozenset(
 """Faults of a node or of the proxy, which all clients meet: one episode for all of them, not one for each address."""
 _ALL_CLIENTS = "all clients"
 
+_BY_CLIENT = frozenset({CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
+_LINES_OF_SHORT = 10
+"""How many short connections of an address have a line before the others are summed up: they need be no mistake."""
+
 
 class GateLog:
     """Logs the first of each episode; `sum_up` logs summaries of those that are over, and once a minute of the others.
@@ -77,13 +81,14 @@ class GateLog:
             incoming.log.warning("connection_refused", reason=reason.value, detail=printable(detail), counts_as=origin)
 
     def note_fault(self, key: ListenerKey, address: str, reason: CloseReason, detail: str) -> bool:
-        """Count a connection that ended because of a fault: of its client, of its node or of the proxy.
+        """Count a connection that ended because of a fault: of its client, of its node or of the proxy; or a short one.
 
         Returns whether to log it. `detail` says what is wrong.
         """
         name, fault = key.virtual_cluster, printable(f"{reason.value}: {detail}" if detail else reason.value)
         origin = _ALL_CLIENTS if reason in _SAME_FOR_ALL else self._origin_of(name, address)
-        return self._faults.note(name, origin, fault, self._now_ms())
+        lines = _LINES_OF_SHORT if reason in _BY_CLIENT else 0
+        return self._faults.note(name, origin, fault, self._now_ms(), lines)
 
     def note_unnamed(self, key: ListenerKey, address: str) -> bool:
         """Count a TLS connection that asked for no server name. Returns whether to log it."""

@@ -46,8 +46,11 @@ class Refusals:
         self._episodes: OrderedDict[tuple[str, str], RefusalEpisode] = OrderedDict()
         """Ordered by the time of the last refusal, the oldest first."""
 
-    def note(self, virtual_cluster: str, origin: str, reason: str, now_ms: int) -> bool:
-        """Count a refusal. Returns whether to log it: it begins an episode or, with `tells_each`, has a new reason."""
+    def note(self, virtual_cluster: str, origin: str, reason: str, now_ms: int, lines: int = 0) -> bool:
+        """Count a refusal. Returns whether to log it: it begins an episode or, with `tells_each`, has a new reason.
+
+        With `lines`, so many of this reason are logged before the next sum.
+        """
         key = virtual_cluster, origin
         episode = self._episodes.get(key)
         if episode is None and len(self._episodes) >= _MOST_EPISODES:
@@ -59,7 +62,8 @@ class Refusals:
         episode.last_ms = now_ms
         if len(episode.known) >= _MOST_REASONS and reason not in episode.known:
             reason = OTHERS
-        is_logged = begins or (self._tells_each and reason != OTHERS and reason not in episode.known)
+        is_new = reason not in episode.known or episode.reasons[reason] < lines
+        is_logged = begins or (self._tells_each and reason != OTHERS and is_new)
         episode.known.add(reason)
         episode.reasons[reason] += 1
         episode.unlogged += not is_logged

@@ -104,10 +104,11 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "throttle_ended": "No throttle for 11 s, or the connection has ended: the sum of these throttles.",
     },
     "Connections of clients": {
-        "connection_closed": "A connection has ended, for this reason. At level debug if the same fault was logged "
-        "within the last minute, and for connections that only test the port.",
-        "connections_closed": "The sum of connections that ended by such faults since the last line: a minute after "
-        "it, or when there are no more. `faults` has each with its number.",
+        "connection_closed": "A connection has ended, for this reason. At level debug if the same fault, or ten "
+        "connections of one request from the same address, were logged within the last minute, and for connections "
+        "that only test the port.",
+        "connections_closed": "The sum of connections that ended so and had no line since the last one: a minute after "
+        "it, or when there are no more. `faults` has each reason with its number.",
         "connection_refused": "A connection was refused: the first of its address. Further ones are counted.",
         "connections_refused": "The sum of the refused connections of an address since the last line: a minute after "
         "it, or 10 s after the last one. One more key for each reason has the number.",

@@ -87,7 +87,6 @@ class Relay:
         "_times",
         "_turn",
         "ended_idle",
-        "ended_unasked",
         "ended_unheard",
     )
 
@@ -125,7 +124,6 @@ class Relay:
         self._closed = False
         self._client_eof = False
         self.ended_idle = False
-        self.ended_unasked = False
         self.ended_unheard = False
 
     # ------------------------------------------------------------------- looked at
@@ -437,7 +435,6 @@ class Relay:
         if reason in _ENDS and self._authentication_failed(reason):
             reason = CloseReason.AUTHENTICATION_FAILED
         self.ended_idle = self.idle
-        self.ended_unasked = not accounting.requests
         self.ended_unheard = not (accounting.requests or self._requests.unread.data or self._requests.half)
         self._closed = True
         self._throttle.close()

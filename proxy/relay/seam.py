@@ -19,8 +19,6 @@ class ConnectionRelay(Protocol):
 
     ended_idle: bool
     """Whether, at the Close, nothing was in flight or incomplete: neither side owed the other anything."""
-    ended_unasked: bool
-    """Whether, at the Close, no whole request had come."""
     ended_unheard: bool
     """Whether, at the Close, the client had sent nothing at all."""
 

@@ -505,11 +505,12 @@ class Connection:
         """The level of the log line about the end of this connection.
 
         A client that only connected, as a health check does, is logged at DEBUG. A client that repeats a mistake, or
-        that disconnects before a whole request again, is logged at DEBUG from the second time on.
+        that leaves after one request or less again, is logged at DEBUG from the second time on: any client can do that
+        as often as it likes.
         """
         if close.reason is CloseReason.CLIENT_SENT_NOTHING:
             return logging.DEBUG
-        if close.reason in ORDINARY and not (self.relay.ended_unasked and close.reason in _CLIENT_IS_GONE):
+        if close.reason in ORDINARY and not (self.relay.requests < 2 and close.reason in _CLIENT_IS_GONE):
             return logging.INFO
         what = ", ".join(str(value) for value in failed_login.values() if value) or close.detail
         if not self._host.is_worth_a_line(self, close.reason, what):

@@ -626,9 +626,11 @@ async def test_a_connection_without_any_bytes_is_logged_at_debug(reset):
     assert [(line["reason"], line["log_level"]) for line in logs] == [("client_sent_nothing", "debug")]
 
 
-@pytest.mark.parametrize("sent", [heartbeat(1)[:6], produce(1, size=2_000)[:500]], ids=["a head", "a body"])
+@pytest.mark.parametrize(
+    "sent", [heartbeat(1)[:6], produce(1, size=2_000)[:500], heartbeat(1)], ids=["a head", "a body", "one request"]
+)
 @pytest.mark.parametrize(("news", "level"), [(True, "info"), (False, "debug")])
-async def test_a_client_that_hangs_up_before_a_whole_request_is_logged_like_a_mistake(sent, news, level):
+async def test_a_client_that_leaves_after_one_request_or_less_is_logged_like_a_mistake(sent, news, level):
     with capture_logs() as logs:
         shell = Shell()
         shell.is_worth_a_line = lambda connection, reason, detail: news
@@ -637,11 +639,11 @@ async def test_a_client_that_hangs_up_before_a_whole_request_is_logged_like_a_mi
     assert [(line["reason"], line["log_level"]) for line in logs] == [("client_closed", level)]
 
 
-async def test_a_client_that_hangs_up_after_a_request_has_a_line():
+async def test_a_client_that_leaves_after_several_requests_has_a_line():
     with capture_logs() as logs:
         shell = Shell()
         shell.is_worth_a_line = lambda connection, reason, detail: False
-        await shell.client_sends(heartbeat(1))
+        await shell.client_sends(heartbeat(1) + heartbeat(2))
         shell.connection.eof_came(Side.CLIENT)
     assert [(line["reason"], line["log_level"]) for line in logs] == [("client_closed", "info")]
 

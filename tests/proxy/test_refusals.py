@@ -42,6 +42,15 @@ def test_each_mistake_of_an_address_is_logged_once_until_it_has_not_come_for_lon
     assert faults.note("main", "10.0.0.1", "tls_expected", 178_001)
 
 
+def test_some_of_what_need_be_no_mistake_are_logged_before_each_sum():
+    ends = Refusals(60_000, tells_each=True)
+    for begin_ms in (0, 60_000):
+        logged = [ends.note("main", "10.0.0.1", "client_closed", begin_ms + i, lines=10) for i in range(50)]
+        assert logged == [True] * 10 + [False] * 40
+        [episode] = ends.going_on(begin_ms + 60_000)
+        assert episode.reasons == {"client_closed": 50}
+
+
 def test_an_address_with_a_new_mistake_each_time_is_logged_a_few_times():
     faults = Refusals(60_000, tells_each=True)
     assert [faults.note("main", "10.0.0.1", f"user {i}", i) for i in range(500)] == [True] * 16 + [False] * 484
