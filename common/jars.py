@@ -106,6 +106,15 @@ def kafka_jars(version: str, say: Say = lambda line: None) -> Path:
     return _jars(_Wanted(f"kafka-{version}", what, "about 55 MB", (*_servers(version), *LOGGING[version[0]])), say)
 
 
+def kafka_application_jars(version: str, say: Say = lambda line: None) -> Path:
+    """The folder with the jars of Kafka Streams and of a Connect worker, otherwise as `kafka_jars`."""
+    streams, connect = f"org.apache.kafka:kafka-streams:{version}", f"org.apache.kafka:connect-runtime:{version}"
+    wanted = (streams, connect, *LOGGING[version[0]])
+    return _jars(
+        _Wanted(f"kafka-applications-{version}", f"Kafka Streams and Connect {version}", "about 130 MB", wanted), say
+    )
+
+
 def release(version: str) -> tuple[int, int]:
     """The first two numbers of a Kafka version, which decide about its features."""
     major, minor = version.split(".")[:2]
