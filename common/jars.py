@@ -1,4 +1,4 @@
-"""The jars of Kafka's server, Spark's Kafka source, Delta Lake and Hadoop's S3 client: Maven fetches them once."""
+"""Jars of Kafka and its applications, Spark's Kafka source, Delta Lake, Hadoop's S3 client: Maven fetches them once."""
 
 import hashlib
 import os
@@ -111,7 +111,7 @@ def kafka_application_jars(version: str, say: Say = lambda line: None) -> Path:
     streams, connect = f"org.apache.kafka:kafka-streams:{version}", f"org.apache.kafka:connect-runtime:{version}"
     wanted = (streams, connect, *LOGGING[version[0]])
     return _jars(
-        _Wanted(f"kafka-applications-{version}", f"Kafka Streams and Connect {version}", "about 130 MB", wanted), say
+        _Wanted(f"kafka-applications-{version}", f"Kafka Streams and Connect {version}", "about 110 MB", wanted), say
     )
 
 
