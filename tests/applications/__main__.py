@@ -12,7 +12,7 @@ start, or by SIGUSR2. Then everything that was committed is read at the nodes. A
 Prints a line for each run and a table. With --json the runs are added to those of a file, and all are judged.
 Exit status 1 if an output is not exact; if a client had no response for more than --most-outage-s after SIGTERM, or
 the applications had more fenced producers and failed tasks than after SIGKILL (in the runs of both that there are); or
-if a handover by SIGUSR2 had any such effect. 2 if a run did not come to an end.
+if a handover by SIGUSR2 had any such effect; or if the proxy has failed. 2 if a run did not come to an end.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from tests.applications.figures import MOST_OUTAGE_S, Run, line, problems, table
 from tests.applications.programs import VERSION, ApplicationFailed
 from tests.applications.restarting import RESTARTS
 from tests.applications.rig import Rig
+from tests.integration.proxy_process import ProxyFailed
 
 _HEAP = "384m"
 
@@ -81,6 +82,9 @@ def main() -> int:
     runs = read(options.json)
     try:
         measure(options, runs)
+    except ProxyFailed as error:
+        print(error, file=sys.stderr)
+        return 1
     except (ApplicationFailed, ClusterFailed, ToolMissing) as error:
         print(error, file=sys.stderr)
         return 2

@@ -22,7 +22,7 @@ TASKS = 4
 PER_POLL, PAUSE_MS = 10, 200
 """What each task of the source writes at once, in one transaction, and how long it waits before."""
 
-NUMBERS_PER_SECOND = 25
+NUMBERS_PER_SECOND = 40
 """What a task has time for, with its transactions."""
 
 _HEAP = "256m"

@@ -3,17 +3,16 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from itertools import pairwise
 from pathlib import Path
 from uuid import uuid4
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
 from demo.kafka_cluster import KafkaCluster
-from tests.applications.accounts import Account, Written
+from tests.applications.committed import Committed
 from tests.applications.feeding import Feeder
 from tests.applications.figures import Run
 from tests.applications.polling import PollingClient, outage_s
@@ -22,7 +21,6 @@ from tests.applications.programs import (
     TASKS,
     ApplicationFailed,
     Connect,
-    Program,
     Programs,
     Streams,
 )
@@ -41,47 +39,52 @@ _GIVE_UP_S = 150.0
 """Nothing new for so long: what is missing does not come any more."""
 _DOUBLES_S = 3.0
 """How long doubles are waited for, once everything is there."""
-_MANY = 1000
 
 Say = Callable[[str], None]
 
 
-class Application:
-    """What an application is to write into a topic, and what it has written, as the cluster has it committed."""
+class Applications:
+    """Streams and Connect behind a proxy, and what they have written."""
 
-    def __init__(self, bootstrap: str, topic: str, expected: Mapping[str, int]) -> None:
-        self.expected = expected
-        """How many records of each key."""
-        self._written = Written()
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": bootstrap,
-                "group.id": "nobody",
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
-                "fetch.wait.max.ms": 200,
-            }
+    def __init__(self, stack: ExitStack, programs: Programs, proxy: str, cluster: KafkaCluster, name: str) -> None:
+        self.fed, counted, self._numbered = topics = [f"{name}-{topic}" for topic in ("fed", "counted", "numbered")]
+        copies = min(3, len(cluster.node_ids))
+        make_topics(cluster, topics, copies)
+        self.streams = Streams(programs, proxy, f"{name}-streams", [self.fed, counted])
+        self.connect = Connect(programs, proxy, f"{name}-connect", copies)
+        for program in (*self.streams.programs, *self.connect.programs):
+            stack.callback(program.close)
+        self.by_streams, self.by_connect = (
+            stack.enter_context(closing(Committed(cluster.bootstrap_servers, topic, PARTITIONS)))
+            for topic in (counted, self._numbered)
         )
-        self._consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(PARTITIONS)])
+
+    def run(self, numbers: int) -> None:
+        """Have each task of Connect write so many numbers, and wait until all instances and tasks run."""
+        self.streams.wait_until_running()
+        self.connect.write_numbers(self._numbered, numbers)
+        self.by_connect.expected = {str(task): numbers for task in range(TASKS)}
 
     @property
     def done(self) -> bool:
-        """Everything is there."""
-        return self._written.count >= sum(self.expected.values())
+        """Everything that was to be written is there."""
+        return self.by_streams.done and self.by_connect.done
 
-    def take(self, timeout_s: float = 0.2) -> int:
+    def take(self) -> int:
         """Read on; return how many records came."""
-        messages = [one for one in self._consumer.consume(_MANY, timeout_s) if one.error() is None]
-        self._written.take((one.key().decode(), one.value().decode()) for one in messages)
-        return len(messages)
+        return self.by_streams.take() + self.by_connect.take()
 
-    def account(self) -> Account:
-        """Of all that was read."""
-        return self._written.account(self.expected)
+    def failures(self) -> list[str]:
+        """Threads that died and tasks that have failed."""
+        return [*self.streams.failures(), *self.connect.failures()]
 
-    def close(self) -> None:
-        """Read no more."""
-        self._consumer.close()
+
+def make_topics(cluster: KafkaCluster, topics: Sequence[str], copies: int) -> None:
+    """Topics that each node knows."""
+    with closing(KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)) as admin:
+        admin.create_topics([NewTopic(topic, num_partitions=PARTITIONS, replication_factor=copies) for topic in topics])
+    for topic in topics:
+        wait_until_known(cluster, topic, PARTITIONS)
 
 
 class Rig:
@@ -89,7 +92,6 @@ class Rig:
 
     def __init__(self, cluster: KafkaCluster, restarts: int = 2, keep: Path | None = None, say: Say = print) -> None:
         self._cluster, self._restarts, self._keep, self._say = cluster, restarts, keep, say
-        self._copies = min(3, len(cluster.node_ids))
         self._numbers = int((FIRST_AT_S + EVERY_S * restarts) * NUMBERS_PER_SECOND)
 
     def run(self, how: Restart) -> Run:
@@ -104,93 +106,46 @@ class Rig:
             return self._run(stack, how, name, proxy, Programs(folder, self._say))
 
     def _run(self, stack: ExitStack, how: Restart, name: str, proxy: RestartedProxy, programs: Programs) -> Run:
-        fed, counted, numbered = (f"{name}-{topic}" for topic in ("fed", "counted", "numbered"))
-        self._make_topics([fed, counted, numbered])
-        streams = Streams(programs, proxy.bootstrap, f"{name}-streams", [fed, counted])
-        self._close_at_end(stack, streams.programs)
-        connect = Connect(programs, proxy.bootstrap, f"{name}-connect", self._copies)
-        self._close_at_end(stack, connect.programs)
-        servers = self._cluster.bootstrap_servers
-        of_streams = stack.enter_context(closing(Application(servers, counted, {})))
-        numbers_of = {str(task): self._numbers for task in range(TASKS)}
-        of_connect = stack.enter_context(closing(Application(servers, numbered, numbers_of)))
-        streams.wait_until_running()
-        connect.write_numbers(numbered, self._numbers)
+        applications = Applications(stack, programs, proxy.bootstrap, self._cluster, name)
+        applications.run(self._numbers)
         self._say(f"{name}: the applications run")
         polling = stack.enter_context(PollingClient(HOST, proxy.port))
-        feeder = stack.enter_context(Feeder(proxy.bootstrap, fed))
-        restarts = self._restart(how, proxy, polling, [of_streams, of_connect])
+        feeder = stack.enter_context(Feeder(proxy.bootstrap, applications.fed))
+        restarts = self._restart(how, proxy, polling, applications)
         feeder.stop()
-        of_streams.expected = feeder.expected
-        done_after_s = self._finish([of_streams, of_connect])
-        bounds = [*(began_s for began_s, _ in restarts), time.monotonic()]
-        for words in (*feeder.errors[:3], *streams.failures(), *connect.failures()):
+        applications.by_streams.expected = feeder.expected
+        done_after_s = finish(applications)
+        for words in (*feeder.errors[:3], *applications.failures()):
             self._say(f"{name}: {words}")
+        bounds = [*(began_s for began_s, _ in restarts), time.monotonic()]
         return Run(
             restart=how,
             outages_s=[outage_s(polling.between(begin_s, end_s)) for begin_s, end_s in pairwise(bounds)],
             ends_s=[ended_s for _, ended_s in restarts],
             refused=sum(poll.failure is not None for poll in list(polling.polls)),
             producer_wait_s=feeder.longest_wait_s(),
-            streams=of_streams.account(),
-            connect=of_connect.account(),
+            streams=applications.by_streams.account(),
+            connect=applications.by_connect.account(),
             done_after_s=done_after_s,
-            streams_fenced=streams.fenced().total(),
-            connect_fenced=connect.fenced().total(),
-            dead_threads=len(streams.failures()),
-            failed_tasks=len(connect.failures()),
+            streams_fenced=applications.streams.fenced().total(),
+            connect_fenced=applications.connect.fenced().total(),
+            dead_threads=len(applications.streams.failures()),
+            failed_tasks=len(applications.connect.failures()),
         )
 
     def _restart(
-        self, how: Restart, proxy: RestartedProxy, polling: PollingClient, applications: Sequence[Application]
+        self, how: Restart, proxy: RestartedProxy, polling: PollingClient, applications: Applications
     ) -> list[tuple[float, float]]:
         """When each restart began, and how long it waited for the end of the old process."""
         done: list[tuple[float, float]] = []
         began_s = time.monotonic() + FIRST_AT_S - EVERY_S
         for number in range(1, self._restarts + 1):
-            self._read_until(began_s + EVERY_S, polling, applications)
+            read_until(began_s + EVERY_S, polling, applications)
             began_s = time.monotonic()
             done.append((began_s, proxy.restart(how)))
             self._say(f"{how} number {number}: the old process ended after {done[-1][1]:.1f} s")
-        self._read_until(began_s + EVERY_S, polling, applications)
+        read_until(began_s + EVERY_S, polling, applications)
         return done
-
-    @staticmethod
-    def _read_until(at_s: float, polling: PollingClient, applications: Sequence[Application]) -> None:
-        """Until this moment, or longer: until all is well again. Raises ApplicationFailed after some minutes."""
-        while time.monotonic() < at_s or not polling.is_steady(STEADY_S):
-            if time.monotonic() > at_s + _GIVE_UP_S:
-                raise ApplicationFailed(f"the polling client has no steady response: {polling.polls[-1].failure}")
-            for application in applications:
-                application.take()
-
-    def _finish(self, applications: Sequence[Application]) -> float:
-        """Read on until everything is there, or nothing comes any more; seconds until then."""
-        began_s = came_s = time.monotonic()
-        while not all(application.done for application in applications):
-            if sum(application.take() for application in applications):
-                came_s = time.monotonic()
-            elif time.monotonic() - came_s > _GIVE_UP_S:
-                break
-        done_after_s = time.monotonic() - began_s
-        until_s = time.monotonic() + _DOUBLES_S
-        while time.monotonic() < until_s:
-            for application in applications:
-                application.take()
-        return done_after_s
-
-    def _make_topics(self, topics: Sequence[str]) -> None:
-        with closing(KafkaAdminClient(bootstrap_servers=self._cluster.bootstrap_servers)) as admin:
-            admin.create_topics(
-                [NewTopic(topic, num_partitions=PARTITIONS, replication_factor=self._copies) for topic in topics]
-            )
-        for topic in topics:
-            wait_until_known(self._cluster, topic, PARTITIONS)
-
-    @staticmethod
-    def _close_at_end(stack: ExitStack, programs: Sequence[Program]) -> None:
-        for program in programs:
-            stack.callback(program.close)
 
     def _keep_logs(self, name: str, folder: Path, proxy: RestartedProxy) -> None:
         assert self._keep is not None
@@ -199,3 +154,24 @@ class Rig:
         for log in folder.glob("*.log"):
             shutil.copy(log, kept)
         (kept / "proxy.log").write_text(proxy.tail(100_000))
+
+
+def read_until(at_s: float, polling: PollingClient, applications: Applications) -> None:
+    """Until this moment, or longer: until all is well again. Raises ApplicationFailed after some minutes."""
+    while time.monotonic() < at_s or not polling.is_steady(STEADY_S):
+        if time.monotonic() > at_s + _GIVE_UP_S:
+            raise ApplicationFailed(f"the polling client has no steady response: {polling.polls[-1].failure}")
+        applications.take()
+
+
+def finish(applications: Applications) -> float:
+    """Read on until everything is there, or nothing comes any more; seconds until then. Then wait for doubles."""
+    began_s = came_s = time.monotonic()
+    while not applications.done and time.monotonic() - came_s < _GIVE_UP_S:
+        if applications.take():
+            came_s = time.monotonic()
+    done_after_s = time.monotonic() - began_s
+    read_on_until_s = time.monotonic() + _DOUBLES_S
+    while time.monotonic() < read_on_until_s:
+        applications.take()
+    return done_after_s
