@@ -21,7 +21,7 @@ def runs(tmp_path_factory):
     least = ["--restarts", "1", "--nodes", "1", "--most-outage-s", "60"]
     command = [sys.executable, "-m", "tests.applications", *kinds, *least, "--json", str(file), "--logs", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850)
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[:3000]}\n{done.stderr[-6000:]}"
     return [Run.from_json(kept) for kept in json.loads(file.read_text())]
 
 
