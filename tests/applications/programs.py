@@ -1,6 +1,7 @@
 """The processes of the applications: instances of Kafka Streams, and workers of Kafka Connect."""
 
 import json
+import os
 import re
 import subprocess
 import time
@@ -25,6 +26,8 @@ PER_POLL, PAUSE_MS = 10, 200
 NUMBERS_PER_SECOND = 40
 """What a task has time for, with its transactions."""
 
+_NICE = 5
+"""Applications have machines of their own, as a rule: they are not to slow down the start of the proxy."""
 _HEAP = "256m"
 _START_S = 180.0
 _FENCED = re.compile(
@@ -76,7 +79,7 @@ class Program:
         self.name = name
         self._log = log
         with log.open("wb") as file:
-            self._process = subprocess.Popen(argv, stdout=file, stderr=file, preexec_fn=die_with_parent)
+            self._process = subprocess.Popen(argv, stdout=file, stderr=file, preexec_fn=_begin)
 
     def log(self) -> str:
         """What it has said so far."""
@@ -96,6 +99,12 @@ class Program:
         """End it for good."""
         self._process.kill()
         self._process.wait()
+
+
+def _begin() -> None:
+    """In the process that becomes the JVM."""
+    die_with_parent()
+    os.nice(_NICE)
 
 
 def fenced(log: str) -> Counter[str]:
