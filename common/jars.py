@@ -1,4 +1,4 @@
-"""The jars of Kafka's server, Spark's Kafka source, Delta Lake and Hadoop's S3 client: Maven fetches them once."""
+"""Jars of Kafka and its applications, Spark's Kafka source, Delta Lake, Hadoop's S3 client: Maven fetches them once."""
 
 import hashlib
 import os
@@ -104,6 +104,15 @@ def kafka_jars(version: str, say: Say = lambda line: None) -> Path:
     """
     what = f"Apache Kafka {version}"
     return _jars(_Wanted(f"kafka-{version}", what, "about 55 MB", (*_servers(version), *LOGGING[version[0]])), say)
+
+
+def kafka_application_jars(version: str, say: Say = lambda line: None) -> Path:
+    """The folder with the jars of Kafka Streams and of a Connect worker, otherwise as `kafka_jars`."""
+    streams, connect = f"org.apache.kafka:kafka-streams:{version}", f"org.apache.kafka:connect-runtime:{version}"
+    wanted = (streams, connect, *LOGGING[version[0]])
+    return _jars(
+        _Wanted(f"kafka-applications-{version}", f"Kafka Streams and Connect {version}", "about 110 MB", wanted), say
+    )
 
 
 def release(version: str) -> tuple[int, int]:

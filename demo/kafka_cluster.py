@@ -517,8 +517,16 @@ class KafkaCluster:
         return self._folder / name
 
 
-def java_argv(jars: Path, main_class: str, *args: str, heap: str, options: Sequence[str], logging: Path) -> list[str]:
-    """The command line that runs a class of the jars in a folder."""
+def java_argv(
+    jars: Path,
+    main_class: str,
+    *args: str,
+    heap: str,
+    options: Sequence[str],
+    logging: Path,
+    classes: Path | None = None,
+) -> list[str]:
+    """The command line that runs a class of the jars in a folder, or of the folder `classes`."""
     return [
         need_program("java", "openjdk-17-jdk-headless"),
         f"-Xmx{heap}",
@@ -528,7 +536,7 @@ def java_argv(jars: Path, main_class: str, *args: str, heap: str, options: Seque
         f"-Dlog4j.configuration=file:{logging}",
         f"-Dlog4j2.configurationFile={logging}",
         "-cp",
-        f"{jars}/*",
+        f"{jars}/*" if classes is None else f"{classes}:{jars}/*",
         main_class,
         *args,
     ]
