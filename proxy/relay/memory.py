@@ -5,8 +5,9 @@ which says how much it holds; the `Memory` of the process knows the sum. A relay
 the kernel until its turn comes. Pure: whoever owns a Memory calls `serve` after each call of `on_change`.
 
 Nobody waits in a circle. Incomplete requests may have a half of the memory, and end by a timeout while others wait
-(`Holding.hinders`). A response for which there is no room is collected all the same if no other one is: at least one
-goes on, and it needs nothing but its node.
+(`Holding.hinders`). What has come of requests that wait takes no room from requests: it would be there until all of
+them had given up. A response for which there is no room is collected all the same if no other one is: at least one goes
+on, and it needs nothing but its node.
 """
 
 from collections import deque
@@ -72,6 +73,7 @@ class Memory:
         "_next",
         "_of",
         "_queue",
+        "_waiting_bytes",
         "most_bytes",
         "on_change",
         "taken_bytes",
@@ -83,8 +85,10 @@ class Memory:
         self.on_change: Callable[[], None] = _unheard
         self._asked_bytes = 0
         """The part of them that was taken for requests."""
+        self._waiting_bytes = 0
+        """The part of them that has come of requests that wait for room."""
         self._of: dict[str, int] = {}
-        """How many bytes each entity has taken."""
+        """How many bytes each entity has taken, without what has come of requests that wait."""
         self._queue: FairQueue[Want] = FairQueue()
         self._next: Want | None = None
         """Whose turn it is. It waits until there is room."""
@@ -144,9 +148,9 @@ class Memory:
         return not want.for_request or not taken_bytes or taken_bytes + want.bytes <= self.most_bytes // 8
 
     def _fits(self, want: Want) -> bool:
-        within = self.taken_bytes + want.bytes <= self.most_bytes
         if not want.for_request:
-            return within or self._exceeding is None
+            return self.taken_bytes + want.bytes <= self.most_bytes or self._exceeding is None
+        within = self.taken_bytes - self._waiting_bytes + want.bytes <= self.most_bytes
         is_first = want.whose.entity not in self._of
         return (within or is_first) and self._asked_bytes + want.bytes <= self.most_bytes // 2
 
@@ -171,8 +175,15 @@ class Memory:
             if behind is not None:
                 for want in behind:
                     self._queue.put(want, want.whose)
-            if self.crowded:
-                self.on_change()
+        if (change_bytes < 0 or asked_bytes < 0) and self.crowded:
+            self.on_change()
+
+    def count_waiting(self, change_bytes: int) -> None:
+        """More or less than before has come of requests that wait for room."""
+        self._waiting_bytes += change_bytes
+        self.taken_bytes += change_bytes
+        if change_bytes < 0 and self.crowded:
+            self.on_change()
 
     def no_longer_exceeds(self, holding: "Holding") -> None:
         """The response of this holding is not held any more."""
@@ -200,6 +211,7 @@ class Holding:
 
     - `request_bytes`, `response_bytes`: for the request and the response that are collected whole.
     - `kept_bytes`: everything else, which is there already. `bytes`: the sum of the three.
+    - `waiting_bytes`: what has come of a request that waits for room. It is not part of `bytes`.
     - `wake` is called when something has come for which the relay waits.
     """
 
@@ -214,6 +226,7 @@ class Holding:
         "kept_bytes",
         "request_bytes",
         "response_bytes",
+        "waiting_bytes",
         "wake",
     )
 
@@ -222,6 +235,7 @@ class Holding:
         self.response_bytes = 0
         self.kept_bytes = 0
         self.bytes = 0
+        self.waiting_bytes = 0
         self.wake: Callable[[], None] | None = None
         self._memory = memory
         self._owner = owner
@@ -266,9 +280,10 @@ class Holding:
                 self._response = want
         return self._response is None
 
-    def settle(self, request_bytes: int, response_bytes: int, kept_bytes: int) -> None:
+    def settle(self, request_bytes: int, response_bytes: int, kept_bytes: int, waiting_bytes: int = 0) -> None:
         """Say what is held now: no more than was taken for a request and for a response, and what else is here."""
         kept_bytes = kept_bytes if kept_bytes > SMALL_BYTES else 0
+        waiting_bytes = waiting_bytes if waiting_bytes > SMALL_BYTES else 0
         size_bytes = request_bytes + response_bytes + kept_bytes
         change = size_bytes - self.bytes
         asked_change = request_bytes - self.request_bytes
@@ -279,13 +294,16 @@ class Holding:
         self.bytes = size_bytes
         if change or asked_change:
             self._memory.count(self._entity, change, asked_change)
+        if waiting_bytes != self.waiting_bytes:
+            more, self.waiting_bytes = waiting_bytes - self.waiting_bytes, waiting_bytes
+            self._memory.count_waiting(more)
         if was_response and not response_bytes:
             self._memory.no_longer_exceeds(self)
 
     def close(self) -> None:
         """The connection has ended: hold nothing, and wait for nothing any more."""
         self._waits = False
-        if self.bytes:
+        if self.bytes or self.waiting_bytes:
             self.settle(0, 0, 0)
         for want in (self._request, self._response):
             if want is not None:

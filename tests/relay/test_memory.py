@@ -148,6 +148,35 @@ def test_who_waits_and_hangs_up_has_no_turn_any_more(party):
     assert scripts[-1].reads[Side.CLIENT]
 
 
+@pytest.mark.parametrize("entities", [1, 300])
+def test_what_has_come_of_requests_that_wait_does_not_keep_them_from_their_turns(party, entities):
+    """A read takes up to a quarter of a MiB: what has come of 300 requests is more than the memory."""
+    waiting = [party.script(f"10.0.{number % entities}.1") for number in range(300)]
+    for script in waiting:
+        script.client(LARGE[:262_144])
+    assert party.memory.taken_bytes > MEMORY_BYTES
+    for _ in range(300 // OF_ONE):
+        for script in waiting:
+            if script.reads[Side.CLIENT]:
+                script.client(LARGE[262_144:])
+                assert script.sent[Side.NODE]
+                script.do(script.relay.on_lost(CloseReason.NODE_CLOSED, "", NOW_US))
+        waiting = [script for script in waiting if script.closed is None]
+        party.serve()
+    assert waiting == []
+    assert (party.memory.taken_bytes, party.memory.waiting) == (0, 0)
+
+
+def test_who_waits_has_room_that_a_request_no_longer_takes_though_more_is_kept_for_it(party):
+    memory, changes = Memory(100 * SMALL_BYTES), []
+    memory.on_change = lambda: changes.append(memory.serve())
+    first, second = (Holding(memory, Client(name)) for name in ("first", "second"))
+    assert first.may_hold_request(20 * SMALL_BYTES)
+    assert not second.may_hold_request(20 * SMALL_BYTES)
+    first.settle(0, 0, 60 * SMALL_BYTES)
+    assert changes[-1] == [second]
+
+
 def test_what_was_taken_for_a_request_is_given_back_when_it_is_no_longer_needed_whole(party):
     script = party.script("10.0.0.1")
     script.client(LARGE[:500])
