@@ -6,8 +6,8 @@ the kernel until its turn comes. Pure: whoever owns a Memory calls `serve` after
 
 Nobody waits in a circle. Incomplete requests may have a half of the memory, and end by a timeout while others wait
 (`Holding.hinders`). What has come of requests that wait takes no room from requests: it would be there until all of
-them had given up. A response for which there is no room is collected all the same if no other one is: at least one goes
-on, and it needs nothing but its node.
+them had given up. A response never waits for a request, which may itself wait until responses have come. One for which
+there is no room is collected all the same if no other one is: at least one goes on, and it needs nothing but its node.
 """
 
 from collections import deque
@@ -55,6 +55,41 @@ class Want:
         self.whose = whose
 
 
+class _Line:
+    """Who waits. Whose turn it is, is `first` until there is room."""
+
+    __slots__ = ("_first", "_queue")
+
+    def __init__(self) -> None:
+        self._first: Want | None = None
+        self._queue: FairQueue[Want] = FairQueue()
+
+    def __len__(self) -> int:
+        return len(self._queue) + (self._first is not None)
+
+    @property
+    def first(self) -> Want | None:
+        """Whose turn it is."""
+        if self._first is None and self._queue:
+            self._first = self._queue.take()
+        return self._first
+
+    def put(self, want: Want) -> None:
+        """One more waits."""
+        self._queue.put(want, want.whose)
+
+    def pass_on(self) -> None:
+        """The first one waits here no longer."""
+        self._first = None
+
+    def remove(self, want: Want) -> bool:
+        """This one waits no longer. Returns whether it did."""
+        if self._first is want:
+            self._first = None
+            return True
+        return self._queue.remove(want, want.whose)
+
+
 def _unheard() -> None:
     """Called in place of a function that is to learn of a change."""
 
@@ -70,9 +105,9 @@ class Memory:
         "_asked_bytes",
         "_behind",
         "_exceeding",
-        "_next",
         "_of",
-        "_queue",
+        "_requests",
+        "_responses",
         "_waiting_bytes",
         "most_bytes",
         "on_change",
@@ -89,29 +124,28 @@ class Memory:
         """The part of them that has come of requests that wait for room."""
         self._of: dict[str, int] = {}
         """How many bytes each entity has taken, without what has come of requests that wait."""
-        self._queue: FairQueue[Want] = FairQueue()
-        self._next: Want | None = None
-        """Whose turn it is. It waits until there is room."""
+        self._requests = _Line()
+        self._responses = _Line()
         self._behind: dict[str, deque[Want]] = {}
-        """Who waits, by entity, until the entity itself lets go of something."""
+        """Who waits with a request, by entity, until the entity itself lets go of something."""
         self._exceeding: Holding | None = None
         """The one that was given room for a response although there was none."""
 
     @property
     def crowded(self) -> bool:
         """Whether somebody waits for what others hold."""
-        return self._next is not None or len(self._queue) > 0
+        return bool(self._requests or self._responses)
 
     @property
     def waiting(self) -> int:
         """How many wait."""
-        return len(self._queue) + (self._next is not None) + sum(map(len, self._behind.values()))
+        return len(self._requests) + len(self._responses) + sum(map(len, self._behind.values()))
 
     # -------------------------------------------------------------------- take
 
     def take_or_wait(self, want: Want) -> bool:
-        """Take what is wanted, if there is room and nobody waits; else wait. Returns whether it was taken."""
-        if self.crowded or not (self._suits_entity(want) and self._fits(want)):
+        """Take what is wanted, if there is room and nobody waits for such; else wait. Returns whether it was taken."""
+        if self._line_of(want) or not (self._suits_entity(want) and self._fits(want)):
             self._wait(want)
             return False
         self._take(want)
@@ -120,24 +154,25 @@ class Memory:
     def serve(self) -> list["Holding"]:
         """Let those take what they wait for whose turn it is, as far as there is room; return them."""
         served: list[Holding] = []
-        while self.crowded:
-            if self._next is None:
-                self._next = self._queue.take()
-            want = self._next
-            if self._suits_entity(want):
-                if not self._fits(want):
-                    break
-                self._take(want)
-                want.holding.came(want)
-                served.append(want.holding)
-            else:
-                self._behind.setdefault(want.whose.entity, deque()).append(want)
-            self._next = None
+        for line in (self._responses, self._requests):
+            while (want := line.first) is not None:
+                if self._suits_entity(want):
+                    if not self._fits(want):
+                        break
+                    self._take(want)
+                    want.holding.came(want)
+                    served.append(want.holding)
+                else:
+                    self._behind.setdefault(want.whose.entity, deque()).append(want)
+                line.pass_on()
         return served
+
+    def _line_of(self, want: Want) -> _Line:
+        return self._requests if want.for_request else self._responses
 
     def _wait(self, want: Want) -> None:
         if self._suits_entity(want):
-            self._queue.put(want, want.whose)
+            self._line_of(want).put(want)
             self.on_change()
         else:
             self._behind.setdefault(want.whose.entity, deque()).append(want)
@@ -174,7 +209,7 @@ class Memory:
             behind = self._behind.pop(entity, None)
             if behind is not None:
                 for want in behind:
-                    self._queue.put(want, want.whose)
+                    self._requests.put(want)
         if (change_bytes < 0 or asked_bytes < 0) and self.crowded:
             self.on_change()
 
@@ -194,9 +229,7 @@ class Memory:
 
     def forget(self, want: Want) -> None:
         """Nobody waits for this any more."""
-        if self._next is want:
-            self._next = None
-        elif not self._queue.remove(want, want.whose):
+        if not self._line_of(want).remove(want):
             behind = self._behind.get(want.whose.entity)
             if behind is not None and want in behind:
                 behind.remove(want)

@@ -14,7 +14,7 @@ from quotas.entities import Entity, QuotaType
 from quotas.fair_queue import Whose
 from tests.relay.script import NOW_US, Script, manager_of
 from tests.sasl_frames import authenticate, log_in
-from tests.topic_frames import delete_topics
+from tests.topic_frames import delete_topics, metadata_by_name
 
 MIB = 1 << 20
 ALL_AT_ONCE = MEMORY_BYTES // 2 // (2 * MIB)
@@ -31,6 +31,16 @@ class Client:
 def request(size_bytes):
     """A request about topics of so many bytes, or a few less."""
     return delete_topics(5, [b"t" * 200] * (size_bytes // 202))
+
+
+def frames_of(data):
+    """The frames that these bytes are."""
+    frames = []
+    while data:
+        size_bytes = 4 + int.from_bytes(data[:4], "big")
+        frames.append(bytes(data[:size_bytes]))
+        data = data[size_bytes:]
+    return frames
 
 
 LARGE = request(MIB - 1000)
@@ -158,9 +168,7 @@ def test_what_has_come_of_requests_that_wait_does_not_keep_them_from_their_turns
     for _ in range(300 // OF_ONE):
         for script in waiting:
             if script.reads[Side.CLIENT]:
-                script.client(LARGE[262_144:])
-                assert script.sent[Side.NODE]
-                script.do(script.relay.on_lost(CloseReason.NODE_CLOSED, "", NOW_US))
+                script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", NOW_US))
         waiting = [script for script in waiting if script.closed is None]
         party.serve()
     assert waiting == []
@@ -214,6 +222,23 @@ def test_there_is_room_for_one_response_more_than_there_is_room_for(party):
     assert memory.serve() == []  # there is room for a fifth, and the second has what exceeds it
     holdings[1].settle(0, 0, 0)
     assert memory.serve() == [holdings[2]]
+
+
+def test_a_response_does_not_wait_for_a_request_which_waits_until_there_was_a_response(party):
+    """Requests to delete topics hold a half of the memory until the node has said how many partitions they have."""
+    holders = [party.script(f"10.0.0.{number}") for number in range(ALL_AT_ONCE)]
+    for script in holders:
+        script.client(LARGE)
+    last = party.script("10.0.1.1")
+    last.client(LARGE[:500])
+    assert not last.reads[Side.CLIENT]
+    for script in holders:
+        [asked] = frames_of(script.sent[Side.NODE])
+        corr = int.from_bytes(asked[8:12], "big", signed=True)
+        script.node(metadata_by_name(corr, {b"%d" % number: 1 for number in range(1000)}))
+        party.serve()
+    assert [len(frames_of(script.sent[Side.NODE])) for script in holders] == [2] * len(holders)
+    assert last.reads[Side.CLIENT]
 
 
 @pytest.mark.parametrize("seed", range(4))
