@@ -256,9 +256,13 @@ class Discovery:
         self._looked.set()
 
     def note_way_back(self, node_id: int) -> None:
-        """A connection of this proxy's own has come as that of a client of this node."""
+        """A connection of this proxy's own has come as that of a client of this node.
+
+        Perhaps only one of several ways leads back, and clients are refused until a look has an answer: it is soon.
+        """
         if node_id == BOOTSTRAP_NODE_ID:
             self.leads_back = True
+            self.ask()
         else:
             self._directory.note_way_back(node_id)
 

@@ -261,6 +261,23 @@ async def test_when_a_look_of_its_own_comes_as_a_client_clients_go_no_further_un
     (await asker.reported()).socket.close()
 
 
+async def test_after_a_way_back_the_cluster_is_looked_at_soon(node, monkeypatch):
+    looks = asyncio.Queue()
+
+    async def nodes_named_by(*_):
+        looks.put_nowait("a look")
+        return []
+
+    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("proxy.upstream.discovery._FIRST_RETRY_S", 0)
+    node.upstream.reconfigure(node.config(default_partitions=1, metadata_refresh_s=3600))
+    learning = asyncio.create_task(node.upstream.discovery.keep_learning())
+    await asyncio.wait_for(looks.get(), TIMEOUT_S)
+    await comes_back(node, BOOTSTRAP_NODE_ID).reported()
+    await asyncio.wait_for(looks.get(), TIMEOUT_S)
+    learning.cancel()
+
+
 async def test_a_way_back_is_the_reason_why_the_cluster_cannot_be_reached(node, monkeypatch):
     async def nodes_named_by(*_):
         await comes_back(node, BOOTSTRAP_NODE_ID).reported()
