@@ -10,7 +10,6 @@ them had given up. A response never waits for a request, which may itself wait u
 there is no room is collected all the same if no other one is: at least one goes on, and it needs nothing but its node.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -126,7 +125,7 @@ class Memory:
         """How many bytes each entity has taken, without what has come of requests that wait."""
         self._requests = _Line()
         self._responses = _Line()
-        self._behind: dict[str, deque[Want]] = {}
+        self._behind: dict[str, _Line] = {}
         """Who waits with a request, by entity, until the entity itself lets go of something."""
         self._exceeding: Holding | None = None
         """The one that was given room for a response although there was none."""
@@ -163,7 +162,7 @@ class Memory:
                     want.holding.came(want)
                     served.append(want.holding)
                 else:
-                    self._behind.setdefault(want.whose.entity, deque()).append(want)
+                    self._behind.setdefault(want.whose.entity, _Line()).put(want)
                 line.pass_on()
         return served
 
@@ -175,12 +174,25 @@ class Memory:
             self._line_of(want).put(want)
             self.on_change()
         else:
-            self._behind.setdefault(want.whose.entity, deque()).append(want)
+            self._behind.setdefault(want.whose.entity, _Line()).put(want)
 
-    def _suits_entity(self, want: Want) -> bool:
+    def _suits_entity(self, want: Want, more_bytes: int = 0) -> bool:
         """Whether the entity may take so much: all together an eighth of the memory, but always one request."""
-        taken_bytes = self._of.get(want.whose.entity, 0)
+        taken_bytes = self._of.get(want.whose.entity, 0) + more_bytes
         return not want.for_request or not taken_bytes or taken_bytes + want.bytes <= self.most_bytes // 8
+
+    def _let_come(self, entity: str) -> None:
+        """Let those of an entity wait for their turns that it may have now, not all: they may be thousands."""
+        behind = self._behind.get(entity)
+        if behind is None:
+            return
+        more_bytes = 0
+        while (want := behind.first) is not None and self._suits_entity(want, more_bytes):
+            behind.pass_on()
+            self._requests.put(want)
+            more_bytes += want.bytes
+        if not behind:
+            del self._behind[entity]
 
     def _fits(self, want: Want) -> bool:
         if not want.for_request:
@@ -206,10 +218,7 @@ class Memory:
         else:
             self._of.pop(entity, None)
         if change_bytes < 0:
-            behind = self._behind.pop(entity, None)
-            if behind is not None:
-                for want in behind:
-                    self._requests.put(want)
+            self._let_come(entity)
         if (change_bytes < 0 or asked_bytes < 0) and self.crowded:
             self.on_change()
 
@@ -229,12 +238,11 @@ class Memory:
 
     def forget(self, want: Want) -> None:
         """Nobody waits for this any more."""
-        if not self._line_of(want).remove(want):
-            behind = self._behind.get(want.whose.entity)
-            if behind is not None and want in behind:
-                behind.remove(want)
-                if not behind:
-                    del self._behind[want.whose.entity]
+        entity = want.whose.entity
+        if self._line_of(want).remove(want):
+            self._let_come(entity)
+        elif (behind := self._behind.get(entity)) is not None and behind.remove(want) and not behind:
+            del self._behind[entity]
         if self.crowded:
             self.on_change()
 

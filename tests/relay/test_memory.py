@@ -148,6 +148,28 @@ def test_who_waits_for_its_own_entity_does_not_hasten_others(party):
     assert scripts[-1].reads[Side.CLIENT]
 
 
+def test_of_those_that_wait_for_their_own_entity_one_that_hangs_up_lets_the_next_one_come():
+    memory = Memory(100 * SMALL_BYTES)
+    holdings = [Holding(memory, Client("one")) for _ in range(3)]
+    assert [one.may_hold_request(10 * SMALL_BYTES) for one in holdings] == [True, False, False]
+    holdings[0].close()
+    holdings[1].close()
+    assert memory.serve() == [holdings[2]]
+
+
+def test_of_those_that_wait_for_their_own_entity_only_as_many_are_looked_at_as_there_is_room_for():
+    memory, owner = Memory(100 * SMALL_BYTES), Client("one")
+    waiting = [Holding(memory, owner) for _ in range(50)]
+    assert sum(one.may_hold_request(10 * SMALL_BYTES) for one in waiting) == 1
+    waiting[0].close()
+    assert memory.crowded
+    assert memory.serve() == [waiting[1]]
+    small = Holding(memory, owner)
+    small.settle(0, 0, 2 * SMALL_BYTES)
+    small.settle(0, 0, 0)
+    assert not memory.crowded
+
+
 def test_who_waits_and_hangs_up_has_no_turn_any_more(party):
     scripts = [party.script(f"10.0.0.{number}") for number in range(ALL_AT_ONCE + 2)]
     for script in scripts:
