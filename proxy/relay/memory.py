@@ -69,7 +69,7 @@ class _Line:
     @property
     def first(self) -> Want | None:
         """Whose turn it is."""
-        if self._first is None and self._queue:
+        if self._first is None and len(self._queue):
             self._first = self._queue.take()
         return self._first
 
@@ -133,7 +133,7 @@ class Memory:
     @property
     def crowded(self) -> bool:
         """Whether somebody waits for what others hold."""
-        return bool(self._requests or self._responses)
+        return len(self._requests) + len(self._responses) > 0
 
     @property
     def waiting(self) -> int:
@@ -144,7 +144,7 @@ class Memory:
 
     def take_or_wait(self, want: Want) -> bool:
         """Take what is wanted, if there is room and nobody waits for such; else wait. Returns whether it was taken."""
-        if self._line_of(want) or not (self._suits_entity(want) and self._fits(want)):
+        if len(self._line_of(want)) or not (self._suits_entity(want) and self._fits(want)):
             self._wait(want)
             return False
         self._take(want)
@@ -191,7 +191,7 @@ class Memory:
             behind.pass_on()
             self._requests.put(want)
             more_bytes += want.bytes
-        if not behind:
+        if not len(behind):
             del self._behind[entity]
 
     def _fits(self, want: Want) -> bool:
@@ -241,7 +241,7 @@ class Memory:
         entity = want.whose.entity
         if self._line_of(want).remove(want):
             self._let_come(entity)
-        elif (behind := self._behind.get(entity)) is not None and behind.remove(want) and not behind:
+        elif (behind := self._behind.get(entity)) is not None and behind.remove(want) and not len(behind):
             del self._behind[entity]
         if self.crowded:
             self.on_change()
