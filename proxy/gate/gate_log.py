@@ -87,7 +87,7 @@ class GateLog:
         """
         name, fault = key.virtual_cluster, printable(f"{reason.value}: {detail}" if detail else reason.value)
         origin = _ALL_CLIENTS if reason in _SAME_FOR_ALL else self._origin_of(name, address)
-        lines = _LINES_OF_SHORT if reason in _BY_CLIENT else 0
+        lines = _LINES_OF_SHORT if reason in _BY_CLIENT and not detail else 0
         return self._faults.note(name, origin, fault, self._now_ms(), lines)
 
     def note_unnamed(self, key: ListenerKey, address: str) -> bool:
