@@ -108,7 +108,7 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "Connections of clients": {
         "connection_closed": "A connection has ended, for this reason. It is at level debug if the connection only "
         "tested the port; if the same fault of the same address was logged within the last minute; or if the client "
-        "ended it after one request or less, and ten such connections of its address were logged already.",
+        "ended it after one request or less, and ten such connections of its address were logged in this minute.",
         "connections_closed": "How many connections of an address ended at level debug, because such lines were "
         "logged already: once a minute, and when there are no more. `faults` has the number for each reason.",
         "connection_refused": "A connection was refused: the first of its address. Further ones are counted.",
