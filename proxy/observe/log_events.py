@@ -46,8 +46,9 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "such line; one line a minute at most.",
         "status_page_failed": "A bug of the proxy: open status pages were not kept up to date, and connect again. "
         "Please report the traceback.",
-        "background_task_failed": "A bug of the proxy, in its background work `task`, which goes on. `failures` is "
-        "the number since the last such line; at most one line a minute for each task. Please report the traceback.",
+        "background_task_failed": "A bug of the proxy, in its background work `task`, which goes on (without `task`: "
+        "in work that has ended). `failures` is the number since the last such line; at most one line a minute for "
+        "each task. Please report the traceback.",
         "internal_error": "A bug of the proxy. One connection is closed, and others go on. Please report the "
         "traceback.",
         "log_lines_dropped": "Before this line, so many `lines` of the log were dropped, because standard error was "
