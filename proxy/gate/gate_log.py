@@ -36,7 +36,7 @@ _ALL_CLIENTS = "all clients"
 
 _BY_CLIENT = frozenset({CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
 _LINES_OF_SHORT = 10
-"""How many short connections of an address have a line before the others are summed up: they need be no mistake."""
+"""How many short connections of an address have a line in a minute: they may be no mistake. Others are counted."""
 
 
 class GateLog:
