@@ -1,4 +1,4 @@
-"""Files that get their name when they are complete: at any time, also after a crash, the old or the new one is whole.
+"""Files that get their name when they are complete: also after a crash, either the old or the new file is there, whole.
 
 A renaming cannot be undone, so nothing after it may fail: who writes would repeat what is done. What a file system
 cannot do at all is no failure either.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 UNSUPPORTED: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
-"""The errors with which file systems refuse what they cannot do."""
+"""The errors of file systems for operations that they do not have."""
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
 
 
@@ -58,7 +58,7 @@ def publish(file: int, aside: Path, path: Path) -> None:
 
 
 def is_at(path: Path, file: int) -> bool:
-    """Whether a path leads to this open file. Raises OSError if that cannot be found out."""
+    """Whether a path leads to this open file. Raises OSError if this cannot be known."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file))
     except OSError as error:
@@ -68,7 +68,7 @@ def is_at(path: Path, file: int) -> bool:
 
 
 def sync(file: int) -> None:
-    """Have an open file on the disk, if its file system can do that. Raises OSError."""
+    """Write an open file to the disk, if its file system can sync files. Raises OSError."""
     try:
         os.fsync(file)
     except OSError as error:
@@ -77,7 +77,7 @@ def sync(file: int) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Have the names in a directory survive a crash of the machine, if the file system can do that. Raises OSError."""
+    """Write the names in a directory to the disk, if its file system can sync directories. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sync(descriptor)

@@ -1,4 +1,4 @@
-"""Where connections to nodes may go. The nodes say where they are, and they are not always right."""
+"""Which addresses of nodes may be connected to. Nodes report their own addresses, and these may be wrong."""
 
 import socket
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ Address: TypeAlias = IPv4Address | IPv6Address
 
 
 class Destinations:
-    """Which addresses may be connected to: none where this process listens; and if there are `places`, only those.
+    """Says which addresses may be connected to: none where this process listens; if there are `places`, only these.
 
     `listeners` are local addresses with ports. `places` are networks, host names, and endings of host names that begin
     with a dot. A host that has one of these names may be at any address.
@@ -25,14 +25,14 @@ class Destinations:
         self._is_bound = bool(self._networks or self._names)
 
     def allowed(self, host: str, found: Sequence[Found]) -> Sequence[Found]:
-        """Those of the addresses of a host, with their ports, that may be connected to. Raises OSError if none may."""
+        """The addresses of a host, with their ports, that may be connected to. Raises OSError if there is none."""
         refusals = [self.refusal(host, where[0], where[1]) for _, where in found]
         if found and all(refusals):
             raise OSError(None, refusals[0])
         return [each for each, refusal in zip(found, refusals, strict=True) if refusal is None]
 
     def refusal(self, host: str, address: str, port: int) -> str | None:
-        """Why `address`, which is one of the host, may not be connected to at this port; None: it may."""
+        """Why this address of a host may not be connected to at this port; None if it may."""
         for bind, ports in self._listeners:
             if port in ports and _is_at(_plain(address), bind):
                 return "it is a listener of this proxy"
@@ -41,7 +41,7 @@ class Destinations:
         return None
 
     def refusal_of_host(self, host: str, port: int) -> str | None:
-        """The same, as far as it can be said before the name of a host is looked up."""
+        """The same, as far as it is known before the name of the host is looked up."""
         if _is_number(host):
             return self.refusal(host, host, port)
         if self._is_bound and not self._networks and not self._has_name(host):
@@ -83,7 +83,7 @@ def _plain(text: str) -> Address:
 
 
 def _is_at(address: Address, bind: Address) -> bool:
-    """Whether who connects to an address comes to a socket that is bound to another."""
+    """Whether a connection to `address` comes to a socket that is bound to `bind`."""
     if address.is_unspecified:  # the system takes it for this machine
         return bind.is_unspecified or bind.is_loopback
     if not bind.is_unspecified:

@@ -1,7 +1,7 @@
-"""What a process does in the background for as long as it runs, such as looking for timeouts.
+"""Duties: the background work of a process for as long as it runs, such as looking for timeouts.
 
-An error never ends a duty: not one of its own, and not one of an object that it looks after. The error is logged,
-counted and, for a minute, shown; the duty goes on.
+An error never ends a duty, neither an error of the duty itself nor one about an object that it looks after. The error
+is logged, counted and, for a minute, shown; the duty goes on.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ log = structlog.get_logger()
 
 
 class Duty:
-    """One of them. As a context manager it notes an exception of one object, and the others have their turn.
+    """Background work that goes on after errors. As a context manager it notes an exception about one object.
 
-    `name` says what is done, and is the same for all `places` where it is done.
+    `name` says what the work is, and is the same for each `place` where it is done.
     """
 
     def __init__(self, name: str, place: str = "", now_s: Callable[[], float] = time.monotonic) -> None:
@@ -45,14 +45,14 @@ class Duty:
 
     @property
     def trouble(self) -> str | None:
-        """What has failed in the last minute, None if nothing has."""
+        """The text about the last error within the last minute, None if there was none."""
         if self._failed_s is None or self._now_s() - self._failed_s > _SHOWN_S:
             return None
         where = f"{self._place}: " if self._place else ""
         return f"{where}an error in the proxy itself, in {self.name}: {self._problem}"
 
     def failed(self, error: BaseException) -> None:
-        """Note an error; it is logged, at most one a minute."""
+        """Note an error. It is counted, and logged at most once a minute."""
         _failures[self.name] += 1
         self._failed_s, self._problem = self._now_s(), printable(repr(error))
         if failures := self._reports.times(self._failed_s):
@@ -65,14 +65,14 @@ class Duty:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """Note an exception."""
+        """Note an exception, and suppress it."""
         if isinstance(error, Exception):
             self.failed(error)
             return True
         return False
 
     async def keep(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do it until `run` returns, or this is cancelled. When `run` fails, it is called again 1 s later."""
+        """Call `run` until it returns, or this task is cancelled. After an error it is called again 1 s later."""
         with self._shown():
             while True:
                 try:
@@ -87,7 +87,7 @@ class Duty:
                 await asyncio.sleep(_AGAIN_S)
 
     def keep_in_thread(self, run: Callable[[], None], stopping: threading.Event) -> None:
-        """The same in a thread: until `run` returns, or fails after `stopping` is set."""
+        """The same in a thread: until `run` returns, or fails after `stopping` was set."""
         with self._shown():
             while True:
                 try:
@@ -108,7 +108,7 @@ class Duty:
 
 
 def troubles() -> list[str]:
-    """What has failed in the last minute of what this process does in the background, one line each."""
+    """The errors of this process's duties within the last minute, one line for each duty."""
     return [trouble for duty in list(_kept) if (trouble := duty.trouble) is not None]
 
 

@@ -19,7 +19,7 @@ class Lock(Enum):
     HELD = auto()
     """Another process holds the lock."""
     NONE = auto()
-    """The file system has no locks, so nobody knows."""
+    """The file system has no locks, so it is not known whether another process uses the file."""
 
 
 def lock(file: int, operation: int = fcntl.LOCK_EX) -> Lock:

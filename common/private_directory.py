@@ -20,10 +20,10 @@ def check_directory(directory: Path) -> None:
 
 
 def keep_directory(directory: Path) -> None:
-    """Create a directory anew that was checked before and is missing now. Raises DirectoryUnusable if that fails.
+    """Create a directory again that was checked before and is missing now. Raises DirectoryUnusable if that fails.
 
-    One that somebody else has made in its place, and that is empty and of this user, gets the mode of a private one.
-    Others are taken as they are: what is written there is private anyhow, and should not be lost.
+    If another directory is in its place, is empty and belongs to this user, it gets the mode of a private one. Any
+    other directory is used as it is: the files in it are private, and records should not be lost.
     """
     _make(directory)
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The descriptors 0, 1 and 2, which every process is expected to have."""
+"""The standard streams: descriptors 0, 1 and 2, which every process should have."""
 
 import os
 import sys

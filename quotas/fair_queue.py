@@ -1,4 +1,4 @@
-"""Turns at something scarce: entities take turns, so that an entity with many connections delays only its own."""
+"""A queue in which entities take turns, so that an entity with many connections delays only its own connections."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
@@ -10,9 +10,9 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class Whose(NamedTuple):
-    """Who waits: an `entity`, and the `part` of the entity that takes turns with its other parts.
+    """The owner of an item that waits: an `entity`, and the `part` of the entity that takes turns with its other parts.
 
-    A part is a client-id, or a connection that has named none. Where nothing is known, all that wait are one entity.
+    A part is a client-id, or a connection that has sent none. By default all items belong to one entity and one part.
     """
 
     entity: str = ""
@@ -22,17 +22,17 @@ class Whose(NamedTuple):
 def entity_of(user: str, address: str) -> str:
     """The entity whose turns a client takes: its user, or the network of its address where no user is known.
 
-    No user's name can be taken for an address.
+    The name of a user is never the same as an address.
     """
     return network_of(address) if user in (ANONYMOUS, NOBODY) else f"user={user}"
 
 
 class FairQueue(Generic[Item]):
-    """Items that wait for their turns, none of them twice.
+    """Items that wait for their turns. No item is in the queue twice.
 
-    Entities take turns, one item each. In the turns of an entity its parts take turns; the items of one part keep their
-    order. So an item waits for one turn of each other entity at most before each turn of its own entity. Every call
-    takes constant time. The memory is that of the items that wait: an entity without any is forgotten.
+    Entities take turns, one item each. Within the turns of an entity its parts take turns; the items of one part keep
+    their order. So between two turns of an entity each other entity has at most one turn. Every call takes constant
+    time. Memory is needed only for items that wait: an entity without items is forgotten.
     """
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class FairQueue(Generic[Item]):
         return True
 
     def keep_turn(self, whose: Whose) -> None:
-        """Let this entity, and in it this part, be the next, if they still wait: their last turn was not used up."""
+        """Let this entity and this part of it be the next, if they still wait, because their last turn is not over."""
         parts = self._entities.get(whose.entity)
         if parts is None:
             return

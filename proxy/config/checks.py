@@ -172,7 +172,7 @@ def _is_host_of(listener: ListenerAddress, host: str) -> bool:
 
 
 def _node_network_problems(data: Any) -> Iterator[Problem]:
-    """Bootstrap servers that are nowhere where nodes may be, as far as that is known without looking up their names."""
+    """Bootstrap servers at which no node may be, as far as this is known without looking up their names."""
     for path, upstream in found_at(data, "virtual_clusters[].upstream"):
         try:
             destinations = Destinations(places=map(node_place, items(upstream, "node_networks")))

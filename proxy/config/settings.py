@@ -79,8 +79,8 @@ class CredentialsConfig(Settings):
     """As in Kafka's clients. What clients' connections speak to the nodes says `upstream.tls`."""
 
     ca_file: FilePath = None
-    """PEM certificates that are trusted, each of them, as those of a truststore are in Java: a node's certificate, or
-    an authority of its chain, must be among them. Without this file, those of the system are trusted."""
+    """Certificates to trust, as PEM: each of them, as with a truststore in Java. A node's certificate, or an authority
+    of its chain, must be among them. Without this file, the certificates of the system are trusted."""
 
     certificate_file: FilePath = None
     """The proxy's own certificate, as PEM."""
@@ -114,8 +114,8 @@ class UpstreamTlsConfig(Settings):
     """TLS between the proxy and the nodes, for connections of clients; without this section they are plain."""
 
     ca_file: FilePath = None
-    """PEM certificates that are trusted, each of them, as those of a truststore are in Java: a node's certificate, or
-    an authority of its chain, must be among them. Without this file, those of the system are trusted."""
+    """Certificates to trust, as PEM: each of them, as with a truststore in Java. A node's certificate, or an authority
+    of its chain, must be among them. Without this file, the certificates of the system are trusted."""
 
     certificate_file: FilePath = None
     """The proxy's own certificate with those between it and its authority, as PEM: the nodes see it as whoever the
@@ -147,12 +147,12 @@ class UpstreamConfig(Settings):
     """The cluster behind a virtual cluster."""
 
     bootstrap_servers: Some[Server]
-    """Nodes to ask first for the cluster's members, each as host:port (IPv6 in brackets). While none of them answers,
-    the proxy asks the nodes that it knows."""
+    """Nodes to ask first for the cluster's members, each as host:port (IPv6 in brackets). While none of them responds,
+    the proxy asks the other nodes that it has learned since its start."""
 
     node_networks: Many[NodePlace] = ()
-    """Where the nodes are: networks, host names, and ends of host names like `.kafka.example.com`. If the cluster says
-    that a node is elsewhere, the proxy never connects to it, and sends no login there. Without it: anywhere."""
+    """Where nodes may be: networks, host names, and ends of host names like `.kafka.example.com`. If the cluster says
+    that a node is elsewhere, the proxy never connects to it, and sends no login there. Not given: anywhere."""
 
     connect_timeout_ms: Annotated[int, Whole(100, 300_000)] = 10_000
     """How long a connection to a node may take to stand, in milliseconds."""
@@ -165,8 +165,8 @@ class UpstreamConfig(Settings):
     the cluster is asked for its `num.partitions`, and 1 is taken where it does not tell."""
 
     connections_per_second: Rate = None
-    """How many connections of clients are opened to each node in a second, evenly; more wait, at most for
-    `connect_timeout_ms`, and users, or addresses where no user is known, take turns. No bound without it."""
+    """How many connections of clients are opened to each node in a second, evenly. More wait, at most for
+    `connect_timeout_ms`; users take turns, or addresses where no user is known. No bound without it."""
 
     source_addresses: Many[SourceAddress] = ()
     """Local IP addresses that connections of clients are opened from, in turn. Towards nodes of the other IP version,
@@ -186,7 +186,7 @@ class UpstreamConfig(Settings):
     _listeners: tuple[tuple[str, range], ...] = PrivateAttr(())
 
     def belong(self, virtual_cluster: str, listeners: tuple[tuple[str, range], ...]) -> None:
-        """Be behind a virtual cluster of a proxy that listens at these local addresses and ports: no node is there."""
+        """Note its virtual cluster, and the addresses and ports at which this proxy listens: no node is there."""
         self._virtual_cluster, self._listeners = virtual_cluster, listeners
 
     @property
@@ -248,8 +248,8 @@ class ClusterConnectionsConfig(Settings):
     those that come from there meanwhile stand behind it."""
 
     max_held_per_ip: Annotated[int, Whole(0, 1_000_000)] = 200
-    """Connections of one address, of IPv6 of one network of /64, that are held so at a time; one more is reset at
-    once."""
+    """How many connections of one address (for IPv6, of one /64 network) are held in this way at a time; one more is
+    reset at once."""
 
     ipv4_prefix: Annotated[int, Whole(1, 32)] = 32
     """Addresses that agree in so many bits count as one, but for those with a quota or an override of their own."""
@@ -294,8 +294,8 @@ class ListenerTlsConfig(ServerTlsConfig):
     """Whether clients show a certificate, as `ssl.client.auth`. With `requested` those without one are ANONYMOUS."""
 
     ca_file: FilePath = None
-    """PEM certificates that are trusted, each of them, as those of a truststore are in Java: a client's certificate,
-    or an authority of its chain, must be among them."""
+    """Certificates to trust, as PEM: each of them, as with a truststore in Java. A client's certificate, or an
+    authority of its chain, must be among them."""
 
     principal_mapping_rules: Annotated[str, Text("a string that is not empty", bool)] = "DEFAULT"
     """Which user the subject of a certificate is, as `ssl.principal.mapping.rules`. Where no rule applies, or the rules
@@ -733,10 +733,10 @@ class LimitsConfig(Settings):
     line in the log. Where connections are rather to wait, set a smaller `connections.max_connections`."""
 
     max_http_connections: Annotated[int, Whole(1, 10_000)] = 32
-    """Connections to each of the HTTP listeners, `metrics` and `admin`. With one more, one that waits for its peer is
-    closed: the oldest of the address that has most of these, of IPv6 of the network of /64. If a request is under way
-    on each, the address that has most loses its oldest; if the new one's address would then have as many, the new one
-    is closed. So many descriptors are kept for each of them."""
+    """The most connections to each of the HTTP listeners, `metrics` and `admin`. For one more, the proxy closes one on
+    which it waits for the peer: of the address (for IPv6, the /64 network) that has most of these, the oldest. If a
+    request is under way on all, the address with most connections loses its oldest one; if the new connection's address
+    would then have as many, the new one is closed. So many descriptors are reserved for each of the listeners."""
 
     http_idle_timeout_ms: Annotated[int, Whole(1_000, 3_600_000)] = 30_000
     """How long such a connection may be without a whole request, the first or the next one, in milliseconds."""
@@ -778,18 +778,18 @@ class LimitsConfig(Settings):
     """Rows of each virtual cluster to measure entities with; beyond it, newcomers of a default share one."""
 
     drain_s: Annotated[int, Whole(0, 3_600)] = 10
-    """The most that the end of the process waits for responses, in seconds. If others accept the clients meanwhile
-    (after SIGUSR2, with `drain.lame_duck_s`, with a process at the same ports), the closing of connections is spread
-    over this time; else each is closed at once, or when its response has gone out."""
+    """How long a process that ends waits for responses at most, in seconds. If other processes accept the clients
+    meanwhile (after SIGUSR2, with `drain.lame_duck_s`, or with another process at the same ports), the closing of
+    connections is spread over this time; otherwise each is closed at once, or when its requests have responses."""
 
 
 class DrainConfig(Settings):
-    """The end of the process, after SIGTERM. `limits.drain_s` says how long its last step takes."""
+    """The end of the process, after SIGTERM. `limits.drain_s` says how long its last step takes at most."""
 
     lame_duck_s: Annotated[int, Whole(0, 3_600)] = 0
     """How long the proxy still accepts connections after SIGTERM, in seconds, while /readyz says that it is not ready:
-    so load balancers send no more clients before the ports are closed. Leave it 0 if there is no other proxy: more than
-    0 says that others accept the clients, and connections are then closed over `limits.drain_s`."""
+    so load balancers send no more clients before the ports are closed. Leave it at 0 if there is no other proxy: any
+    other value says that others accept the clients, and closing connections is then spread over `limits.drain_s`."""
 
 
 class RestartConfig(Settings):
@@ -995,7 +995,7 @@ class Config(Settings):
     """What is logged to standard error."""
 
     def model_post_init(self, _context: Any) -> None:
-        """Have each cluster know whose it is, and where this proxy listens."""
+        """Let each cluster know its virtual cluster, and where this proxy listens."""
         listeners = [listener for cluster in self.virtual_clusters for listener in cluster.listeners]
         ranges = [(listener.bind, ports) for listener in listeners for ports in listener.port_ranges()]
         ranges += [(http.bind, range(http.port, http.port + 1)) for http in (self.metrics, self.admin)]

@@ -36,7 +36,7 @@ _ALL_CLIENTS = "all clients"
 
 _BY_CLIENT = frozenset({CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
 _LINES_OF_SHORT = 10
-"""How many short connections of an address have a line before the others are summed up: they need be no mistake."""
+"""How many short connections of an address have a line in a minute: they may be no mistake. Others are counted."""
 
 
 class GateLog:
@@ -87,7 +87,7 @@ class GateLog:
         """
         name, fault = key.virtual_cluster, printable(f"{reason.value}: {detail}" if detail else reason.value)
         origin = _ALL_CLIENTS if reason in _SAME_FOR_ALL else self._origin_of(name, address)
-        lines = _LINES_OF_SHORT if reason in _BY_CLIENT else 0
+        lines = _LINES_OF_SHORT if reason in _BY_CLIENT and not detail else 0
         return self._faults.note(name, origin, fault, self._now_ms(), lines)
 
     def note_unnamed(self, key: ListenerKey, address: str) -> bool:

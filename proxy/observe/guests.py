@@ -135,7 +135,7 @@ class _Guest(asyncio.Protocol):
         return self._handler is not None
 
     def waits_for_peer(self) -> bool:
-        """Whether the peer is to act: to send a request, to read the response, or to go on with the TLS handshake."""
+        """Whether the peer must act next: send a request, read the response, or go on with the TLS handshake."""
         return self._handler is None or self._is_unread() or not self._host.is_asked(self._handler)
 
     def _is_unread(self) -> bool:

@@ -35,7 +35,7 @@ class ClusterHealth:
     silent: Sequence[str] = ()
     """The bootstrap servers that do not answer, while other nodes of the cluster do."""
     refused: Sequence[str] = ()
-    """The nodes that are not connected to where the cluster says that they are, each with that address, and why."""
+    """The nodes to whose reported address the proxy does not connect, each with that address and the reason."""
 
     def not_ready(self) -> Iterator[str]:
         """The reasons why clients of this virtual cluster cannot be served, one line each."""
@@ -61,7 +61,7 @@ class ClusterHealth:
 
 
 class Writing(Protocol):
-    """What writes to the disk while clients are served."""
+    """A part of the proxy that writes to the disk while clients are served."""
 
     @property
     def problem(self) -> str | None:
@@ -69,7 +69,7 @@ class Writing(Protocol):
 
 
 def unwritten(what: str, writing: Writing | None) -> Iterator[str]:
-    """The remark that this is not written, if it is not."""
+    """The remark that `what` cannot be written now, if that is so."""
     if writing is not None and (problem := writing.problem) is not None:
         yield f"{what}: not written now: {problem}"
 

@@ -17,7 +17,8 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "worker_replaced": "The process `worker_pid` serves clients in place of a worker that has ended.",
         "worker_not_started": "A worker could not start. It is tried again after a pause.",
         "proxy_not_started": "A worker could not start, when the proxy did. The proxy stops, with exit status 1.",
-        "worker_failed": "A worker could not do what the supervisor asked for.",
+        "worker_failed": "A worker could not do what the supervisor asked for (`question`), or was silent for too "
+        "long. `problem` says why, and whether another worker replaces it.",
         "worker_stopped": "A worker has closed its connections, and ends.",
         "worker_link_given_up": "A worker, or its supervisor, reads nothing any more, and is given up.",
         "worker_forker_lost": "The process that starts workers has ended. The proxy stops, with exit status 1.",
@@ -45,12 +46,13 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "such line; one line a minute at most.",
         "status_page_failed": "A bug of the proxy: open status pages were not kept up to date, and connect again. "
         "Please report the traceback.",
-        "background_task_failed": "A bug of the proxy, in what it does in the background (`task`): `failures` since "
-        "the last such line; one line a minute at most for each task. It goes on. Please report the traceback.",
+        "background_task_failed": "A bug of the proxy, in its background work `task`, which goes on (without `task`: "
+        "in work that has ended). `failures` is the number since the last such line; at most one line a minute for "
+        "each task. Please report the traceback.",
         "internal_error": "A bug of the proxy. One connection is closed, and others go on. Please report the "
         "traceback.",
-        "log_lines_dropped": "Before this line `lines` lines of the log were dropped, because nobody read standard "
-        "error or it could not be written.",
+        "log_lines_dropped": "Before this line, so many `lines` of the log were dropped, because standard error was "
+        "not read, or could not be written.",
         "unraisable_error": "A bug of the proxy or of a library, at a place where Python cannot raise it.",
     },
     "Configuration and certificates": {
@@ -65,14 +67,15 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "The cluster": {
         "cluster_reached": "The cluster has named its nodes: for the first time, after a failure, or others than "
         "before.",
-        "cluster_unreachable": "Neither a bootstrap server nor another known node has named the nodes. Comes once for "
-        "each other reason.",
-        "bootstrap_servers_silent": "These bootstrap servers did not answer, and the node `asked` did. Comes once for "
-        "each other list.",
+        "cluster_unreachable": "Neither a bootstrap server nor another known node has named the nodes. Comes again "
+        "when the reason changes.",
+        "bootstrap_servers_silent": "These bootstrap servers did not respond, but the node `asked` did. Comes again "
+        "when other servers do not respond.",
         "node_left_out": "No port is left for a node, so it is left out of responses: of `responses` since the last "
         "such line; one line a minute at most.",
-        "node_address_refused": "The cluster says that a node is where the proxy does not connect to: at a port that "
-        "cannot be one, at a listener of this proxy, or outside of `upstream.node_networks`. Once for each node.",
+        "node_address_refused": "The proxy does not connect to the address that the cluster reports for a node: its "
+        "port is not valid, it is a listener of this proxy or leads back to it, or it is outside of "
+        "`upstream.node_networks`. Once for each node.",
         "default_partitions_unknown": "No node says how many partitions a topic gets that is created without a "
         "number; the proxy takes 1.",
         "host_not_resolved": "The host name of a quota has no address. Once until it has one.",
@@ -104,11 +107,11 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "throttle_ended": "No throttle for 11 s, or the connection has ended: the sum of these throttles.",
     },
     "Connections of clients": {
-        "connection_closed": "A connection has ended, for this reason. At level debug if the same fault, or ten "
-        "connections of one request from the same address, were logged within the last minute, and for connections "
-        "that only test the port.",
-        "connections_closed": "The sum of connections that ended so and had no line since the last one: a minute after "
-        "it, or when there are no more. `faults` has each reason with its number.",
+        "connection_closed": "A connection has ended, for this reason. It is at level debug if the connection only "
+        "tested the port; if the same fault of the same address was logged within the last minute; or if the client "
+        "ended it after one request or less, and ten such connections of its address were logged in this minute.",
+        "connections_closed": "How many connections of an address ended at level debug, because such lines were "
+        "logged already: once a minute, and when there are no more. `faults` has the number for each reason.",
         "connection_refused": "A connection was refused: the first of its address. Further ones are counted.",
         "connections_refused": "The sum of the refused connections of an address since the last line: a minute after "
         "it, or 10 s after the last one. One more key for each reason has the number.",
@@ -141,16 +144,16 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "The history": {
         "history_writing_failed": "Seconds of the past cannot be written. They are dropped, and traffic goes on.",
         "history_writing_resumed": "Seconds of the past are written again.",
-        "history_segment_removed": "Somebody removed or moved the file that was written. It had so many `seconds`; "
-        "another file is begun.",
+        "history_segment_removed": "The file that was being written was removed or moved, and so many `seconds` with "
+        "it. Another file is begun.",
     },
     "Usage records": {
         "usage_writing_failed": "Records cannot be written. They wait, and writing is tried every second.",
         "usage_writing_resumed": "Records can be written again.",
-        "usage_file_written_again": "Somebody removed or moved a file before it was complete, or it cannot be read any "
-        "more. Another one is begun with its `records`; those that could not be read from it are `lost`.",
-        "usage_directory_not_synced": "Complete files might not survive a crash of the machine. The next one makes up "
-        "for it. Once until it is right again.",
+        "usage_file_written_again": "A file was removed or moved before it was complete, or cannot be read any more. "
+        "Its `records` were copied into another file; `lost` is how many could not be read from it.",
+        "usage_directory_not_synced": "The directory could not be synced, so complete files might not survive a crash "
+        "of the machine. It is synced again with the next file. Once until that succeeds.",
         "usage_records_dropped": "The queue is full, so records are dropped. Once until it has room again.",
         "usage_records_kept_again": "The queue has room again: how many records were dropped since the start.",
         "usage_records_lost": "The process ends, and these records cannot be written.",

@@ -1,4 +1,4 @@
-"""Writes log lines to a descriptor in a thread of its own, so that whoever does not read them holds up nobody."""
+"""Writes log lines to a descriptor in a separate thread, so that the event loop never waits for them to be read."""
 
 import io
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 _MOST_WAITING_BYTES = 4 << 20
 _MOST_AT_ONCE_BYTES = select.PIPE_BUF - 1
-"""Other processes write to the same pipe: the system mixes their lines with ours only where more is written at once."""
+"""Other processes write to the same pipe. The system never mixes their lines with ours in writes up to this size."""
 
 
 class LogWriter:
@@ -31,10 +31,10 @@ class LogWriter:
         self._lock = threading.RLock()  # a garbage collection amid `put` may log
         self._queue: SimpleQueue[bytes | threading.Event] = SimpleQueue()
         self._left: bytes | threading.Event | None = None
-        """What was taken from the queue, and is not in a batch yet."""
+        """An item that was taken from the queue, and is not in a batch yet."""
         self._reported = 0
         self._is_cut = False
-        """Whether the last line that was written has no end, because the rest of it could not be written."""
+        """Whether the last line has no end, because the rest of it could not be written."""
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
 
     def start(self) -> None:

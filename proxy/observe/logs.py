@@ -31,7 +31,7 @@ _INDISCREET = ("kafka.admin.client", "kafka.net.connection", "kafka.protocol.par
 """Loggers that write passwords at DEBUG."""
 
 _LAST_LINES_S = 1.0
-"""How long a process waits at its end until its last lines are written."""
+"""How long a process that ends waits at most until its last lines are written."""
 
 _threshold = logging.INFO
 _writer: LogWriter | None = None
@@ -149,7 +149,7 @@ def _safe(key: str, value: Any) -> Any:
 
 
 def write_in_thread() -> None:
-    """From now on have a thread write whatever this process says on standard error, so that nobody waits for it.
+    """Let a thread write all that this process writes to standard error from now on, so that no client waits for it.
 
     That is also what Python itself says there: tracebacks and warnings. Call it when the process forks no more.
     """
@@ -171,7 +171,7 @@ def flush() -> None:
 
 
 def dropped_lines() -> int:
-    """How many lines of this process were dropped, because nobody read them or they could not be written."""
+    """How many lines of this process were dropped, because they were not read or could not be written."""
     return 0 if _writer is None else _writer.dropped
 
 

@@ -386,7 +386,7 @@ class _Counted(Collector):
         """All metric families. Each is exported even when it has no value."""
         yield CounterMetricFamily(
             "kafka_throttle_log_lines_dropped",
-            "Lines of the log that were dropped, because nobody read standard error or it could not be written.",
+            "Lines of the log that were dropped, because standard error was not read, or could not be written.",
             dropped_lines(),
         )
         yield _failures_family(failures())
@@ -542,7 +542,7 @@ def _cap_families(rows: list[CapTotals]) -> Iterator[Metric]:
 def _failures_family(failures: Mapping[str, int]) -> Metric:
     family = CounterMetricFamily(
         "kafka_throttle_background_failures",
-        "Errors in the proxy itself, in what it does in the background. It goes on: please report the log's traceback.",
+        "Errors in the proxy's own background work, which goes on. Please report the traceback in the log.",
         labels=("task",),
     )
     for task, count in failures.items():

@@ -63,7 +63,7 @@ class KnownSensors:
         self._pays = False
         """Whether the next request waits for what its entity owes of fetches or request time, or has waited."""
         self._waited_ms = 0
-        """How long the first Fetch has waited for Fetches whose clients have left."""
+        """How long the first Fetch of this connection has waited for Fetches whose clients have left."""
 
     def of(self, client_id: bytes) -> ClientSensors:
         """The sensors of a client-id, looked up now if none are known or they are out of date."""
@@ -115,8 +115,8 @@ class KnownSensors:
     def waits_first(self, head: RequestHead, client_sensors: ClientSensors) -> bool:
         """Whether a limited request waits: for what its entity owes, or for responses that make room for it.
 
-        If its client has left while it waited for a quota that is charged at the response, nobody waits for that: the
-        connection ends. Else a client that always leaves could have any number of requests wait, and all would be sent.
+        If its client leaves while it waits for a quota that is charged at the response, the connection ends, and the
+        request is not sent. Otherwise a client that always leaves could have any number of requests sent.
         """
         if self._pays and self._client_left:
             raise Refusal(CloseReason.CLIENT_CLOSED, f"while {head.plan.name} waited for what its entity owed")
@@ -286,13 +286,13 @@ class Charges:
         return is_emptied
 
     def expect_fetch(self, request: Request) -> None:
-        """The client of a Fetch has left: until the response is here, it counts with the room that it was given."""
+        """Count a Fetch whose client has left with as much as it may bring (its room), until its response is here."""
         client_sensors = request.client_sensors
         if request.room_bytes and client_sensors is not None and client_sensors.fetch is not None:
             self._unheard[client_sensors.fetch] = self._unheard.get(client_sensors.fetch, 0) + request.room_bytes
 
     def unheard_fetch(self, request: Request, value: int) -> None:
-        """The response of a Fetch is known, or given up, whose client has left: charge `value` for good."""
+        """Charge `value` for a Fetch whose client has left, when its response is known, or no longer waited for."""
         client_sensors = request.client_sensors
         assert client_sensors is not None
         sensor = client_sensors.fetch

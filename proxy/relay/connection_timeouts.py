@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from proxy.relay.actions import CloseReason
 
 CROWDED_REQUEST_MS: Final = 5_000
-"""How long the rest of a request may take while others wait for the memory that it takes."""
+"""How long the rest of a request may take while other relays wait for memory, in ms."""
 
 
 class WaitingFor(Enum):
@@ -21,7 +21,7 @@ class WaitingFor(Enum):
     REQUEST = "request"
     """The rest of a request that has begun."""
     CROWDED_REQUEST = "crowded_request"
-    """The same, while others wait for the memory that it takes."""
+    """The rest of a request that holds memory for which other relays wait."""
     USE = "use"
 
 

@@ -1,13 +1,14 @@
-"""How many bytes all relays of a process hold together of what they must have whole, and who waits until others let go.
+"""The memory that all relays of a process share for messages that they need whole.
 
-Large requests that need a decision, and large responses that need one, are collected whole. Each relay has a `Holding`,
-which says how much it holds; the `Memory` of the process knows the sum. A relay that finds no room leaves the bytes in
-the kernel until its turn comes. Pure: whoever owns a Memory calls `serve` after each call of `on_change`.
+Large requests and responses that need a decision are collected whole. The `Holding` of a relay says how much the relay
+holds; the `Memory` of the process has the sum. If there is no room for a message, the relay leaves its bytes in the
+kernel until its turn comes. Pure: the owner of a Memory calls `serve` after each call of `on_change`.
 
-Nobody waits in a circle. Incomplete requests may have a half of the memory, and end by a timeout while others wait
-(`Holding.hinders`). What has come of requests that wait takes no room from requests: it would be there until all of
-them had given up. A response never waits for a request, which may itself wait until responses have come. One for which
-there is no room is collected all the same if no other one is: at least one goes on, and it needs nothing but its node.
+No two relays ever wait for each other. Incomplete requests may have half of the memory, and end by a timeout while
+other relays wait (`Holding.hinders`). The bytes that are here of a request that waits for room take no room from other
+requests: they stay until the request has got room or has ended. A response never waits for a request, because requests
+may wait for responses. One response at a time may be collected although there is no room: so at least one relay goes
+on, and it waits only for its node.
 """
 
 from collections.abc import Callable
@@ -16,29 +17,29 @@ from typing import Final, Protocol
 from quotas.fair_queue import FairQueue, Whose
 
 SMALL_BYTES: Final = 16 * 1024
-"""What is not larger than this never waits, and does not count: so much any connection may hold."""
+"""Messages up to this size never wait and do not count. Each connection may hold so much."""
 
 MEMORY_BYTES: Final = 64 * 1024 * 1024
-"""How many bytes all relays of a process hold together, and one more response."""
+"""How many bytes all relays of a process may hold together, without the one response that may exceed this."""
 
 _COPIES: Final = 2
-"""A request or response is there twice for a moment, when it is put together and when it is decided about."""
+"""How often a message counts: for a moment it is there twice, when it is put together and when it is decided about."""
 
 
 class Owner(Protocol):
-    """Of a holding."""
+    """The owner of a holding."""
 
     @property
     def whose(self) -> Whose:
-        """Whose turns it takes."""
+        """The entity, and its part, whose turns it takes."""
 
 
 class _Nobody:
-    """The owner of the holding of a relay that is alone."""
+    """The owner of a holding that shares its memory with no other."""
 
     @property
     def whose(self) -> Whose:
-        """Of nobody."""
+        """No entity."""
         return Whose()
 
 
@@ -55,7 +56,7 @@ class Want:
 
 
 class _Line:
-    """Who waits. Whose turn it is, is `first` until there is room."""
+    """Holdings that wait. `first` is the one whose turn it is, until there is room for it."""
 
     __slots__ = ("_first", "_queue")
 
@@ -68,21 +69,21 @@ class _Line:
 
     @property
     def first(self) -> Want | None:
-        """Whose turn it is."""
+        """The one whose turn it is. None if no holding waits."""
         if self._first is None and len(self._queue):
             self._first = self._queue.take()
         return self._first
 
     def put(self, want: Want) -> None:
-        """One more waits."""
+        """Add one that waits."""
         self._queue.put(want, want.whose)
 
     def pass_on(self) -> None:
-        """The first one waits here no longer."""
+        """Remove the first one."""
         self._first = None
 
     def remove(self, want: Want) -> bool:
-        """This one waits no longer. Returns whether it did."""
+        """Remove one. Returns whether it waited here."""
         if self._first is want:
             self._first = None
             return True
@@ -90,14 +91,14 @@ class _Line:
 
 
 def _unheard() -> None:
-    """Called in place of a function that is to learn of a change."""
+    """Do nothing: `on_change` until it is set."""
 
 
 class Memory:
-    """What all relays of a process hold together.
+    """The bytes that all relays of a process hold together, and the holdings that wait for room.
 
-    - `on_change` is called when `serve` may find somebody whose turn has come.
-    - `taken_bytes` are those that are held now, with the copies that decisions make.
+    - `on_change` is called when `serve` may find a holding whose turn has come.
+    - `taken_bytes` is how many bytes are held now, with the copies that decisions make.
     """
 
     __slots__ = (
@@ -118,32 +119,35 @@ class Memory:
         self.taken_bytes = 0
         self.on_change: Callable[[], None] = _unheard
         self._asked_bytes = 0
-        """The part of them that was taken for requests."""
+        """The part of `taken_bytes` that was taken for requests."""
         self._waiting_bytes = 0
-        """The part of them that has come of requests that wait for room."""
+        """The part of `taken_bytes` that is here of requests that wait for room."""
         self._of: dict[str, int] = {}
-        """How many bytes each entity has taken, without what has come of requests that wait."""
+        """How many bytes each entity has taken, without those of requests that wait for room."""
         self._requests = _Line()
         self._responses = _Line()
         self._behind: dict[str, _Line] = {}
-        """Who waits with a request, by entity, until the entity itself lets go of something."""
+        """The requests that wait, by entity, until the entity itself holds less."""
         self._exceeding: Holding | None = None
-        """The one that was given room for a response although there was none."""
+        """The holding with the one response for which there was no room."""
 
     @property
     def crowded(self) -> bool:
-        """Whether somebody waits for what others hold."""
+        """Whether a holding waits for memory that others hold."""
         return len(self._requests) + len(self._responses) > 0
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """How many holdings wait for room."""
         return len(self._requests) + len(self._responses) + sum(map(len, self._behind.values()))
 
     # -------------------------------------------------------------------- take
 
     def take_or_wait(self, want: Want) -> bool:
-        """Take what is wanted, if there is room and nobody waits for such; else wait. Returns whether it was taken."""
+        """Take what is wanted, if there is room and no other holding waits; else wait. Returns whether it was taken.
+
+        Requests wait only behind requests, and responses only behind responses.
+        """
         if len(self._line_of(want)) or not (self._suits_entity(want) and self._fits(want)):
             self._wait(want)
             return False
@@ -151,7 +155,7 @@ class Memory:
         return True
 
     def serve(self) -> list["Holding"]:
-        """Let those take what they wait for whose turn it is, as far as there is room; return them."""
+        """Give room to the holdings that wait, in the order of their turns, as far as there is room; return them."""
         served: list[Holding] = []
         for line in (self._responses, self._requests):
             while (want := line.first) is not None:
@@ -182,7 +186,7 @@ class Memory:
         return not want.for_request or not taken_bytes or taken_bytes + want.bytes <= self.most_bytes // 8
 
     def _let_come(self, entity: str) -> None:
-        """Let those of an entity wait for their turns that it may have now, not all: they may be thousands."""
+        """Put into the line as many requests of an entity as the entity may take now. There may be thousands."""
         behind = self._behind.get(entity)
         if behind is None:
             return
@@ -209,7 +213,7 @@ class Memory:
     # ------------------------------------------------------------------ for holdings
 
     def count(self, entity: str, change_bytes: int, asked_bytes: int) -> None:
-        """An entity holds more or less than before, `asked_bytes` of it for requests that wait for nothing."""
+        """Note that an entity holds more or less than before; `asked_bytes` is the part of the change for requests."""
         self.taken_bytes += change_bytes
         self._asked_bytes += asked_bytes
         taken_bytes = self._of.get(entity, 0) + change_bytes
@@ -223,21 +227,21 @@ class Memory:
             self.on_change()
 
     def count_waiting(self, change_bytes: int) -> None:
-        """More or less than before has come of requests that wait for room."""
+        """Note that more or less than before is here of requests that wait for room."""
         self._waiting_bytes += change_bytes
         self.taken_bytes += change_bytes
         if change_bytes < 0 and self.crowded:
             self.on_change()
 
     def no_longer_exceeds(self, holding: "Holding") -> None:
-        """The response of this holding is not held any more."""
+        """Note that the response of this holding is not held any more."""
         if self._exceeding is holding:
             self._exceeding = None
             if self.crowded:
                 self.on_change()
 
     def forget(self, want: Want) -> None:
-        """Nobody waits for this any more."""
+        """Remove this from those that wait."""
         entity = want.whose.entity
         if self._line_of(want).remove(want):
             self._let_come(entity)
@@ -248,12 +252,12 @@ class Memory:
 
 
 class Holding:
-    """What one relay holds.
+    """The bytes that one relay holds.
 
     - `request_bytes`, `response_bytes`: for the request and the response that are collected whole.
-    - `kept_bytes`: everything else, which is there already. `bytes`: the sum of the three.
-    - `waiting_bytes`: what has come of a request that waits for room. It is not part of `bytes`.
-    - `wake` is called when something has come for which the relay waits.
+    - `kept_bytes`: all others that are held already. `bytes`: the sum of the three.
+    - `waiting_bytes`: those that are here of a request that waits for room. They are not part of `bytes`.
+    - `wake` is to be called when the relay has got the room for which it has waited.
     """
 
     __slots__ = (
@@ -284,7 +288,7 @@ class Holding:
         self._request: Want | None = None
         self._response: Want | None = None
         self._waits = True
-        """Whether it waits where there is no room. After the end it does not: what is left is collected in any case."""
+        """Whether it waits if there is no room. After the end of the connection it takes room without waiting."""
 
     @property
     def awaits_request(self) -> bool:
@@ -298,11 +302,11 @@ class Holding:
 
     @property
     def hinders(self) -> bool:
-        """Whether others wait while it holds something for a request."""
+        """Whether it holds memory for a request while other holdings wait."""
         return self.request_bytes > 0 and self._memory.crowded
 
     def may_hold_request(self, size_bytes: int) -> bool:
-        """Take room for a request of this size. False: it waits for that now."""
+        """Take room for a request of this size. False if there is none: it waits for room from now on."""
         more = _COPIES * size_bytes - self.request_bytes if size_bytes > SMALL_BYTES else 0
         if self._request is None and more > 0:
             want = Want(self, True, more, self._whose())
@@ -311,7 +315,7 @@ class Holding:
         return self._request is None
 
     def may_hold_response(self, size_bytes: int) -> bool:
-        """Take room for a response of this size. False: it waits for that now."""
+        """Take room for a response of this size. False if there is none: it waits for room from now on."""
         more = _COPIES * size_bytes - self.response_bytes if size_bytes > SMALL_BYTES else 0
         if more > 0 and not self._waits:
             self.settle(0, _COPIES * size_bytes, 0)
@@ -322,7 +326,7 @@ class Holding:
         return self._response is None
 
     def settle(self, request_bytes: int, response_bytes: int, kept_bytes: int, waiting_bytes: int = 0) -> None:
-        """Say what is held now: no more than was taken for a request and for a response, and what else is here."""
+        """Set how many bytes are held now. For a request and a response these are no more than were taken for them."""
         kept_bytes = kept_bytes if kept_bytes > SMALL_BYTES else 0
         waiting_bytes = waiting_bytes if waiting_bytes > SMALL_BYTES else 0
         size_bytes = request_bytes + response_bytes + kept_bytes
@@ -342,7 +346,7 @@ class Holding:
             self._memory.no_longer_exceeds(self)
 
     def close(self) -> None:
-        """The connection has ended: hold nothing, and wait for nothing any more."""
+        """Hold nothing, and wait for nothing any more: the connection has ended."""
         self._waits = False
         if self.bytes or self.waiting_bytes:
             self.settle(0, 0, 0)
@@ -354,7 +358,7 @@ class Holding:
     # ------------------------------------------------------------------ for the memory
 
     def add(self, want: Want) -> None:
-        """Hold what was wanted."""
+        """Count what was wanted as held."""
         if not self.bytes:
             self._entity = want.whose.entity
         if want.for_request:
@@ -365,7 +369,7 @@ class Holding:
         self._memory.count(self._entity, want.bytes, want.bytes if want.for_request else 0)
 
     def came(self, want: Want) -> None:
-        """What was waited for is here."""
+        """Note that what it has waited for is taken."""
         if want.for_request:
             self._request = None
         else:
@@ -377,5 +381,5 @@ class Holding:
 
 
 def alone() -> Holding:
-    """The holding of a relay that shares its memory with no other."""
+    """A holding that shares its memory with no other."""
     return Holding(Memory(), _Nobody())

@@ -52,11 +52,12 @@ _CLIENT: Final = Side.CLIENT
 _NODE: Final = Side.NODE
 _BY_NODE: Final = frozenset({CloseReason.NODE_CLOSED, CloseReason.NODE_LOST})
 _NODE_IS_GONE: Final = _BY_NODE | {CloseReason.NODE_TLS_FAILED}
-"""After a Close with one of these reasons the client does not pay for what the node had still to do. With any other it
-does: else it could have the node work for nothing, and choose how the connection ends.
+"""After a Close with one of these reasons, the client is not charged for what the node still works on. With all other
+reasons it is: otherwise a client could choose one of these ends, and have the node work without being charged.
 """
 _NOT_BY_CLIENT: Final = _NODE_IS_GONE | {CloseReason.SHUTDOWN}
-"""After these a Fetch costs no bytes whose response is not known: what it might have brought would be too much."""
+"""After these reasons a Fetch without a known response is charged no bytes: as much as it may bring would be too much.
+"""
 _ENDS: Final = _BY_NODE | {CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST}
 _RESPONSES_NO_MORE: Final = _NOT_BY_CLIENT | {
     CloseReason.ANSWER_NOT_KAFKA,
@@ -411,7 +412,7 @@ class Relay:
                 self._settle_memory()
 
     def _settle_memory(self) -> None:
-        """Hold no more of the memory than is needed now, and count what is here in any case."""
+        """Hold no more memory than is needed now, and count the bytes that are here without having been asked for."""
         holding, requests, responses, in_flight = self._holding, self._requests, self._responses, self._in_flight
         unread_bytes, unsent_bytes = len(requests.unread.data), self._flow.unsent_bytes
         if not (
@@ -460,7 +461,7 @@ class Relay:
         turn.actions.append(Close(reason, detail))
 
     def _settle_after(self, reason: CloseReason, half: Request | None) -> None:
-        """Charge what is charged at the responses that are in flight: when they come, if they can be waited for."""
+        """See to it that what is charged at responses is charged when they come, if they can be waited for."""
         settlement = self._settlement
         left, here = self._responses.give_up()
         settlement.begin(half)
@@ -501,7 +502,7 @@ class Relay:
         return actions
 
     def _stop_settling(self, charges: bool) -> None:
-        """Wait for no more responses. With `charges`, what has none is charged what it might have brought."""
+        """Wait for no more responses. With `charges`, a Fetch without one is charged as much as it may bring."""
         self._settlement.end(charges)
         self._in_flight.own_responses = []
         self._in_flight.queue.clear()

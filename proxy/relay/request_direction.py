@@ -497,7 +497,7 @@ class RequestDirection:
         return False
 
     def _await_head(self, here_bytes: int) -> None:
-        """More of the head of a request must come: of a long one only if there is room for it."""
+        """Wait for more of the head of a request; for more of a long head only if there is room for it."""
         if here_bytes > SMALL_BYTES:
             self.unread.long_head = self._may_hold(MAX_HEAD_BYTES)
 

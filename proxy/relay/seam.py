@@ -35,7 +35,7 @@ class ConnectionRelay(Protocol):
         """A side takes bytes (again). For the node, the first call means that it is connected."""
 
     def on_blocked(self, side: Side, unsent_bytes: int = 0) -> list[Action]:
-        """A side takes no more bytes for now, of which so many wait: the other side is not read until it does."""
+        """A side takes no more bytes, and so many wait for it: the other side is not read until that is over."""
 
     def on_eof(self, side: Side, now_us: int) -> list[Action]:
         """No more bytes come from `side`. What a muted client sent before is still carried, as a broker does."""
@@ -46,13 +46,13 @@ class ConnectionRelay(Protocol):
         """
 
     def on_memory(self, now_us: int) -> list[Action]:
-        """There is room in the memory for something that the relay waits for."""
+        """The relay has got room in the memory for which it has waited."""
 
     def on_held_up(self) -> None:
         """Something other than the node delays its responses: their time does not show what the requests cost."""
 
     def take_no_more(self) -> None:
-        """Take no further request of the client. One that has come in part, and one that is asked about, go on."""
+        """Take no further request of the client. A request that has come in part, or is asked about, goes on."""
 
     def on_left(self) -> None:
         """The client has ended its stream, though not all that it sent may have been read. The owner of a muted relay
@@ -96,7 +96,7 @@ class ConnectionRelay(Protocol):
 
     @property
     def unsettled(self) -> bool:
-        """True while responses of the node are still wanted after a Close."""
+        """True while responses of the node are still needed after a Close."""
 
     @property
     def lacks_room(self) -> bool:

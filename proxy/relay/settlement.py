@@ -1,4 +1,4 @@
-"""What a node still works on when its client has left is charged, by responses that nobody gets."""
+"""After a client has left, charges what its node still works on, by responses that go to no client."""
 
 from struct import Struct
 from typing import Final
@@ -19,10 +19,11 @@ _SMALLEST_RESPONSE: Final = 4
 
 
 class Settlement:
-    """After a Close: reads responses of the node as far as something is charged by them, and drops them.
+    """Reads the responses of the node after a Close, as far as they are needed for charges, and drops them.
 
-    A Fetch is charged the size of its response, for good. If its response cannot be waited for, it is charged the room
-    that it was given. The response to a mutation corrects what was charged, by a DecisionRequest.
+    A Fetch is charged the size of its response, which is never taken back. If its response does not come, it is charged
+    as much as it was allowed to bring (its room). The response to a mutation corrects what was charged, by a
+    DecisionRequest.
 
     `due`: how many such responses are still to come.
     """
@@ -40,7 +41,7 @@ class Settlement:
         self._unread = bytearray()
 
     def begin(self, half: Request | None) -> None:
-        """The connection ends: find what is to be settled. Of `half`, the node has not got the last byte."""
+        """Find what is to be settled: the connection ends. The node has not got the last byte of `half`."""
         queue = self._in_flight.queue
         if half is not None and queue and queue[-1] is half:
             queue.pop()
@@ -50,9 +51,10 @@ class Settlement:
                 self._charges.expect_fetch(request)
 
     def take(self, data: bytes, left: int = 0) -> None:
-        """Take bytes of the node, of which the first `left` belong to a response that was taken already.
+        """Take bytes of the node. The first `left` of them belong to a response that was taken already.
 
-        These may still be to come. Raises ProtocolError if what comes behind them is not the response that is next.
+        These `left` bytes may be more than have come so far. Raises ProtocolError if the bytes after them are not the
+        next response.
         """
         unread, queue = self._unread, self._in_flight.queue
         unread += data
@@ -73,7 +75,7 @@ class Settlement:
             self._left = size + 4
 
     def _settle(self, request: Request, size: int) -> bool:
-        """The oldest request has its response; False: more of that must come first."""
+        """Settle the oldest request, whose response has begun. False if more of the response must come first."""
         plan = request.plan
         if _is_charged_mutation(request):
             if size + 4 > MAX_HELD_BYTES:
@@ -92,7 +94,7 @@ class Settlement:
         return True
 
     def end(self, charges: bool) -> None:
-        """Wait for no more responses. With `charges`, Fetches are charged the room that they were given."""
+        """Wait for no more responses. With `charges`, Fetches are charged as much as they were allowed to bring."""
         self.due = 0
         self._unread.clear()
         self._holding.settle(0, 0, 0)
@@ -102,7 +104,7 @@ class Settlement:
 
 
 def _due(request: Request) -> int:
-    """How many responses are to come by which something is charged."""
+    """How many responses are still to come that are needed for a charge."""
     if _is_measured_fetch(request):
         return request.waiting - request.charged
     return int(_is_charged_mutation(request))

@@ -14,7 +14,7 @@ from proxy.server.tls_material import Section, TlsMaterial, TlsPlace, certify
 
 _LOOK_S = 1.0
 _REJECTED_AGAIN_S = 30.0
-"""After how long rejected files are read again: what kept them from being read may be gone."""
+"""After how long rejected files are read again, because the reason may be gone."""
 _SOON_S = 30 * 86_400
 _TELL_AGAIN_S = 86_400
 

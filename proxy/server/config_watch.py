@@ -28,7 +28,7 @@ from proxy.server.tls_material import Section, TlsPlace, tls_sections
 _WATCH_S = 0.25
 _REREAD_S = 2.0
 _REJECTED_AGAIN_S = 30.0
-"""After how long a rejected configuration is read again: a file that it names may be right by then."""
+"""After how long a rejected configuration is read again, because a file that it names may be right by then."""
 
 log = structlog.get_logger()
 
@@ -74,7 +74,7 @@ class ConfigWatch:
         """That of the file as it was read last. The first is taken before the first port is bound: an operator who sees
         a port open may already change the file."""
         self._again_at_ms: float = inf
-        """When a configuration that could not be put in force is read again, though its file has not changed."""
+        """When a rejected configuration is read again, though its file has not changed."""
         self._rejected: list[str] = []
         """The problems that were reported."""
         self._note_reload(is_applied=True)

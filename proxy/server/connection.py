@@ -50,7 +50,7 @@ _READ_AHEAD_BYTES = 512
 _MAX_EPISODES = 16
 """How many throttle episodes a connection may have at a time. The next one ends the one that would be over first."""
 _NEW_MS = 1_000
-"""How long a client that has connected has time to get its first response, also when the proxy ends."""
+"""How long a connection is new, in ms: so much time its client has for its first response, also when the proxy ends."""
 LINGER_S = 10.0
 """How long a connection that is closing may take to write out its last bytes."""
 
@@ -63,7 +63,7 @@ class ConnectionHost(Protocol):
     latency: AddedLatency
     """The latency that the proxy adds at this listener."""
     decision_turns: DecisionTurns
-    """The turns that all connections of the process take at slow decisions."""
+    """The turns that all connections of the process take for slow decisions."""
 
     def connect(self, connection: "Connection", opening: OpenUpstream, reached: Reached) -> Cancellable:
         """Connect to the connection's node. `reached` is called later with the result, never at once."""
@@ -222,9 +222,9 @@ class Connection:
         return self.relay.on_lost(CloseReason.SHUTDOWN, "", now_us)
 
     def finish(self) -> None:
-        """Take no further request, and close the connection if all that it has taken are answered.
+        """Take no further request, and close the connection if all requests that it has taken have responses.
 
-        What has come of an incomplete request is lost: the node drops it, and the client sends it again.
+        A request of which only a part has come is not waited for: the node drops it, and the client sends it again.
         """
         self.relay.take_no_more()
         if self.relay.answered:

@@ -7,13 +7,13 @@ from protocol.api_key import FETCH, JOIN_GROUP, SYNC_GROUP
 from proxy.relay.actions import CloseReason
 
 _LAST_PART = 0.1
-"""The part of the time, at its end, in which no further request is taken."""
+"""The last part of the time, in which no further request is taken."""
 
 _PATIENCE_S = 0.1
-"""How long is waited for a response that comes when there are records, or when other clients have done something."""
+"""How long the proxy waits for a response to a request that only waits, for records or for other clients."""
 
 _ONLY_WAITS = frozenset({FETCH, JOIN_GROUP, SYNC_GROUP})
-"""APIs that may be asked again without harm, and whose responses may take minutes."""
+"""APIs whose responses may take minutes, and whose requests clients can repeat without harm."""
 
 
 class Leaving(Protocol):
@@ -33,7 +33,7 @@ class Leaving(Protocol):
         """Close the connection at its first idle moment."""
 
     def finish(self) -> None:
-        """Take no further request, and close the connection if all that it has taken are answered."""
+        """Take no further request, and close the connection if all requests that it has taken have responses."""
 
     def give_up(self, reason: CloseReason) -> None:
         """Close the connection now."""
@@ -42,9 +42,9 @@ class Leaving(Protocol):
 class Drain:
     """Closes connections from `begin_s` on, for at most `drain_s`.
 
-    While others accept the clients, connections are closed when they are idle, the oldest first, spread evenly over the
-    time, so that reconnects are spread, too. If nobody does, clients wait for the next process, which begins when this
-    one has ended: then all are closed at once, except new ones and those that wait for a response.
+    While other processes accept the clients, connections are closed when they are idle, the oldest first, spread evenly
+    over the time, so that reconnects are spread, too. If none does, the clients wait for the next process, which may
+    begin only when this one has ended: then all are closed at once, except new ones and those that wait for a response.
     """
 
     def __init__(self, begin_s: float, drain_s: float) -> None:
@@ -54,15 +54,15 @@ class Drain:
         self._hurries_since_s: float | None = None
 
     def has_hurried(self, now_s: float) -> bool:
-        """Whether connections have not been spread over the time for a moment: what only waits is to be closed."""
+        """Whether closing has not been spread for a moment: connections whose requests only wait are closed then."""
         return self._hurries_since_s is not None and now_s - self._hurries_since_s > _PATIENCE_S
 
     def is_over(self, now_s: float) -> bool:
-        """Whether no more is waited for."""
+        """Whether the time is over, so that the proxy waits for no further response."""
         return now_s >= self._begin_s + self._drain_s
 
     def look(self, connections: Collection[Leaving], now_s: float, others_accept: bool) -> None:
-        """Close what can be closed of the open connections. Call it again and again."""
+        """Close those of the open connections that can be closed now. Call it again and again."""
         passed = (now_s - self._begin_s) / self._drain_s
         if self._hurries_since_s is not None:
             self._finish(connections, self.has_hurried(now_s))

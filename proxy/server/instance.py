@@ -65,7 +65,7 @@ _LOOK_S = 0.02
 _JOIN_S = 4.0
 """How long the ports stay closed, at most, until the other instances of a fleet know of this one."""
 _LAST_BYTES_S = 1.0
-"""How long clients have to take the last bytes, if nobody accepts them elsewhere meanwhile."""
+"""How long clients have to take the last bytes, if no other process accepts clients meanwhile."""
 _LAST_WRITES_S = 30.0
 """How long the process waits at its end until the last usage records are on disk."""
 _LAST_WRITES_AT_ONCE_S = 1.0
@@ -390,9 +390,9 @@ class Instance:
         self.stop_asked.set()
 
     def stop_listening(self, stays_open: bool) -> None:
-        """Accept no more connections. `stays_open`: another process has the sockets, too, so nobody is refused.
+        """Accept no more connections. `stays_open`: another process has the sockets, too, so no client is refused.
 
-        Where others listen at the same ports, those that are on their way in go on.
+        Where other processes may listen at the same ports, connections that are not open yet go on.
         """
         if not stays_open and not self.config.restart.reuse_port:
             self._stop_accepting()

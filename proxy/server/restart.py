@@ -106,7 +106,7 @@ class Restart:
         return self._successor is not None
 
     def others_accept(self, config: Config) -> bool:
-        """Whether clients of connections that are closed now are served before this process has ended.
+        """Whether other processes serve the clients of connections that are closed now, before this process has ended.
 
         Its own listening sockets must be closed. Where systemd has them, too, they say nothing.
         """

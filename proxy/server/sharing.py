@@ -1,4 +1,4 @@
-"""What all connections of a process share: the memory for what they hold whole, and the turns at slow decisions."""
+"""Memory and turns that all connections of a process share: for messages held whole, and for slow decisions."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,17 +11,17 @@ from proxy.relay.memory import SMALL_BYTES, Memory
 from quotas.fair_queue import FairQueue, Whose
 
 _DECIDED_BYTES: Final = 2 * 1024 * 1024
-"""Of how many bytes of messages decisions are made at the same time. What is read of a request about quotas or topics
-may take thirty times its bytes until it is decided about."""
+"""How many bytes of messages are decided about at the same time. A request about quotas or topics may take thirty times
+its bytes of memory while it is decided about."""
 
 _DESCRIPTION_BYTES: Final = _DECIDED_BYTES // 2
-"""A request for all quotas is small, its response is not."""
+"""How many bytes a request for all quotas counts: it is small, but its response is not."""
 
 
 class DecisionTurns:
-    """The turns at decisions that take many steps and much memory: few are made at the same time.
+    """Turns for decisions that take many steps and much memory: only a few are made at the same time.
 
-    Entities take turns. What is small does not wait.
+    Entities take turns. Small messages do not wait.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class DecisionTurns:
 
 
 def _size_of(ask: DecisionRequest) -> int:
-    """How much a decision takes; 0 for a small one."""
+    """How many bytes a decision counts; 0 for a small message."""
     if ask.api_key == DESCRIBE_CLIENT_QUOTAS:
         return _DESCRIPTION_BYTES
     size_bytes = len(ask.frame) + sum(map(len, ask.own_responses))
@@ -76,7 +76,8 @@ def _size_of(ask: DecisionRequest) -> int:
 
 
 class Sharing:
-    """The memory and the turns. Who waits for memory is served by the event loop, not within the call that frees it."""
+    """The memory and the turns. Relays that wait for memory get it in a later turn of the event loop, not within the
+    call that frees it."""
 
     def __init__(self) -> None:
         self.memory = Memory()

@@ -29,7 +29,7 @@ class Tasks:
         return task
 
     def keep(self, duty: Duty, run: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """Start what goes on until it is cancelled, whatever fails."""
+        """Start background work that goes on after errors, until it is cancelled."""
         return self.spawn(duty.keep(run))
 
     async def cancel(self) -> None:

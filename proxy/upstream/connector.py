@@ -48,7 +48,7 @@ class _Attempt:
         self._under_way = under_way
 
     def go_on(self, under_way: Cancellable) -> None:
-        """It is being made in another way now."""
+        """Note that the connection is being made in another way now."""
         self._under_way = under_way
 
     def cancel(self) -> None:
@@ -91,7 +91,7 @@ class Upstream:
     def open(
         self, node_id: int, first: bytes, whose: Whose, reached: Reached, opening: OpenUpstream = _OF_A_CLIENT
     ) -> Cancellable:
-        """As `connect`, and have told what came of it. What needs no task for it gets none: a task costs more.
+        """As `connect`, but report the result by a callback. A connection that needs no task gets none, as tasks cost.
 
         A connection of the proxy's own that comes as a client's shows that the way leads back to this proxy. It ends
         here, and so does whatever else would go that way. Clients wait until that was looked at. Looks of other proxies
@@ -118,7 +118,7 @@ class Upstream:
         return asyncio.get_running_loop().call_soon(reached, NodeUnreachable(LEADS_BACK))
 
     def _open_after_look(self, open_: Callable[[], Cancellable]) -> _Attempt:
-        """Open a connection when it was seen whether the bootstrap servers lead back to this proxy."""
+        """Open a connection once it is known whether the bootstrap servers lead back to this proxy."""
 
         async def wait() -> None:
             await self.discovery.looked()
@@ -328,7 +328,7 @@ class Upstream:
 
 
 def _bootstrap_failure(failures: Sequence[Exception]) -> Exception:
-    """What keeps all servers from being reached, in one."""
+    """One error for all servers that could not be reached."""
     for error in failures:
         if not isinstance(error, NodeUnreachable):
             return error

@@ -61,11 +61,11 @@ class Discovery:
         """Whether the nodes in the directory are those of the cluster of these bootstrap servers."""
         self._silent: frozenset[HostPort] = frozenset()
         self.leads_back = False
-        """Whether a look of this proxy at its cluster came to this proxy, and no other one had an answer since."""
+        """Whether a look of this proxy at its cluster came back to it, and no later look has got a response."""
         self._looked = asyncio.Event()
         self._looked.set()
         self._shown: dict[int, HostPort] = {}
-        """Where nodes were when it was seen whether they lead back."""
+        """The addresses of nodes at which the proxy has looked whether they lead back."""
         self._seeing: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
         self._answered = asyncio.Condition()
@@ -191,7 +191,7 @@ class Discovery:
         return True
 
     async def _look(self) -> Sequence[MetadataNode]:
-        """The nodes that are named by the server that is the first to respond. It is seen which servers do not."""
+        """The nodes that are named by the first server that responds. Servers that do not respond are noted."""
         servers = self._in_turn()
         attempts = [partial(_brokers, str(server), self.config) for server in servers]
         try:
@@ -256,9 +256,9 @@ class Discovery:
         self._looked.set()
 
     def note_way_back(self, node_id: int) -> None:
-        """A connection of this proxy's own has come as that of a client of this node.
+        """Note that the proxy's own connection to this node has come back as that of a client.
 
-        Perhaps only one of several ways leads back, and clients are refused until a look has an answer: it is soon.
+        Clients are refused until a look gets a response. Perhaps not all ways lead back, so that look is made soon.
         """
         if node_id == BOOTSTRAP_NODE_ID:
             self.leads_back = True
@@ -267,7 +267,7 @@ class Discovery:
             self._directory.note_way_back(node_id)
 
     def _see_whether_nodes_lead_back(self) -> None:
-        """Look at each node, once at each address: if it leads to this proxy, the look comes there."""
+        """Look at each node, once at each address: if it leads back to this proxy, the look comes back."""
         if self._seeing is None or self._seeing.done():
             found = {node_id: self._directory.address(node_id) for node_id in self._directory.present}
             new = {node_id: where for node_id, where in found.items() if where and self._shown.get(node_id) != where}
@@ -306,7 +306,7 @@ async def _num_partitions(brokers: Sequence[MetadataNode], config: UpstreamConfi
 
 
 async def _look_at(nodes: Sequence[HostPort], config: UpstreamConfig) -> None:
-    """Have each node asked; what it says does not matter."""
+    """Ask each node; the responses do not matter."""
     for node in nodes:
         await _fault_at(str(node), config)
 

@@ -43,9 +43,9 @@ class NodeDirectory:
         """Since when nodes are not among those of the cluster, the longest first."""
         self._destinations = destinations
         self._refused: dict[int, str] = {}
-        """Why nodes are not connected to where the cluster says that they are."""
+        """Why the proxy does not connect to the reported addresses of nodes, by node id."""
         self._ways_back: dict[int, HostPort] = {}
-        """Where nodes are said to be, and this proxy is."""
+        """Reported addresses of nodes that lead back to this proxy, by node id."""
         self.virtual_cluster = virtual_cluster
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
 
@@ -64,10 +64,10 @@ class NodeDirectory:
         return [self._addresses[node_id] for node_id in self.present[:most]]
 
     def learn(self, node_id: int, host: str, port: int) -> None:
-        """Note where a node is; the latest word counts, but for an address that is not connected to: it is logged once.
+        """Note the address of a node. An address that the proxy must not connect to is not noted, but logged once.
 
-        That is one at a port that there cannot be, as some ways to connect would take such a port modulo 65,536, and
-        reach whoever listens there; one of this proxy; and one where the configuration says that no node is.
+        The proxy must not connect to a port that is not valid (some ways to connect take it modulo 65,536, and reach
+        another program), to itself, and to addresses where no node may be by the configuration.
         """
         if self._gone_us:
             self._gone_us.pop(node_id, None)
@@ -82,7 +82,7 @@ class NodeDirectory:
             self._refused.pop(node_id, None)
 
     def note_way_back(self, node_id: int) -> None:
-        """Who connects to this node comes to this proxy again, by a balancer or another proxy: it is not there."""
+        """Note that connections to this node come back, through a load balancer or another proxy: it is not there."""
         address = self._addresses.pop(node_id, None)
         if address is not None:
             self._ways_back[node_id] = address
@@ -101,7 +101,7 @@ class NodeDirectory:
 
     @property
     def refused(self) -> Mapping[int, str]:
-        """Why nodes are not connected to where the cluster says that they are, with that address."""
+        """Why the proxy does not connect to the reported addresses of nodes, each with the address, by node id."""
         return self._refused
 
     def note_all(self, node_ids: Collection[int]) -> None:

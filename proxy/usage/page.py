@@ -61,15 +61,17 @@ find no room in the queue are dropped, counted in `kafka_throttle_usage_records_
 episode, and reported by a `dropped` line when there is room again. While records cannot be written, `/readyz` has a
 remark that says why.
 
-A file that has its name is never written to again. If syncing the directory fails after that, it is logged once
-(`usage_directory_not_synced`), counted as a failure, and done again with the next file; on file systems that cannot
-sync directories it is left out. If syncing the file itself fails, all of it is written once more before the next try.
+After a file has got its name, the proxy never writes to it again. If it then cannot sync the directory, the file is
+complete, but might not survive a crash of the machine: this is logged once (`usage_directory_not_synced`) and counted
+as a failed write, and the directory is synced again with the next file. On file systems that cannot sync directories
+the proxy does not try. If it cannot sync the file itself, it writes the whole file once more before it tries again.
 
-If somebody removes, moves or replaces the directory, or a file before it is complete, the proxy notices that before it
-writes again. It makes the directory anew (mode 0700; one that somebody else has made gets that mode if it is empty and
-of the proxy's user), begins another file with the same first record, and writes what the old one had, which it still
-has open. The log has `usage_file_written_again`. If the old one cannot be read any more, a `dropped` line with
-`file_lost` stands for its records. Complete files that were removed are a gap.
+If the directory, or a file that is not complete, is removed, moved or replaced, the proxy notices that before its next
+write. It makes the directory again with mode 0700 (if there is another directory at this path, it changes the mode of
+that one, provided that it is empty and belongs to the user of the proxy). Then it begins another file with the same
+first record, and copies the records of the old file, which it still has open. The log has `usage_file_written_again`.
+If it cannot read the old file any more, a `dropped` line with the reason `file_lost` stands for the lost records.
+Complete files that were removed are a gap.
 
 What a reader can verify, for one (instance, epoch, stream):
 
@@ -80,12 +82,12 @@ What a reader can verify, for one (instance, epoch, stream):
 - `final` in an `end` line says that the epoch is complete. If there is a later epoch of the instance and this one has
   no `final`, its process was killed, and its end is missing: the use of the last `flush_ms` of its header at most (for
   usage: `window_s`), while the machine goes on and the disk takes what is written. If the machine crashes, the last
-  file of each stream is missing, too: `file_s`. It cannot be known how many records these were. What a killed process
-  had on disk is completed, under the same name, by the next process that starts on the directory, or within a
-  minute by one that already writes there.
-- A file that is being written is locked, so that nobody else completes it. Where the file system has no locks (some
-  network file systems), a file counts as that of a killed process when nothing was written to it for twice `file_s`
-  and a minute. Should its process go on after all, it writes the same records again, under the next number.
+  file of each stream is missing, too: `file_s`. It cannot be known how many records these were. The
+  next process that starts on the directory completes the file that a killed process has left, under the same name; a
+  process that already writes there does it within a minute.
+- A file that is being written is locked, so that no other process completes it. Where the file system has no locks
+  (some network file systems), a file counts as that of a killed process when nothing was written to it for twice
+  `file_s` and a minute. If its process runs on after all, it writes the same records again, under the next number.
 - While a process that was replaced (SIGUSR2) still serves its connections, it writes records beside the next one, and
   has no `final` yet. The ends of the next epoch have `beside` then: such an epoch counts as a later one only when it
   has an end without `beside`. With `restart.reuse_port` a process does not know of the other one that still runs: until

@@ -29,7 +29,7 @@ _RETRY_S = 1.0
 _TIDY_S = 10.0
 _SALVAGE_S = 60.0
 _IDLE_S = 60.0
-"""Where files cannot be locked, one to which nothing was written for twice `file_s` and this is a killed writer's."""
+"""Without locks, a file counts as a killed writer's when nothing was written to it for twice `file_s` and this time."""
 _LAST_TRIES = 3
 """How often writing may fail after `close` was called."""
 _ROWS_AT_ONCE = 500
@@ -39,7 +39,7 @@ NO_ROOM = "no_room"
 """The reason for dropped records: the queue was full because writing failed or was too slow."""
 
 BUG = "internal_error"
-"""The same for a record that could not be made, because of a bug of the proxy."""
+"""The reason for dropped records that could not be written because of a bug of the proxy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ class Spool:
             self._queue.popleft()
 
     def _file(self, stream: str, of: _Stream) -> SpoolFile:
-        """The file to write to. Another one is begun where there is none, or somebody has removed or moved it."""
+        """The file to write to. Another one is begun if there is none, or if it was removed or moved."""
         if of.file is None:
             of.file = self._begin(stream, of.file_number + 1, of.sequence)
             of.begun_s = self._now_s()
@@ -312,7 +312,7 @@ class Spool:
             self._sync_directory()
 
     def _sync_directory(self) -> None:
-        """The file is complete and is not touched again; if this fails, the next complete file makes up for it."""
+        """Sync the directory of a complete file. If this fails, it is done again with the next file."""
         try:
             sync_directory(self.directory)
         except OSError as error:

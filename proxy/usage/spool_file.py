@@ -63,7 +63,7 @@ class SpoolFile:
     """
 
     def __init__(self, directory: Path, header: Header, before: "SpoolFile | None" = None) -> None:
-        """Begin with what `before` has, or if that cannot be read any more with a line that its records are lost.
+        """Begin with the records of `before`, or if these cannot be read any more, with a line that they are lost.
 
         Raises OSError if the file cannot be started; then nothing of it is left.
         """
@@ -104,7 +104,7 @@ class SpoolFile:
             self._tell_lost(before)
 
     def _tell_lost(self, before: "SpoolFile") -> None:
-        """In place of the records of another file write that they are lost."""
+        """Write that the records of another file are lost."""
         if before.sequence > before.header.first_sequence:
             dropped = Dropped(
                 instance=before.header.instance,

@@ -172,7 +172,7 @@ class ThrottleConfig(Settings):
     max_throttle_ms: Annotated[int, Whole(1, INT32_MAX)] = 20_000
     """The longest single throttle in milliseconds, 8000 with `delay` if not given (for
     `request_percentage` it is one window, as in Kafka); stay below the request timeout of
-    the clients. A throttle that a node reports is obeyed up to it, too."""
+    the clients. It bounds also the throttle times that a node reports."""
 
     max_debt_ms: Annotated[int, Whole(0, INT32_MAX)] = 60_000
     """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`, or 0: nowhere."""

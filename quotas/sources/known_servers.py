@@ -1,4 +1,4 @@
-"""Which servers of a cluster may be asked, by what reads quotas or claims from it."""
+"""The servers of a cluster that sources of quotas and fleets may ask."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ def address_of(node: MetadataNode) -> str:
 class KnownServers:
     """The servers (host:port) of one cluster: those of the configuration, then the nodes that it has named last.
 
-    So the cluster can be reached while one of its nodes answers, whichever of them the configuration names.
+    So the cluster can be reached while one of its known nodes responds, also if it is not in the configuration.
     """
 
     def __init__(self, configured: Sequence[str]) -> None:
@@ -27,13 +27,13 @@ class KnownServers:
         self._noted_s: float | None = None
 
     def replace(self, configured: Sequence[str]) -> None:
-        """The configuration names these servers now. Others may be those of another cluster: its nodes are unknown."""
+        """Take up the servers of a changed configuration. These may be another cluster, so the known nodes go."""
         if tuple(configured) != self.configured:
             self.configured = self.all = tuple(configured)
             self._noted_s = None
 
     def note(self, nodes: Iterable[MetadataNode]) -> None:
-        """The cluster has named these nodes. If it names none, those that it named before stay."""
+        """Note the nodes that the cluster has named. If there are none, those that it named before stay."""
         self._noted_s = time.monotonic()
         if addresses := [address_of(node) for node in nodes if node.host][:_MOST_NODES]:
             self.all = (*self.configured, *(address for address in addresses if address not in self.configured))

@@ -1,4 +1,4 @@
-"""Kafka Streams and Kafka Connect, exactly once, behind one proxy that is restarted: what they and a client feel.
+"""Measures what restarts of a proxy do to Kafka Streams and Kafka Connect, both exactly once, and to a client.
 
     python -m tests.applications --restart sigterm [--restart sigkill]... [--repeats 5] [--restarts 2]
                                  [--nodes 3] [--json FILE] [--logs FOLDER]
@@ -6,8 +6,9 @@
 A real cluster of Kafka 4.3.1, one instance of the proxy, two instances of a Streams application that counts
 (exactly_once_v2, a commit each 100 ms), two workers of Connect with a source of four tasks
 (exactly.once.source.support), a producer that feeds, all through the proxy; and a client that connects and asks for
-metadata every 50 ms. The proxy is restarted twice, 12 s apart, or as soon as it has ended: by SIGTERM or SIGKILL and a
-start, or by SIGUSR2. Then everything that was committed is read at the nodes. A run takes about a minute and a half.
+metadata every 50 ms. The proxy is restarted twice, 12 s apart, or more until that client has steady responses again: by
+SIGTERM or SIGKILL and a start, or by SIGUSR2. Then all committed records are read at the nodes. A run takes about a
+minute and a half.
 
 Prints a line for each run and a table. With --json the runs are added to those of a file, and all are judged.
 Exit status 1 if an output is not exact; if a client had no response for more than --most-outage-s after SIGTERM, or

@@ -1,4 +1,4 @@
-"""What an application has written, beside what it was to write."""
+"""Compares the records that an application has written with those that it was to write."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -8,7 +8,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Account:
-    """How many records there are of those that were to come, and how many mistakes of each kind."""
+    """How many of the expected records there are, and how many mistakes of each kind."""
 
     expected: int
     written: int
@@ -17,7 +17,7 @@ class Account:
     out_of_order: int = 0
     """Records of a key with a smaller number than the one before."""
     wrong: int = 0
-    """Records that nobody was to write, and counts that differ from the number of records so far."""
+    """Records that were not expected, and counts that differ from the number of records so far."""
 
     @property
     def missing(self) -> int:

@@ -1,4 +1,4 @@
-"""What an application has written into a topic, read at the nodes as far as it is committed."""
+"""Reads the committed records that an application has written into a topic, directly at the nodes."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ _MANY = 1000
 
 
 class Committed:
-    """What an application is to write into a topic, and what it has written, as the cluster has it committed."""
+    """The records that an application is to write into a topic, and the committed records that it has written."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
         self.expected: Mapping[str, int] = {}

@@ -1,4 +1,4 @@
-"""The producer that feeds the Streams application through the proxy, at an even rate, and what it has felt."""
+"""The producer that feeds the Streams application through the proxy at an even rate, and notes its acknowledgements."""
 
 import threading
 import time
@@ -54,7 +54,7 @@ class Feeder:
         return {str(key): len(range(key, self.sent, KEYS)) for key in range(KEYS)}
 
     def longest_wait_s(self) -> float:
-        """Between two acknowledgements."""
+        """The longest time between two acknowledgements."""
         return max((after - before for before, after in pairwise(self.acknowledged_s)), default=0.0)
 
     def _run(self) -> None:

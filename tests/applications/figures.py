@@ -1,4 +1,4 @@
-"""What a run has shown, as a line and as a row of a table; and whether that is good enough."""
+"""The figures of a run, as a line and as a row of a table, and whether they are good enough."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -13,11 +13,11 @@ MOST_OUTAGE_S = 3.0
 
 @dataclass(frozen=True)
 class Run:
-    """One run: what clients felt of its restarts, and what became of the applications."""
+    """One run: how its restarts affected clients and applications."""
 
     restart: Restart
     outages_s: Sequence[float]
-    """Of the polling client, one for each restart."""
+    """The outage of the polling client, one for each restart."""
     ends_s: Sequence[float]
     """How long each restart waited for the end of the old process; after SIGUSR2, until the next one had taken over."""
     refused: int
@@ -54,7 +54,7 @@ class Run:
 
 
 def line(run: Run) -> str:
-    """A run in one line."""
+    """The figures of a run in one line."""
     words = [
         f"outages {_each(run.outages_s)} s",
         f"old process ended after {_each(run.ends_s)} s",
@@ -111,7 +111,7 @@ def _spread(values: Sequence[float], digits: int = 0) -> str:
 
 
 def problems(runs: Sequence[Run], most_outage_s: float = MOST_OUTAGE_S) -> list[str]:
-    """What is not as it has to be: any output that is not exact; after SIGTERM an outage that is too long, or more
+    """The problems of these runs: any output that is not exact; after SIGTERM an outage that is too long, or more
     harm to a run than after SIGKILL, where there are runs of both; after SIGUSR2 any outage or harm.
     """
     found = [f"not exact: {line(run)}" for run in runs if not run.exact]

@@ -1,4 +1,4 @@
-"""A client that connects and asks for metadata again and again, and how long it had no response."""
+"""A client that connects and asks for metadata again and again, and measures how long it had no response."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ from tests.timeouts import TIMEOUT_S
 
 EVERY_S = 0.05
 SLOW_S = 1.0
-"""A client that waits for longer between two responses has noticed, although nothing was refused."""
+"""A longer time between two responses counts as an outage, also if no poll failed."""
 
 _METADATA_VERSION = 1
 
@@ -27,7 +27,7 @@ class Poll(NamedTuple):
 
 
 def outage_s(polls: Sequence[Poll]) -> float:
-    """For how long there was no response: the sum of the times between two responses with a failure between them, or
+    """How long there was no response: the sum of the times between two responses with a failure between them, or
     that were longer than SLOW_S.
     """
     return sum(_gaps(polls))
@@ -67,7 +67,7 @@ class PollingClient:
         self._thread.join(TIMEOUT_S)
 
     def is_steady(self, seconds: float) -> bool:
-        """For so long, each poll has had its response."""
+        """For how many seconds each poll has had its response."""
         begin_s = time.monotonic() - seconds
         late = [poll.failure for poll in reversed(self.polls) if poll.ended_s > begin_s]
         return bool(late) and not any(late)

@@ -21,13 +21,13 @@ VERSION = "4.3.1"
 HOST = "127.0.0.1"
 TASKS = 4
 PER_POLL, PAUSE_MS = 10, 200
-"""What each task of the source writes at once, in one transaction, and how long it waits before."""
+"""How many records each task of the source writes in one transaction, and how long it waits before that."""
 
 NUMBERS_PER_SECOND = 40
-"""What a task has time for, with its transactions."""
+"""How many records a task can write in a second, with its transactions."""
 
 _NICE = 5
-"""Applications have machines of their own, as a rule: they are not to slow down the start of the proxy."""
+"""The priority of the applications. Mostly they run on other machines, so they must not slow down the proxy's start."""
 _HEAP = "256m"
 _START_S = 180.0
 _FENCED = re.compile(
@@ -82,11 +82,11 @@ class Program:
             self._process = subprocess.Popen(argv, stdout=file, stderr=file, preexec_fn=_begin)
 
     def log(self) -> str:
-        """What it has said so far."""
+        """Its output so far."""
         return self._log.read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        """Until it is so. Raises ApplicationFailed after three minutes, or when the process has ended."""
+        """Wait until this is so. Raises ApplicationFailed after three minutes, or when the process has ended."""
         deadline = time.monotonic() + _START_S
         while not condition():
             if self._process.poll() is not None:
@@ -113,7 +113,7 @@ def fenced(log: str) -> Counter[str]:
 
 
 def dead_threads(log: str) -> list[str]:
-    """What an instance of Streams has said of its threads that died."""
+    """The lines of an instance of Streams about its threads that died."""
     return _THREAD_DIED.findall(log)
 
 
@@ -141,7 +141,7 @@ class Streams:
         ]
 
     def wait_until_running(self) -> None:
-        """Until each instance has its share."""
+        """Wait until each instance has its part of the tasks."""
         for program in self.programs:
             program.wait_for(lambda program=program: "to RUNNING" in program.log(), "running instance")
 

@@ -15,7 +15,8 @@ class RestartedProxy(RelayedProxy):
     """A proxy with a supervisor that starts it again as soon as it has ended."""
 
     def restart(self, how: Restart) -> float:
-        """Until the next process has been started; after SIGUSR2 it serves already. Seconds until the old one ended."""
+        """Wait until the next process is started; after SIGUSR2 it serves already. Returns how many seconds the old one
+        took to end."""
         began_s = time.monotonic()
         match how:
             case "sigterm":

@@ -31,14 +31,14 @@ from tests.integration.topics import wait_until_known
 PARTITIONS = 4
 FIRST_AT_S = 8.0
 EVERY_S = 12.0
-"""From one restart to the next, and from the last one to the end of the feed, or longer: until all is well again."""
+"""Seconds from one restart to the next, and from the last one to the end of the feed; more until all is well again."""
 STEADY_S = 4.0
-"""For so long the polling client has a response each time: then all is well again."""
+"""All is well again when each poll has had its response for so many seconds."""
 
 _GIVE_UP_S = 150.0
-"""Nothing new for so long: what is missing does not come any more."""
+"""When no new record has come for so many seconds, those that are missing count as lost."""
 _DOUBLES_S = 3.0
-"""How long doubles are waited for, once everything is there."""
+"""How many seconds the run waits for doubles, once all records are there."""
 
 Say = Callable[[str], None]
 
@@ -60,14 +60,14 @@ class Applications:
         )
 
     def run(self, numbers: int) -> None:
-        """Have each task of Connect write so many numbers, and wait until all instances and tasks run."""
+        """Let each task of Connect write so many numbers, and wait until all instances and tasks run."""
         self.streams.wait_until_running()
         self.connect.write_numbers(self._numbered, numbers)
         self.by_connect.expected = {str(task): numbers for task in range(TASKS)}
 
     @property
     def done(self) -> bool:
-        """Everything that was to be written is there."""
+        """Whether all records that were to be written are there."""
         return self.by_streams.done and self.by_connect.done
 
     def take(self) -> int:
@@ -157,7 +157,7 @@ class Rig:
 
 
 def read_until(at_s: float, polling: PollingClient, applications: Applications) -> None:
-    """Until this moment, or longer: until all is well again. Raises ApplicationFailed after some minutes."""
+    """Wait until this moment, and until all is well again. Raises ApplicationFailed after some minutes."""
     while time.monotonic() < at_s or not polling.is_steady(STEADY_S):
         if time.monotonic() > at_s + _GIVE_UP_S:
             raise ApplicationFailed(f"the polling client has no steady response: {polling.polls[-1].failure}")
@@ -165,7 +165,7 @@ def read_until(at_s: float, polling: PollingClient, applications: Applications) 
 
 
 def finish(applications: Applications) -> float:
-    """Read on until everything is there, or nothing comes any more; seconds until then. Then wait for doubles."""
+    """Read until all records are there, or none comes any more; return the seconds. Then wait for doubles."""
     began_s = came_s = time.monotonic()
     while not applications.done and time.monotonic() - came_s < _GIVE_UP_S:
         if applications.take():

@@ -1,4 +1,4 @@
-"""Short runs of both applications, with one restart each: what the tool says of them is consistent."""
+"""Short runs of both applications with one restart each: the figures of the tool are consistent."""
 
 import json
 import subprocess

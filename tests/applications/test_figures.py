@@ -1,4 +1,4 @@
-"""The arithmetic of the measurement: what was written, for how long nobody answered, and what is good enough."""
+"""The arithmetic of the figures: records that were written, outages, and what is good enough."""
 
 import json
 from dataclasses import replace

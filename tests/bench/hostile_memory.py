@@ -1,12 +1,12 @@
-"""Measures what hostile clients cost: the memory of the proxy, and the latency of a client beside them.
+"""Measures how much memory of the proxy hostile clients take, and the latency of a good client beside them.
 
     python tests/bench/hostile_memory.py [--seconds 20] [--json FILE]
 
 Starts the proxy in front of a node of its own, in which every topic is unknown. A good client produces at a steady
 pace, first alone, then beside each attack: requests of 1 MiB about 170,000 topics, and requests of three kinds that
-never end. Prints for each the memory above that at rest, and the 99th percentile of the latency of the good client,
-alone and beside the attack. The good client and the attacks have different addresses. The figures of memory hold on any
-machine; those of latency only where each process has a core to itself.
+never end. For each attack it prints the memory above that at rest, and the 99th percentile of the latency of the good
+client, alone and beside the attack. The good client and the attacks have different addresses. The figures of memory
+hold on any machine; those of latency only if each process has a core to itself.
 """
 
 import argparse

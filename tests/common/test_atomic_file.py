@@ -1,4 +1,4 @@
-"""A file is the old one or the new one, and who wrote it knows which, whatever step of the disk fails."""
+"""Whatever step of the disk fails, a file is the old one or the new one, and its writer knows which."""
 
 import errno
 import os

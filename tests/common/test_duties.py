@@ -1,4 +1,4 @@
-"""What goes on in the background: an error ends nothing for good, and is logged, counted and shown."""
+"""Background work: an error does not end it, and is logged, counted and shown."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""One process at a time, and where the file system has no locks nobody is kept from going on."""
+"""One process at a time has a lock; on a file system without locks no process is stopped."""
 
 import errno
 import fcntl

@@ -1,9 +1,10 @@
-"""What a restart costs the clients: 50 of them poll a real node through the proxy while it is restarted in each way.
+"""Measures what a restart costs clients: 50 of them poll a real node through the proxy while it is restarted.
 
 python -m tests.integration.restart_costs [--rounds 5] [--clients 50]
 
-Prints the table of docs/operations.md. An outage is the time between two responses of one client; a client connects
-again after 50 ms, and after each further failure twice as late, up to 1 s, as Kafka's own clients do.
+Prints the figures behind the table in docs/operations.md, for each way to restart. An outage is the time between two
+responses of one client. A client connects again after 50 ms, and after each further failure twice as late, up to 1 s,
+as Kafka's own clients do.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A node that is alone in its cluster and says only which versions it has and where it is, for tests without Kafka."""
+"""A node that is alone in its cluster and responds only to ApiVersions and Metadata, for tests without Kafka."""
 
 import contextlib
 import socketserver

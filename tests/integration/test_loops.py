@@ -1,4 +1,4 @@
-"""Ways to a cluster that lead back to the proxy: a connection that would go round and round ends after one turn."""
+"""Ways to a cluster that lead back to the proxy: a connection ends when it comes back for the first time."""
 
 import socket
 import threading
@@ -17,7 +17,7 @@ from tests.timeouts import TIMEOUT_S
 
 CLIENTS = 20
 TURNS = 4
-"""A connection that goes round and round would be opened hundreds of times."""
+"""The most connections for one of a client: if it were passed on in a circle, there would be hundreds."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Nodes end and come back one after the other, and the proxy knows one of them from its file: nobody notices."""
+"""Nodes are restarted one after the other, with one of them in the proxy's file: the proxy stays ready for clients."""
 
 import socket
 import threading
@@ -68,7 +68,7 @@ class Newcomers:
 
 
 class Probe:
-    """What /readyz says, asked ten times a second."""
+    """Counts the statuses of /readyz, which it asks for ten times a second."""
 
     def __init__(self, proxy):
         self.statuses = Counter()

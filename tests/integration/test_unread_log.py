@@ -1,4 +1,4 @@
-"""A log that nobody reads, or that has nowhere to go, costs no client anything."""
+"""A log that is not read, or that cannot be written, delays no client."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The audit on disk: where a file system cannot sync is no reason to change nothing."""
+"""The audit on disk: on a file system that cannot sync, changes are still applied."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""The log when nobody reads it, or when it cannot be written: nobody waits, and what is lost is counted."""
+"""The log if it is not read or cannot be written: the process does not wait, and dropped lines are counted."""
 
 import json
 import os

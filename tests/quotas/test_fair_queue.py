@@ -1,4 +1,4 @@
-"""Whose turn it is where many wait for something scarce."""
+"""The order of turns in a fair queue."""
 
 import pytest
 from hypothesis import given

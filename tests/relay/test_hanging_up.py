@@ -1,4 +1,4 @@
-"""Who hangs up pays: what the node still works on when a client has left is charged, and no ending of it is free."""
+"""A client that hangs up is charged for what its node still works on, however the connection ends."""
 
 from struct import pack
 

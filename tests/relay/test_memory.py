@@ -1,4 +1,4 @@
-"""What all relays of a process hold whole is bounded; who finds no room waits, unread, and gets its turn."""
+"""The memory for messages held whole is bounded: a relay without room waits, is not read, and gets its turn."""
 
 import random
 

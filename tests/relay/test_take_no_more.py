@@ -1,4 +1,4 @@
-"""A relay that takes no further request, because the proxy ends: what is taken is answered, what is not is left."""
+"""A relay of a proxy that ends: requests that it has taken get their responses, and it takes no further ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A disk that fails, a directory that goes: each record is in one complete file, or counted as lost, and never both."""
+"""A disk fails or a directory is removed: each record is in one complete file, or counted as lost, and never both."""
 
 import errno
 import os

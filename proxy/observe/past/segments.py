@@ -122,7 +122,7 @@ class Segment:
             raise
 
     def is_in_place(self) -> bool:
-        """Whether nobody has removed or moved the file. Raises OSError."""
+        """Whether the file is still in its place, neither removed nor moved. Raises OSError."""
         return self._fd is not None and is_at(self._path, self._fd)
 
     def append(self, lines: bytes) -> None:

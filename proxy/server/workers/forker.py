@@ -56,7 +56,7 @@ class Forker:
         self._control = control
         self._requests = 0
         self._forking: dict[int, asyncio.Future[tuple[int, int | None]]] = {}
-        """What is waited for, by the number of the request."""
+        """The future of each reply that is waited for, by the number of the request."""
 
     @classmethod
     def start(
@@ -144,7 +144,7 @@ class Forker:
                 forking.set_result((message["pid"], pidfd))
             else:
                 forking.set_exception(OSError(message["problem"]))
-        elif "pid" in message:  # nobody waits for it any more
+        elif "pid" in message:  # its request was given up
             kill(message["pid"], pidfd)
             if pidfd is not None:
                 os.close(pidfd)

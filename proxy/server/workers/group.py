@@ -23,20 +23,20 @@ ANSWER_S = 2.0
 """How long is waited for the answer of a worker, before it is left out."""
 
 _SILENT_S = 5.0
-"""How long a worker may be silent, or missing, before clients are told to go elsewhere."""
+"""How long a worker may be silent, or missing, before the proxy is not ready."""
 
 _STALLED_S = 10.0
-"""How long a worker may be silent before it is ended: its sockets take their part of all new connections."""
+"""How long a worker may be silent before it is ended: its sockets still get a part of all new connections."""
 
 _START_S = 60.0
-"""The same for one that starts: it has much to work out then, and no client waits for it alone."""
+"""The same for a worker that starts: it has much to do then, and no client waits for this worker alone."""
 
 _GIVEN_UP_S = 30.0
-"""How long a worker may be missing before the whole proxy had better be started again."""
+"""How long a worker may be missing before the proxy reports that it should be started again."""
 
 _EVERY_S = 1.0
 _LONGEST_STEP_S = ANSWER_S + 1.5 * _EVERY_S
-"""The most that a look adds to the time in which workers are silent, also if this process stood still for longer.
+"""The most that one look adds to the time for which workers are silent, also if this process was late by more.
 
 On a machine that is too busy for this process the workers may be as late.
 """
@@ -113,7 +113,7 @@ class Workers:
         self._tasks = Tasks()
         self._looking = Duty("looking after the workers")
         self._ran_s = 0.0
-        """For how long this process has run: time in which it stood still itself says nothing about workers."""
+        """For how long this process has run, without time in which it was suspended: then it got no messages."""
         self._looked_s: float | None = None
         self._missing_since: dict[int, float] = {}
         self._exits: dict[int, int] = {}
@@ -267,7 +267,7 @@ class Workers:
             await asyncio.sleep(_EVERY_S)
 
     async def look(self) -> None:
-        """Ask all workers how they are, those that start, too. One that has been silent for too long is ended."""
+        """Ask all workers for their pulse, also those that start. One that has been silent for too long is ended."""
         asked = (self._answer(worker, "pulse", (), ANSWER_S, _take_pulse) for worker in self.running)
         await asyncio.gather(*asked)
         self._let_time_pass()
@@ -302,7 +302,7 @@ class Workers:
         return [f"worker {number} has not run for {_GIVEN_UP_S:.0f} s" for number in missing]
 
     def _missing(self, for_s: float) -> list[int]:
-        """The numbers of which no worker has served clients for so long."""
+        """The numbers of workers that have served no clients for so long."""
         return [number for number, since_s in self._missing_since.items() if self._ran_s - since_s > for_s]
 
     def remarks(self) -> list[str]:

@@ -49,7 +49,7 @@ class Link:
         self.is_lost = False
         """Whether the other end has closed."""
         self.received = 0
-        """How many messages have come: each shows that the other process does not stand still."""
+        """How many messages have come. Each shows that the other process still runs."""
 
     async def open(self) -> None:
         """From now on messages can be sent."""

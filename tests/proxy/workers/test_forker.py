@@ -1,4 +1,4 @@
-"""The supervisor's end of the process that forks workers: each reply is of its own request."""
+"""The supervisor's side of the process that forks workers: each reply belongs to its request."""
 
 import asyncio
 import json
