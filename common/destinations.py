@@ -59,6 +59,9 @@ class Destinations:
 
 ANYWHERE = Destinations()
 
+_OF_NOBODY = {4: ip_address("192.0.2.1"), 6: ip_address("2001:db8::1")}
+"""Addresses that are for documentation: no machine has them."""
+
 
 def plain_name(host: str) -> str:
     """The one spelling of a host name."""
@@ -89,9 +92,32 @@ def _is_at(address: Address, bind: Address) -> bool:
 
 
 def _is_of_this_machine(address: Address) -> bool:
-    with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    if not _can_be_bound_to(address):
+        return False
+    if _can_be_bound_to(_OF_NOBODY[address.version]):  # ip_nonlocal_bind is set, as for addresses that move
+        return address.is_loopback or _is_spoken_to_by_itself(address)
+    return True
+
+
+def _can_be_bound_to(address: Address) -> bool:
+    with _datagram_socket(address) as sock:
         try:
             sock.bind((str(address), 0))
         except OSError:
             return False
     return True
+
+
+def _is_spoken_to_by_itself(address: Address) -> bool:
+    """Whether this machine would send from an address what it sends there, as it does with an own address."""
+    with _datagram_socket(address) as sock:
+        try:
+            sock.connect((str(address), 9))  # sends nothing
+            source: str = sock.getsockname()[0]
+        except OSError:
+            return False
+    return _plain(source) == address
+
+
+def _datagram_socket(address: Address) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_DGRAM)

@@ -5,11 +5,12 @@ holds; the `Memory` of the process has the sum. If there is no room for a messag
 kernel until its turn comes. Pure: the owner of a Memory calls `serve` after each call of `on_change`.
 
 No two relays ever wait for each other. Incomplete requests may have half of the memory, and end by a timeout while
-other relays wait (`Holding.hinders`). One response at a time may be collected although there is no room: so at least
-one relay goes on, and it waits only for its node.
+other relays wait (`Holding.hinders`). The bytes that are here of a request that waits for room take no room from other
+requests: they stay until the request has got room or has ended. A response never waits for a request, because requests
+may wait for responses. One response at a time may be collected although there is no room: so at least one relay goes
+on, and it waits only for its node.
 """
 
-from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -54,6 +55,41 @@ class Want:
         self.whose = whose
 
 
+class _Line:
+    """Holdings that wait. `first` is the one whose turn it is, until there is room for it."""
+
+    __slots__ = ("_first", "_queue")
+
+    def __init__(self) -> None:
+        self._first: Want | None = None
+        self._queue: FairQueue[Want] = FairQueue()
+
+    def __len__(self) -> int:
+        return len(self._queue) + (self._first is not None)
+
+    @property
+    def first(self) -> Want | None:
+        """The one whose turn it is. None if no holding waits."""
+        if self._first is None and len(self._queue):
+            self._first = self._queue.take()
+        return self._first
+
+    def put(self, want: Want) -> None:
+        """Add one that waits."""
+        self._queue.put(want, want.whose)
+
+    def pass_on(self) -> None:
+        """Remove the first one."""
+        self._first = None
+
+    def remove(self, want: Want) -> bool:
+        """Remove one. Returns whether it waited here."""
+        if self._first is want:
+            self._first = None
+            return True
+        return self._queue.remove(want, want.whose)
+
+
 def _unheard() -> None:
     """Do nothing: `on_change` until it is set."""
 
@@ -69,9 +105,10 @@ class Memory:
         "_asked_bytes",
         "_behind",
         "_exceeding",
-        "_next",
         "_of",
-        "_queue",
+        "_requests",
+        "_responses",
+        "_waiting_bytes",
         "most_bytes",
         "on_change",
         "taken_bytes",
@@ -83,31 +120,35 @@ class Memory:
         self.on_change: Callable[[], None] = _unheard
         self._asked_bytes = 0
         """The part of `taken_bytes` that was taken for requests."""
+        self._waiting_bytes = 0
+        """The part of `taken_bytes` that is here of requests that wait for room."""
         self._of: dict[str, int] = {}
-        """How many bytes each entity has taken."""
-        self._queue: FairQueue[Want] = FairQueue()
-        self._next: Want | None = None
-        """The one whose turn it is. It waits until there is room."""
-        self._behind: dict[str, deque[Want]] = {}
-        """Those that wait, by entity, until the entity itself holds less."""
+        """How many bytes each entity has taken, without those of requests that wait for room."""
+        self._requests = _Line()
+        self._responses = _Line()
+        self._behind: dict[str, _Line] = {}
+        """The requests that wait, by entity, until the entity itself holds less."""
         self._exceeding: Holding | None = None
         """The holding with the one response for which there was no room."""
 
     @property
     def crowded(self) -> bool:
         """Whether a holding waits for memory that others hold."""
-        return self._next is not None or len(self._queue) > 0
+        return len(self._requests) + len(self._responses) > 0
 
     @property
     def waiting(self) -> int:
         """How many holdings wait for room."""
-        return len(self._queue) + (self._next is not None) + sum(map(len, self._behind.values()))
+        return len(self._requests) + len(self._responses) + sum(map(len, self._behind.values()))
 
     # -------------------------------------------------------------------- take
 
     def take_or_wait(self, want: Want) -> bool:
-        """Take what is wanted, if there is room and no other holding waits; else wait. Returns whether it was taken."""
-        if self.crowded or not (self._suits_entity(want) and self._fits(want)):
+        """Take what is wanted, if there is room and no other holding waits; else wait. Returns whether it was taken.
+
+        Requests wait only behind requests, and responses only behind responses.
+        """
+        if len(self._line_of(want)) or not (self._suits_entity(want) and self._fits(want)):
             self._wait(want)
             return False
         self._take(want)
@@ -116,37 +157,51 @@ class Memory:
     def serve(self) -> list["Holding"]:
         """Give room to the holdings that wait, in the order of their turns, as far as there is room; return them."""
         served: list[Holding] = []
-        while self.crowded:
-            if self._next is None:
-                self._next = self._queue.take()
-            want = self._next
-            if self._suits_entity(want):
-                if not self._fits(want):
-                    break
-                self._take(want)
-                want.holding.came(want)
-                served.append(want.holding)
-            else:
-                self._behind.setdefault(want.whose.entity, deque()).append(want)
-            self._next = None
+        for line in (self._responses, self._requests):
+            while (want := line.first) is not None:
+                if self._suits_entity(want):
+                    if not self._fits(want):
+                        break
+                    self._take(want)
+                    want.holding.came(want)
+                    served.append(want.holding)
+                else:
+                    self._behind.setdefault(want.whose.entity, _Line()).put(want)
+                line.pass_on()
         return served
+
+    def _line_of(self, want: Want) -> _Line:
+        return self._requests if want.for_request else self._responses
 
     def _wait(self, want: Want) -> None:
         if self._suits_entity(want):
-            self._queue.put(want, want.whose)
+            self._line_of(want).put(want)
             self.on_change()
         else:
-            self._behind.setdefault(want.whose.entity, deque()).append(want)
+            self._behind.setdefault(want.whose.entity, _Line()).put(want)
 
-    def _suits_entity(self, want: Want) -> bool:
+    def _suits_entity(self, want: Want, more_bytes: int = 0) -> bool:
         """Whether the entity may take so much: all together an eighth of the memory, but always one request."""
-        taken_bytes = self._of.get(want.whose.entity, 0)
+        taken_bytes = self._of.get(want.whose.entity, 0) + more_bytes
         return not want.for_request or not taken_bytes or taken_bytes + want.bytes <= self.most_bytes // 8
 
+    def _let_come(self, entity: str) -> None:
+        """Put into the line as many requests of an entity as the entity may take now. There may be thousands."""
+        behind = self._behind.get(entity)
+        if behind is None:
+            return
+        more_bytes = 0
+        while (want := behind.first) is not None and self._suits_entity(want, more_bytes):
+            behind.pass_on()
+            self._requests.put(want)
+            more_bytes += want.bytes
+        if not len(behind):
+            del self._behind[entity]
+
     def _fits(self, want: Want) -> bool:
-        within = self.taken_bytes + want.bytes <= self.most_bytes
         if not want.for_request:
-            return within or self._exceeding is None
+            return self.taken_bytes + want.bytes <= self.most_bytes or self._exceeding is None
+        within = self.taken_bytes - self._waiting_bytes + want.bytes <= self.most_bytes
         is_first = want.whose.entity not in self._of
         return (within or is_first) and self._asked_bytes + want.bytes <= self.most_bytes // 2
 
@@ -167,12 +222,16 @@ class Memory:
         else:
             self._of.pop(entity, None)
         if change_bytes < 0:
-            behind = self._behind.pop(entity, None)
-            if behind is not None:
-                for want in behind:
-                    self._queue.put(want, want.whose)
-            if self.crowded:
-                self.on_change()
+            self._let_come(entity)
+        if (change_bytes < 0 or asked_bytes < 0) and self.crowded:
+            self.on_change()
+
+    def count_waiting(self, change_bytes: int) -> None:
+        """Note that more or less than before is here of requests that wait for room."""
+        self._waiting_bytes += change_bytes
+        self.taken_bytes += change_bytes
+        if change_bytes < 0 and self.crowded:
+            self.on_change()
 
     def no_longer_exceeds(self, holding: "Holding") -> None:
         """Note that the response of this holding is not held any more."""
@@ -183,14 +242,11 @@ class Memory:
 
     def forget(self, want: Want) -> None:
         """Remove this from those that wait."""
-        if self._next is want:
-            self._next = None
-        elif not self._queue.remove(want, want.whose):
-            behind = self._behind.get(want.whose.entity)
-            if behind is not None and want in behind:
-                behind.remove(want)
-                if not behind:
-                    del self._behind[want.whose.entity]
+        entity = want.whose.entity
+        if self._line_of(want).remove(want):
+            self._let_come(entity)
+        elif (behind := self._behind.get(entity)) is not None and behind.remove(want) and not len(behind):
+            del self._behind[entity]
         if self.crowded:
             self.on_change()
 
@@ -200,6 +256,7 @@ class Holding:
 
     - `request_bytes`, `response_bytes`: for the request and the response that are collected whole.
     - `kept_bytes`: all others that are held already. `bytes`: the sum of the three.
+    - `waiting_bytes`: those that are here of a request that waits for room. They are not part of `bytes`.
     - `wake` is to be called when the relay has got the room for which it has waited.
     """
 
@@ -214,6 +271,7 @@ class Holding:
         "kept_bytes",
         "request_bytes",
         "response_bytes",
+        "waiting_bytes",
         "wake",
     )
 
@@ -222,6 +280,7 @@ class Holding:
         self.response_bytes = 0
         self.kept_bytes = 0
         self.bytes = 0
+        self.waiting_bytes = 0
         self.wake: Callable[[], None] | None = None
         self._memory = memory
         self._owner = owner
@@ -266,9 +325,10 @@ class Holding:
                 self._response = want
         return self._response is None
 
-    def settle(self, request_bytes: int, response_bytes: int, kept_bytes: int) -> None:
+    def settle(self, request_bytes: int, response_bytes: int, kept_bytes: int, waiting_bytes: int = 0) -> None:
         """Set how many bytes are held now. For a request and a response these are no more than were taken for them."""
         kept_bytes = kept_bytes if kept_bytes > SMALL_BYTES else 0
+        waiting_bytes = waiting_bytes if waiting_bytes > SMALL_BYTES else 0
         size_bytes = request_bytes + response_bytes + kept_bytes
         change = size_bytes - self.bytes
         asked_change = request_bytes - self.request_bytes
@@ -279,13 +339,16 @@ class Holding:
         self.bytes = size_bytes
         if change or asked_change:
             self._memory.count(self._entity, change, asked_change)
+        if waiting_bytes != self.waiting_bytes:
+            more, self.waiting_bytes = waiting_bytes - self.waiting_bytes, waiting_bytes
+            self._memory.count_waiting(more)
         if was_response and not response_bytes:
             self._memory.no_longer_exceeds(self)
 
     def close(self) -> None:
         """Hold nothing, and wait for nothing any more: the connection has ended."""
         self._waits = False
-        if self.bytes:
+        if self.bytes or self.waiting_bytes:
             self.settle(0, 0, 0)
         for want in (self._request, self._response):
             if want is not None:

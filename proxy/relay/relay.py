@@ -415,14 +415,23 @@ class Relay:
         """Hold no more memory than is needed now, and count the bytes that are here without having been asked for."""
         holding, requests, responses, in_flight = self._holding, self._requests, self._responses, self._in_flight
         unread_bytes, unsent_bytes = len(requests.unread.data), self._flow.unsent_bytes
-        if not (holding.bytes or unread_bytes > SMALL_BYTES or in_flight.keeps > SMALL_BYTES or unsent_bytes):
+        if not (
+            holding.bytes
+            or holding.waiting_bytes
+            or unread_bytes > SMALL_BYTES
+            or in_flight.keeps > SMALL_BYTES
+            or unsent_bytes
+        ):
             return
-        request_bytes = response_bytes = 0
+        request_bytes = response_bytes = waiting_bytes = 0
         if requests.has_whole:
             request_bytes, unread_bytes = holding.request_bytes, 0
+        elif holding.awaits_request:
+            waiting_bytes, unread_bytes = unread_bytes, 0
         if responses.has_whole:
             response_bytes = holding.response_bytes
-        holding.settle(request_bytes, response_bytes, unread_bytes + in_flight.count_kept() + unsent_bytes)
+        kept_bytes = unread_bytes + in_flight.count_kept() + unsent_bytes
+        holding.settle(request_bytes, response_bytes, kept_bytes, waiting_bytes)
 
     # --------------------------------------------------------------------- the end
 

@@ -256,9 +256,13 @@ class Discovery:
         self._looked.set()
 
     def note_way_back(self, node_id: int) -> None:
-        """Note that the proxy's own connection to this node has come back as that of a client."""
+        """Note that the proxy's own connection to this node has come back as that of a client.
+
+        Clients are refused until a look gets a response. Perhaps not all ways lead back, so that look is made soon.
+        """
         if node_id == BOOTSTRAP_NODE_ID:
             self.leads_back = True
+            self.ask()
         else:
             self._directory.note_way_back(node_id)
 

@@ -20,7 +20,7 @@ import structlog
 from common.atomic_file import sync_directory
 from common.private_directory import DirectoryUnusable, check_directory, keep_directory
 from proxy.usage.spool_file import FILE_LOST, SpoolFile, salvage
-from quotas.records.usage_record import TRACE, USAGE, Dropped, Header, Row, file_name
+from quotas.records.usage_record import TRACE, USAGE, Dropped, Header, Row, TraceEvent, UsageRecord, file_name
 
 log = structlog.get_logger()
 
@@ -202,6 +202,7 @@ class Spool:
                 batch = self._next_batch()
                 if batch is not None:
                     self._write(*batch)
+                batch = None
                 self._finish_due()
             except (OSError, DirectoryUnusable) as error:
                 self._note_failure(error)
@@ -323,12 +324,14 @@ class Spool:
             self._is_unsynced = False
 
     def _give_up(self, batch: tuple[str, list[Row]] | None) -> None:
-        """Drop this batch after a bug of the proxy. Later batches are written."""
+        """Drop this batch, which is the first of the queue, after a bug of the proxy. Later batches are written."""
         if batch is not None:
             stream, rows = batch
             with self._has_work:
                 self._queue.popleft()
                 self._count_waiting(stream, -len(rows))
+                if lost := [row.sequence for row in rows if isinstance(row, UsageRecord | TraceEvent)]:
+                    self._drop(stream, lost[0], lost[-1], BUG)
         for of in self._streams.values():
             of.final = of.final or self._closing
 

@@ -5,8 +5,8 @@ import contextlib
 import secrets
 import ssl
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Final, Literal, TypeVar
-from zlib import crc32
 
 from common.connecting import connected
 from common.destinations import ANYWHERE, Destinations
@@ -36,7 +36,7 @@ from quotas.sources.cluster_stream import ClusterStream, opened
 Result = TypeVar("Result")
 
 _NONCE_BYTES: Final = 24
-_OF_THIS_PROCESS: Final = secrets.randbits(31)
+_OF_THIS_PROCESS: Final = secrets.token_bytes(16)
 _TURNS_TO_CLOSE: Final = 3
 """Of the event loop: a transport that is aborted closes its socket in a later one."""
 
@@ -45,8 +45,10 @@ def mark_of(virtual_cluster: str) -> int:
     """The correlation id by which this process, with those that it starts, knows connections of its own.
 
     One that comes back as a client's shows that the way to the cluster leads to this proxy. Nodes do not look at it.
+    Who sees that of one virtual cluster knows nothing about those of others.
     """
-    return (_OF_THIS_PROCESS + crc32(virtual_cluster.encode())) & INT32_MAX
+    mark = blake2b(virtual_cluster.encode(), digest_size=4, key=_OF_THIS_PROCESS).digest()
+    return int.from_bytes(mark, "big") & INT32_MAX
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,16 @@ def test_where_networks_and_names_are_given_nodes_are_there_and_nowhere_else(hos
     assert destinations.refusal(host, address, 9092) == refusal
 
 
+def test_where_any_address_can_be_bound_to_only_those_of_this_machine_are_of_a_listener(monkeypatch):
+    """So it is with the system's setting ip_nonlocal_bind, beside balancers whose address moves."""
+    monkeypatch.setattr("common.destinations._can_be_bound_to", lambda address: True)
+    for_all = Destinations([("0.0.0.0", PORTS), ("::", PORTS)])
+    for own in ("127.0.0.1", "127.9.9.9"):
+        assert for_all.refusal(own, own, PORTS.start)
+    for other in ("192.0.2.9", "2001:db8::9"):
+        assert for_all.refusal(other, other, PORTS.start) is None
+
+
 def test_an_own_listener_is_refused_also_inside_of_the_networks():
     destinations = Destinations([("10.1.0.1", PORTS)], [ip_network("10.1.0.0/16"), ".kafka.test"])
     assert destinations.refusal("b1.kafka.test", "10.1.0.1", PORTS.start) == OWN

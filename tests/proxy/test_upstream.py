@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -259,6 +261,30 @@ async def test_when_a_look_of_its_own_comes_as_a_client_clients_go_no_further_un
     assert await node.upstream.discovery._learn()
     asker, _ = open_(node, BOOTSTRAP_NODE_ID)
     (await asker.reported()).socket.close()
+
+
+def test_the_mark_of_one_cluster_does_not_show_that_of_another():
+    """Nodes see the marks, and must not have others taken for ways back: no known number is between two marks."""
+    code = "from quotas.sources.cluster_connection import mark_of; print((mark_of('a') - mark_of('b')) % 2**31)"
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)]
+    assert runs[0] != runs[1]
+
+
+async def test_after_a_way_back_the_cluster_is_looked_at_soon(node, monkeypatch):
+    looks = asyncio.Queue()
+
+    async def nodes_named_by(*_):
+        looks.put_nowait("a look")
+        return []
+
+    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("proxy.upstream.discovery._FIRST_RETRY_S", 0)
+    node.upstream.reconfigure(node.config(default_partitions=1, metadata_refresh_s=3600))
+    learning = asyncio.create_task(node.upstream.discovery.keep_learning())
+    await asyncio.wait_for(looks.get(), TIMEOUT_S)
+    await comes_back(node, BOOTSTRAP_NODE_ID).reported()
+    await asyncio.wait_for(looks.get(), TIMEOUT_S)
+    learning.cancel()
 
 
 async def test_a_way_back_is_the_reason_why_the_cluster_cannot_be_reached(node, monkeypatch):

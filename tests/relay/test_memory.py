@@ -14,7 +14,7 @@ from quotas.entities import Entity, QuotaType
 from quotas.fair_queue import Whose
 from tests.relay.script import NOW_US, Script, manager_of
 from tests.sasl_frames import authenticate, log_in
-from tests.topic_frames import delete_topics
+from tests.topic_frames import delete_topics, metadata_by_name
 
 MIB = 1 << 20
 ALL_AT_ONCE = MEMORY_BYTES // 2 // (2 * MIB)
@@ -31,6 +31,16 @@ class Client:
 def request(size_bytes):
     """A request about topics of so many bytes, or a few less."""
     return delete_topics(5, [b"t" * 200] * (size_bytes // 202))
+
+
+def frames_of(data):
+    """The frames that these bytes are."""
+    frames = []
+    while data:
+        size_bytes = 4 + int.from_bytes(data[:4], "big")
+        frames.append(bytes(data[:size_bytes]))
+        data = data[size_bytes:]
+    return frames
 
 
 LARGE = request(MIB - 1000)
@@ -138,6 +148,28 @@ def test_who_waits_for_its_own_entity_does_not_hasten_others(party):
     assert scripts[-1].reads[Side.CLIENT]
 
 
+def test_of_those_that_wait_for_their_own_entity_one_that_hangs_up_lets_the_next_one_come():
+    memory = Memory(100 * SMALL_BYTES)
+    holdings = [Holding(memory, Client("one")) for _ in range(3)]
+    assert [one.may_hold_request(10 * SMALL_BYTES) for one in holdings] == [True, False, False]
+    holdings[0].close()
+    holdings[1].close()
+    assert memory.serve() == [holdings[2]]
+
+
+def test_of_those_that_wait_for_their_own_entity_only_as_many_are_looked_at_as_there_is_room_for():
+    memory, owner = Memory(100 * SMALL_BYTES), Client("one")
+    waiting = [Holding(memory, owner) for _ in range(50)]
+    assert sum(one.may_hold_request(10 * SMALL_BYTES) for one in waiting) == 1
+    waiting[0].close()
+    assert memory.crowded
+    assert memory.serve() == [waiting[1]]
+    small = Holding(memory, owner)
+    small.settle(0, 0, 2 * SMALL_BYTES)
+    small.settle(0, 0, 0)
+    assert not memory.crowded
+
+
 def test_who_waits_and_hangs_up_has_no_turn_any_more(party):
     scripts = [party.script(f"10.0.0.{number}") for number in range(ALL_AT_ONCE + 2)]
     for script in scripts:
@@ -146,6 +178,33 @@ def test_who_waits_and_hangs_up_has_no_turn_any_more(party):
     scripts[0].do(scripts[0].relay.on_lost(CloseReason.CLIENT_LOST, "", NOW_US))
     assert party.serve() == 1
     assert scripts[-1].reads[Side.CLIENT]
+
+
+@pytest.mark.parametrize("entities", [1, 300])
+def test_what_has_come_of_requests_that_wait_does_not_keep_them_from_their_turns(party, entities):
+    """A read takes up to a quarter of a MiB: what has come of 300 requests is more than the memory."""
+    waiting = [party.script(f"10.0.{number % entities}.1") for number in range(300)]
+    for script in waiting:
+        script.client(LARGE[:262_144])
+    assert party.memory.taken_bytes > MEMORY_BYTES
+    for _ in range(300 // OF_ONE):
+        for script in waiting:
+            if script.reads[Side.CLIENT]:
+                script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", NOW_US))
+        waiting = [script for script in waiting if script.closed is None]
+        party.serve()
+    assert waiting == []
+    assert (party.memory.taken_bytes, party.memory.waiting) == (0, 0)
+
+
+def test_who_waits_has_room_that_a_request_no_longer_takes_though_more_is_kept_for_it(party):
+    memory, changes = Memory(100 * SMALL_BYTES), []
+    memory.on_change = lambda: changes.append(memory.serve())
+    first, second = (Holding(memory, Client(name)) for name in ("first", "second"))
+    assert first.may_hold_request(20 * SMALL_BYTES)
+    assert not second.may_hold_request(20 * SMALL_BYTES)
+    first.settle(0, 0, 60 * SMALL_BYTES)
+    assert changes[-1] == [second]
 
 
 def test_what_was_taken_for_a_request_is_given_back_when_it_is_no_longer_needed_whole(party):
@@ -185,6 +244,23 @@ def test_there_is_room_for_one_response_more_than_there_is_room_for(party):
     assert memory.serve() == []  # there is room for a fifth, and the second has what exceeds it
     holdings[1].settle(0, 0, 0)
     assert memory.serve() == [holdings[2]]
+
+
+def test_a_response_does_not_wait_for_a_request_which_waits_until_there_was_a_response(party):
+    """Requests to delete topics hold a half of the memory until the node has said how many partitions they have."""
+    holders = [party.script(f"10.0.0.{number}") for number in range(ALL_AT_ONCE)]
+    for script in holders:
+        script.client(LARGE)
+    last = party.script("10.0.1.1")
+    last.client(LARGE[:500])
+    assert not last.reads[Side.CLIENT]
+    for script in holders:
+        [asked] = frames_of(script.sent[Side.NODE])
+        corr = int.from_bytes(asked[8:12], "big", signed=True)
+        script.node(metadata_by_name(corr, {b"%d" % number: 1 for number in range(1000)}))
+        party.serve()
+    assert [len(frames_of(script.sent[Side.NODE])) for script in holders] == [2] * len(holders)
+    assert last.reads[Side.CLIENT]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 from pipeline.ingest.frames import Frames
 from pipeline.table.accounts import Account, Writer
 from proxy.usage import spool as spool_module
-from proxy.usage.spool_file import FILE_LOST, salvage
+from proxy.usage.spool import BUG
+from proxy.usage.spool_file import FILE_LOST, SpoolFile, salvage
 from quotas.records.usage_record import USAGE, Header, UsageRecord, file_name
 from tests.timeouts import TIMEOUT_S
 from tests.usage.failing_disk import STEPS, FailingDisk
@@ -317,6 +318,40 @@ def test_what_was_in_a_removed_file_and_cannot_be_read_any_more_is_told_as_lost(
     assert spool.totals()[0].dropped[FILE_LOST] == told["lost"]
     assert set(numbers(directory)) == set(range(51, RECORDS + 1))
     assert known.gaps == ((1, first - 1),)
+
+
+def test_a_bug_at_the_end_of_a_file_does_not_end_the_writing(directory):
+    bugs = [ValueError("a bug")]
+
+    def is_beside():
+        if bugs:
+            raise bugs.pop()
+        return False
+
+    spool = spool_in(directory, file_s=0)
+    spool.start(is_beside)
+    put(spool, 1, RECORDS)
+    assert spool.close(TIMEOUT_S)
+    assert numbers(directory) == Counter(range(1, RECORDS + 1))
+
+
+def test_records_that_a_bug_keeps_from_being_written_are_told_and_others_are_written(directory, monkeypatch):
+    spool = spool_in(directory)
+    add, bugs = SpoolFile.add, [ValueError("a bug")]
+
+    def add_or_fail(file, rows):
+        if bugs and isinstance(rows[0], UsageRecord) and rows[0].sequence > A_BATCH:
+            raise bugs.pop()
+        return add(file, rows)
+
+    monkeypatch.setattr(SpoolFile, "add", add_or_fail)
+    spool.start()
+    put(spool, 1, 2 * A_BATCH)
+    until(lambda: spool.totals()[0].dropped.get(BUG))
+    put(spool, 2 * A_BATCH + 1, 3 * A_BATCH)
+    assert spool.close(TIMEOUT_S)
+    assert spool.totals()[0].dropped[BUG] == A_BATCH
+    assert sorted(numbers(directory)) == [*range(1, A_BATCH + 1), *range(2 * A_BATCH + 1, 3 * A_BATCH + 1)]
 
 
 def test_a_directory_that_cannot_be_used_is_told_until_it_can(directory):
