@@ -1,8 +1,9 @@
-"""Which side of a connection is read: one side is not read while the other side takes no more bytes."""
+"""Which side of a connection is read, and what the connection holds in memory meanwhile."""
 
 from typing import Final
 
 from proxy.relay.actions import Pause, Resume
+from proxy.relay.memory import Holding, Memory, Owner
 from proxy.relay.turn import Turn
 from proxy.side import Side
 
@@ -12,27 +13,42 @@ _CHANGES: Final = {(side, paused): (Pause if paused else Resume)(side) for side 
 class Flow:
     """What each side does now: `*_blocked` takes no more bytes, `*_paused` is not read.
 
-    `unsent_bytes` is what a client that is blocked is still to get, beyond what any connection may buffer.
+    One side is not read while the other side takes no more bytes.
+
+    - `unsent_bytes` is what a client that is blocked is still to get, beyond what any connection may buffer.
+    - `holding` is what the connection holds of the memory that all share; None until it holds something.
     """
 
     __slots__ = (
+        "_memory",
         "_most_unsent_bytes",
+        "_owner",
         "_turn",
         "client_blocked",
         "client_paused",
+        "holding",
         "node_blocked",
         "node_paused",
         "unsent_bytes",
     )
 
-    def __init__(self, turn: Turn, write_buffer_bytes: int) -> None:
+    def __init__(self, turn: Turn, write_buffer_bytes: int, memory: Memory, owner: Owner) -> None:
         self.unsent_bytes = 0
+        self.holding: Holding | None = None
+        self._memory = memory
+        self._owner = owner
         self._most_unsent_bytes = 2 * write_buffer_bytes
         self._turn = turn
         self.client_blocked = False
         self.client_paused = False
         self.node_blocked = False
         self.node_paused = False
+
+    def hold(self) -> Holding:
+        """What the connection holds; made when first needed, as most connections never hold anything."""
+        if self.holding is None:
+            self.holding = Holding(self._memory, self._owner)
+        return self.holding
 
     def block_client(self, unsent_bytes: int) -> None:
         """The client takes no more bytes for now; so many wait for it."""

@@ -35,12 +35,15 @@ class Owner(Protocol):
 
 
 class _Nobody:
-    """The owner of a holding that shares its memory with no other."""
+    """The owner of a holding where there are no turns to take."""
 
     @property
     def whose(self) -> Whose:
         """No entity."""
         return Whose()
+
+
+NOBODY: Final = _Nobody()
 
 
 class Want:
@@ -378,8 +381,3 @@ class Holding:
     def _whose(self) -> Whose:
         whose = self._owner.whose
         return Whose(self._entity, whose.part) if self.bytes else whose
-
-
-def alone() -> Holding:
-    """A holding that shares its memory with no other."""
-    return Holding(Memory(), _Nobody())

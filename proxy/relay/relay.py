@@ -21,7 +21,7 @@ from proxy.relay.charging import Bind, Charges, KnownSensors
 from proxy.relay.connection_timeouts import WaitingFor
 from proxy.relay.flow import Flow
 from proxy.relay.in_flight import InFlight
-from proxy.relay.memory import SMALL_BYTES, Holding, alone
+from proxy.relay.memory import NOBODY, SMALL_BYTES, Memory, Owner
 from proxy.relay.plans import Plan
 from proxy.relay.quick_responses import QuickResponses
 from proxy.relay.recognise import looks_like
@@ -76,9 +76,9 @@ class Relay:
     __slots__ = (
         "_accounting",
         "_client_eof",
+        "_charges",
         "_closed",
         "_flow",
-        "_holding",
         "_in_flight",
         "_requests",
         "_responses",
@@ -98,30 +98,29 @@ class Relay:
         limits: RelayLimits,
         bind: Bind,
         usage_of: UsageOf | None = None,
-        holding: Holding | None = None,
+        memory: Memory | None = None,
+        owner: Owner = NOBODY,
     ) -> None:
         manager = quota_manager
-        self._holding = holding = alone() if holding is None else holding
         self._turn = turn = Turn()
         self._accounting = accounting = Accounting(turn, counters, usage_of)
         self._throttle = throttle = ThrottleState(turn, accounting, limits.delays, limits.max_throttle_ms)
         self._times = times = ServiceTimes(manager)
         self._in_flight = in_flight = InFlight(turn, throttle, times, limits.max_in_flight, limits.max_kept_bytes)
         self._sasl = sasl = SaslState(counters, limits.authenticates)
-        self._flow = flow = Flow(turn, limits.max_kept_bytes)
+        self._flow = flow = Flow(turn, limits.max_kept_bytes, Memory() if memory is None else memory, owner)
         sensors = KnownSensors(turn, throttle, times, in_flight, manager, bind)
-        charges = Charges(turn, accounting, throttle, times, manager)
+        self._charges = charges = Charges(turn, accounting, throttle, times, manager)
         repeated = RepeatedRequests(turn, accounting, in_flight, times, charges, manager, limits.max_frame_bytes)
         quick = QuickResponses(
             turn, accounting, throttle, in_flight, times, charges, manager, limits.max_response_bytes
         )
         self._requests = RequestDirection(
-            turn, accounting, throttle, in_flight, sasl, sensors, charges, repeated, flow, limits, manager, holding
+            turn, accounting, throttle, in_flight, sasl, sensors, charges, repeated, flow, limits, manager
         )
-        self._responses = ResponseDirection(
-            turn, accounting, throttle, in_flight, charges, quick, flow, limits, holding
-        )
-        self._settlement = Settlement(turn, in_flight, charges, holding)
+        self._responses = ResponseDirection(turn, accounting, throttle, in_flight, charges, quick, flow, limits)
+        self._settlement: Settlement | None = None
+        """What is still to be settled after the end, if anything is."""
         self._closed = False
         self._client_eof = False
         self.ended_idle = False
@@ -164,7 +163,7 @@ class Relay:
 
     @property
     def unsettled(self) -> bool:
-        return self._settlement.due > 0
+        return self._settlement is not None
 
     @property
     def lacks_room(self) -> bool:
@@ -220,7 +219,7 @@ class Relay:
 
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
         if self._closed:
-            return self._settle_later(data, now_us) if side is _NODE and self.unsettled else []
+            return self._settle_later(data, now_us) if side is _NODE else []
         turn = self._turn
         turn.now_us = now_us
         turn.now_ms = now_us // 1000
@@ -315,8 +314,8 @@ class Relay:
         return actions
 
     def on_memory(self, now_us: int) -> list[Action]:
-        actions, holding = self._turn.begin(now_us), self._holding
-        if self._closed:
+        actions, holding = self._turn.begin(now_us), self._flow.holding
+        if self._closed or holding is None:
             return actions
         if self._responses.waits and not holding.awaits_response:
             self._responses.memory_came()
@@ -387,7 +386,9 @@ class Relay:
                 self._close(CloseReason.CLIENT_CLOSED, "in the middle of a request" if amid else "")
             else:
                 requests.settle_client()
-                self._settle_memory()
+                unread_bytes = len(requests.unread.data)
+                if self._flow.holding is not None or max(unread_bytes, self._in_flight.keeps) > SMALL_BYTES:
+                    self._settle_memory()
 
     def _go_on_with_responses(self, decision: Decision | None = None, at: int = 0) -> None:
         responses = self._responses
@@ -409,12 +410,14 @@ class Relay:
             else:
                 if self._throttle.reasons:
                     self._requests.settle_client()
-                self._settle_memory()
+                if self._flow.holding is not None:
+                    self._settle_memory()
 
     def _settle_memory(self) -> None:
         """Hold no more memory than is needed now, and count the bytes that are here without having been asked for."""
-        holding, requests, responses, in_flight = self._holding, self._requests, self._responses, self._in_flight
+        requests, responses, in_flight = self._requests, self._responses, self._in_flight
         unread_bytes, unsent_bytes = len(requests.unread.data), self._flow.unsent_bytes
+        holding = self._flow.hold()
         if not (
             holding.bytes
             or holding.waiting_bytes
@@ -455,21 +458,28 @@ class Relay:
         decision = self._requests.asked.decision
         if decision is not None:
             self._unspend(decision)
-        self._holding.close()
-        self._settle_after(ended_by, half)
+        if self._in_flight.queue:
+            self._settle_after(ended_by, half)
+        else:
+            self._responses.forget()
+            self._in_flight.own_responses = []
+            if self._flow.holding is not None:
+                self._flow.holding.close()
         accounting.forget_clients()
         turn.actions.append(Close(reason, detail))
 
     def _settle_after(self, reason: CloseReason, half: Request | None) -> None:
         """See to it that what is charged at responses is charged when they come, if they can be waited for."""
-        settlement = self._settlement
+        holding = self._flow.hold()
+        holding.close()  # it counts from now on, but never waits
+        settlement = self._settlement = Settlement(self._turn, self._in_flight, self._charges, holding)
         left, here = self._responses.give_up()
         settlement.begin(half)
-        if not self.unsettled or reason in _RESPONSES_NO_MORE:
-            self._stop_settling(reason not in _NOT_BY_CLIENT)
+        if not settlement.due or reason in _RESPONSES_NO_MORE:
+            self._stop_settling(settlement, charges=reason not in _NOT_BY_CLIENT)
             return
-        self._settle(here, left)
-        if self.unsettled:
+        self._settle(settlement, here, left)
+        if settlement.due:
             self._flow.pause_node(False)
 
     def _authentication_failed(self, reason: CloseReason) -> bool:
@@ -484,33 +494,35 @@ class Relay:
             return True
         return False
 
-    def _settle(self, data: bytes, left: int = 0) -> None:
+    def _settle(self, settlement: Settlement, data: bytes, left: int = 0) -> None:
         """Take bytes of the node after the end; see `Settlement.take`."""
         try:
-            self._settlement.take(data, left)
+            settlement.take(data, left)
         except ProtocolError:
-            self._stop_settling(charges=True)
+            self._stop_settling(settlement, charges=True)
         self._turn.do_after()
-        if not self._settlement.due:
-            self._stop_settling(charges=False)
+        if not settlement.due:
+            self._stop_settling(settlement, charges=False)
 
     def _settle_later(self, data: bytes, now_us: int) -> list[Action]:
-        actions = self._turn.begin(now_us)
-        self._settle(data)
-        if not self.unsettled:
-            actions.append(HangUp())
+        actions, settlement = self._turn.begin(now_us), self._settlement
+        if settlement is not None:
+            self._settle(settlement, data)
+            if not settlement.due:
+                actions.append(HangUp())
         return actions
 
-    def _stop_settling(self, charges: bool) -> None:
+    def _stop_settling(self, settlement: Settlement, charges: bool) -> None:
         """Wait for no more responses. With `charges`, a Fetch without one is charged as much as it may bring."""
-        self._settlement.end(charges)
+        settlement.end(charges)
+        self._settlement = None
         self._in_flight.own_responses = []
         self._in_flight.queue.clear()
 
     def _hang_up(self, charges: bool) -> None:
         """Hang up if responses were still waited for."""
-        if self.unsettled:
-            self._stop_settling(charges)
+        if self._settlement is not None:
+            self._stop_settling(self._settlement, charges)
             self._turn.actions.append(HangUp())
 
     def _unspend(self, decision: Decision) -> None:

@@ -35,7 +35,7 @@ from proxy.relay.charging import Charges, KnownSensors
 from proxy.relay.connection_timeouts import WaitingFor
 from proxy.relay.flow import Flow
 from proxy.relay.in_flight import InFlight
-from proxy.relay.memory import SMALL_BYTES, Holding
+from proxy.relay.memory import SMALL_BYTES
 from proxy.relay.plans import SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.repeated_requests import RepeatedRequests, pattern_of
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, OWN_REQUEST, Refusal, Request, RequestHead, read_request
@@ -123,11 +123,10 @@ class _Unread:
     together once, when it is complete, not with each piece.
     """
 
-    __slots__ = ("_manager", "_wanted_version", "data", "gathered", "holding", "long_head", "missing")
+    __slots__ = ("_manager", "_wanted_version", "data", "gathered", "long_head", "missing")
 
-    def __init__(self, manager: ClientQuotaManager, holding: Holding) -> None:
+    def __init__(self, manager: ClientQuotaManager) -> None:
         self.data = b""
-        self.holding = holding
         self.long_head = False
         """Whether the head of a request is not here whole though it is large already, and there is room for it."""
         self.gathered: bytes | bytearray = b""
@@ -212,9 +211,8 @@ class RequestDirection:
         flow: Flow,
         limits: RelayLimits,
         manager: ClientQuotaManager,
-        holding: Holding,
     ) -> None:
-        self.unread = _Unread(manager, holding)
+        self.unread = _Unread(manager)
         self.asked = _Asked()
         self.half: Request | None = None
         """The incomplete request: `_left` bytes are still to come, and the last one counts and charges it."""
@@ -259,7 +257,8 @@ class RequestDirection:
         if self._flow.client_paused or (may_not_begin and not (data and self._passes_mute(data, 0))):
             return WaitingFor.NOTHING
         if data:
-            return WaitingFor.CROWDED_REQUEST if self.unread.holding.hinders else WaitingFor.REQUEST
+            holding = self._flow.holding
+            return WaitingFor.CROWDED_REQUEST if holding is not None and holding.hinders else WaitingFor.REQUEST
         return WaitingFor.USE if self._accounting.requests else WaitingFor.FIRST_BYTE
 
     # -------------------------------------------------------------------- events
@@ -490,10 +489,13 @@ class RequestDirection:
 
     def _may_hold(self, size_bytes: int) -> bool:
         """Whether there is room to collect a request of this size; if not, the relay waits for it."""
-        if self.unread.holding.may_hold_request(size_bytes):
+        if size_bytes <= SMALL_BYTES:
+            return True
+        holding = self._flow.hold()
+        if holding.may_hold_request(size_bytes):
             return True
         self._throttle.reasons |= NO_MEMORY
-        self._turn.after.append(AwaitMemory(self.unread.holding))
+        self._turn.after.append(AwaitMemory(holding))
         return False
 
     def _await_head(self, here_bytes: int) -> None:

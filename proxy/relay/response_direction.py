@@ -20,7 +20,7 @@ from proxy.relay.actions import AwaitMemory, CloseReason, Decision, DecisionKind
 from proxy.relay.charging import Charges
 from proxy.relay.flow import Flow
 from proxy.relay.in_flight import InFlight
-from proxy.relay.memory import Holding
+from proxy.relay.memory import SMALL_BYTES
 from proxy.relay.plans import NO_THROTTLE, SASL_TOKEN, Plan, ResponseKind
 from proxy.relay.quick_responses import QuickResponses
 from proxy.relay.recognise import looks_like
@@ -140,7 +140,6 @@ class ResponseDirection:
         "_asked",
         "_charges",
         "_flow",
-        "_holding",
         "_in_flight",
         "_left",
         "_limits",
@@ -164,7 +163,6 @@ class ResponseDirection:
         quick: QuickResponses,
         flow: Flow,
         limits: RelayLimits,
-        holding: Holding,
     ) -> None:
         self.state = IDLE
         self.unread = b""
@@ -183,7 +181,6 @@ class ResponseDirection:
         self._parts: list[bytes] = []
         """The parts that have come of a response that is COLLECTING or GATHERING."""
         self._asked = _Asked()
-        self._holding = holding
         self.waits = False
         """Whether a response waits for room in the memory."""
 
@@ -559,9 +556,12 @@ class ResponseDirection:
 
     def _may_hold(self, size_bytes: int) -> bool:
         """Whether there is room to collect so many bytes of a response; if not, the relay waits for it."""
-        self.waits = not self._holding.may_hold_response(size_bytes)
+        if size_bytes <= SMALL_BYTES:
+            return True
+        holding = self._flow.hold()
+        self.waits = not holding.may_hold_response(size_bytes)
         if self.waits:
-            self._turn.after.append(AwaitMemory(self._holding))
+            self._turn.after.append(AwaitMemory(holding))
         return not self.waits
 
     def _take_collected(self, request: Request, frame: bytes) -> None:
@@ -708,9 +708,14 @@ class ResponseDirection:
             if self._in_flight.queue:
                 self.send_own()
 
+    def forget(self) -> None:
+        """The connection ends: forget what is here."""
+        self.unread = self._asked.frame = b""
+        self._parts = []
+
     def give_up(self) -> tuple[int, bytes]:
-        """The connection ends: forget all. Returns how many bytes are still to come of a response that was taken, and
-        what is here of those behind it.
+        """As `forget`. Returns how many bytes are still to come of a response that was taken, and what is here of those
+        behind it.
         """
         parts = b"".join(self._parts)
         here = self.unread + parts if self.state is GATHERING else parts + self.unread
@@ -721,8 +726,7 @@ class ResponseDirection:
             left = self._walked.frame_bytes - self._walked.sent
         if self._asked.frame:
             self._in_flight.done(1)
-        self.unread = self._asked.frame = b""
-        self._parts = []
+        self.forget()
         return left, here
 
 

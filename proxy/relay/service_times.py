@@ -143,11 +143,14 @@ class ServiceTimes:
     def charge_unanswered(self, in_flight: Iterable[Request], half: Request | None, now_ms: int, now_us: int) -> None:
         """The client has left: charge all requests that have no response yet what requests like them cost the node.
 
-        A node carries out all that it has got. `half` is the request of which it has not got all.
+        A node carries out all that it has got. `half` is the request of which it has not got all; of those to which the
+        proxy responds it gets nothing.
         """
         for request in in_flight:
             client_sensors, count = request.client_sensors, request.waiting - request.timed
-            if request is half or client_sensors is None or client_sensors.costs is None or not count:
+            if request is half or request.response is not None or not count:
+                continue
+            if client_sensors is None or client_sensors.costs is None:
                 continue
             size_bytes = request.waiting_bytes * count // request.waiting
             cost_us = client_sensors.costs.us(request.plan.cost_kind, size_bytes, count)

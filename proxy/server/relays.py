@@ -11,7 +11,7 @@ from proxy.decisions.client_ids import measured_client_id
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.decisions.sasl import SaslRules
 from proxy.relay.actions import RelayLimits
-from proxy.relay.memory import Holding, Memory
+from proxy.relay.memory import Memory
 from proxy.relay.relay import Relay
 from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.use import MUTATION, Client, Meter
@@ -100,9 +100,8 @@ class Relays:
             user = NOBODY
         facts = ConnectionFacts(self._facts, node_id, user, *self._rights_of(user), address=address)
         usage_of = None if self._meter is None else partial(self._usage_of, facts)
-        return Relay(
-            self._quota_manager, counters, self._limits, facts.bind, usage_of, Holding(self._memory, facts)
-        ), facts
+        relay = Relay(self._quota_manager, counters, self._limits, facts.bind, usage_of, self._memory, facts)
+        return relay, facts
 
     def _usage_of(self, facts: ConnectionFacts, raw_client_id: bytes) -> Client:
         """The usage counters of a client-id of a connection."""

@@ -329,6 +329,17 @@ def test_all_requests_in_flight_cost_their_time_by_the_model(make_relay, took_ms
     assert quota_manager.time_in_flight == {}
 
 
+@pytest.mark.parametrize("wrong", [heartbeaten(9), b""])
+def test_a_request_that_the_node_never_gets_costs_no_time(make_relay, wrong):
+    quota_manager = timed()
+    script = client_of(make_relay, quota_manager)
+    script.client(heartbeat(1) + request(18, 99, b"\1\1\0", corr=2, tags=True))
+    script.node(wrong)
+    lose_client(script)
+    assert charged_us(quota_manager) == pytest.approx(50)
+    assert quota_manager.time_in_flight == {}
+
+
 def test_those_that_have_their_response_are_not_charged_again(make_relay):
     quota_manager = timed()
     script = client_of(make_relay, quota_manager)

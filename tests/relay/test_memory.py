@@ -56,13 +56,11 @@ class Party:
         self.scripts = []
 
     def script(self, entity):
-        holding = Holding(self.memory, Client(entity))
 
         def make(*arguments):
-            return Relay(*arguments, holding)
+            return Relay(*arguments, self.memory, Client(entity))
 
         script = Waiting(make, self.quota_manager, checks_usage=False)
-        script.holding = holding
         self.scripts.append(script)
         return script.connected()
 
