@@ -20,6 +20,7 @@ class Destinations:
 
     def __init__(self, listeners: Iterable[tuple[str, range]] = (), places: Iterable[Network | str] = ()) -> None:
         self._listeners = [(_plain(bind), ports) for bind, ports in listeners]
+        self._ports = {port for _, ports in self._listeners for port in ports}
         self._networks = [place for place in places if not isinstance(place, str)]
         self._names = [plain_name(place) for place in places if isinstance(place, str)]
         self._is_bound = bool(self._networks or self._names)
@@ -33,6 +34,8 @@ class Destinations:
 
     def refusal(self, host: str, address: str, port: int) -> str | None:
         """Why this address of a host may not be connected to at this port; None if it may."""
+        if port not in self._ports and not self._is_bound:
+            return None
         for bind, ports in self._listeners:
             if port in ports and _is_at(_plain(address), bind):
                 return "it is a listener of this proxy"

@@ -71,6 +71,8 @@ class Slow:
 
     def has(self, way: Hashable) -> bool:
         """Whether a way is one of them."""
+        if not self._until_us:
+            return False
         now_us = self._now_us()
         return self._until_us.get(way, now_us) > now_us
 

@@ -187,7 +187,8 @@ class Stream:
 
     def notice_loss(self) -> None:
         """Report it again if the peer is lost: its owner hears it out no longer."""
-        self._watch()
+        if self._watched is None:
+            self._watch()
 
     def _on_ready(self, events: int) -> None:
         if events != READABLE:

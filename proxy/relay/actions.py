@@ -188,11 +188,10 @@ class WakeAt:
 class OpenUpstream:
     """Connect to the node of this relay; `on_writable(NODE)` reports that the connection is there.
 
-    The first request has this raw client id and this correlation id.
+    `mark` is the correlation id of the first request if that has the client-id of a proxy: it says of which proxy.
     """
 
-    client_id: bytes = field(default=b"", compare=False)
-    correlation_id: int = field(default=0, compare=False)
+    mark: int | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True, frozen=True)

@@ -53,7 +53,9 @@ class Flow:
     def block_client(self, unsent_bytes: int) -> None:
         """The client takes no more bytes for now; so many wait for it."""
         self.client_blocked = True
-        self.unsent_bytes = max(unsent_bytes - self._most_unsent_bytes, 0)
+        if unsent_bytes > self._most_unsent_bytes:
+            self.unsent_bytes = unsent_bytes - self._most_unsent_bytes
+            self.hold()
 
     def unblock_client(self) -> None:
         """The client takes bytes again."""

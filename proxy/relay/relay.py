@@ -21,7 +21,7 @@ from proxy.relay.charging import Bind, Charges, KnownSensors
 from proxy.relay.connection_timeouts import WaitingFor
 from proxy.relay.flow import Flow
 from proxy.relay.in_flight import InFlight
-from proxy.relay.memory import NOBODY, SMALL_BYTES, Memory, Owner
+from proxy.relay.memory import NOBODY, SMALL_BYTES, Holding, Memory, Owner
 from proxy.relay.plans import Plan
 from proxy.relay.quick_responses import QuickResponses
 from proxy.relay.recognise import looks_like
@@ -75,8 +75,8 @@ class Relay:
 
     __slots__ = (
         "_accounting",
-        "_client_eof",
         "_charges",
+        "_client_eof",
         "_closed",
         "_flow",
         "_in_flight",
@@ -335,7 +335,8 @@ class Relay:
             self._flow.block_client(unsent_bytes)
             self._times.held_up()
             self._responses.settle_node()
-            self._settle_memory()
+            if self._flow.holding is not None:
+                self._settle_memory(self._flow.holding)
         self._requests.settle_client()
         return actions
 
@@ -386,9 +387,8 @@ class Relay:
                 self._close(CloseReason.CLIENT_CLOSED, "in the middle of a request" if amid else "")
             else:
                 requests.settle_client()
-                unread_bytes = len(requests.unread.data)
-                if self._flow.holding is not None or max(unread_bytes, self._in_flight.keeps) > SMALL_BYTES:
-                    self._settle_memory()
+                if self._flow.holding is not None:
+                    self._settle_memory(self._flow.holding)
 
     def _go_on_with_responses(self, decision: Decision | None = None, at: int = 0) -> None:
         responses = self._responses
@@ -411,13 +411,12 @@ class Relay:
                 if self._throttle.reasons:
                     self._requests.settle_client()
                 if self._flow.holding is not None:
-                    self._settle_memory()
+                    self._settle_memory(self._flow.holding)
 
-    def _settle_memory(self) -> None:
+    def _settle_memory(self, holding: Holding) -> None:
         """Hold no more memory than is needed now, and count the bytes that are here without having been asked for."""
         requests, responses, in_flight = self._requests, self._responses, self._in_flight
         unread_bytes, unsent_bytes = len(requests.unread.data), self._flow.unsent_bytes
-        holding = self._flow.hold()
         if not (
             holding.bytes
             or holding.waiting_bytes

@@ -19,6 +19,7 @@ from protocol.frames import (
     limits_clamp,
 )
 from protocol.messages.api_versions import unsupported_version_response
+from protocol.own_requests import CLIENT_ID
 from protocol.splices import Splice, splice_frame
 from proxy.relay.accounting import Accounting
 from proxy.relay.actions import (
@@ -58,6 +59,7 @@ from quotas.entities import QuotaType
 _CLIENT: Final = Side.CLIENT
 _NODE: Final = Side.NODE
 _INT32: Final = Struct(">i")
+_FOR_A_CLIENT: Final = OpenUpstream()
 
 
 class Disposition(Enum):
@@ -275,6 +277,8 @@ class RequestDirection:
         if unread.missing:
             return unread.gather(data)
         unread.data = unread.data + data if unread.data else data
+        if len(unread.data) > SMALL_BYTES:
+            self._flow.hold()
         return True
 
     def take(self, at: int = 0) -> None:
@@ -378,7 +382,8 @@ class RequestDirection:
         """Open the connection to the node; the request that waits for it need not be read again."""
         if not self.opening:
             self.opening = True
-            self._turn.after.append(OpenUpstream(head.client_id, head.correlation_id))
+            is_of_a_proxy = head.client_id == CLIENT_ID
+            self._turn.after.append(OpenUpstream(head.correlation_id) if is_of_a_proxy else _FOR_A_CLIENT)
         self._read_before = head
 
     def _forward(self, passage: Passage, head: RequestHead, at: int, end: int) -> int:
@@ -461,10 +466,16 @@ class RequestDirection:
         if request.head.answered:
             request.muted_until_ms = self._throttle.muted_until_ms
             if size_bytes > LONG_CLIENT_ID_BYTES and len(request.head.client_id) > LONG_CLIENT_ID_BYTES:
-                self._in_flight.keep_for(request)
+                self._keep_for(request)
         elif request.client_sensors is not None and request.client_sensors.costs is not None:
             costs = request.client_sensors.costs
             self._accounting.counters.exempt_us += costs.us(request.plan.cost_kind, size_bytes)
+
+    def _keep_for(self, request: Request) -> None:
+        """Count the bytes that are stored for the latest request."""
+        self._in_flight.keep_for(request)
+        if self._in_flight.keeps > SMALL_BYTES:
+            self._flow.hold()
 
     # ------------------------------------------------------------------ decisions
 
@@ -565,7 +576,7 @@ class RequestDirection:
             request.client_sensors = self._sensors.known(head.client_id)
             request.muted_until_ms = self._throttle.muted_until_ms
             self._in_flight.add(request)
-            self._in_flight.keep_for(request)
+            self._keep_for(request)
         self._accounting.read(request.use, end - at)
         return end
 

@@ -163,7 +163,7 @@ class Listener:
         """Connect to the node of this connection."""
         incoming = self._incoming_of[connection]
         first = self._first_words(incoming)
-        return self._upstream.open(incoming.node_id, first, connection.whose(), reached, opening)
+        return self._upstream.open(incoming.node_id, first, connection.whose, reached, opening.mark)
 
     def _first_words(self, incoming: IncomingConnection) -> bytes:
         """The first bytes for the node: a PROXY header with the client's address, if `send_proxy_protocol` is set."""

@@ -11,7 +11,6 @@ from common.connecting import MOST_TRIED, connected_to_first
 from common.look_ups import LookUps, at_port
 from common.plain_words import words_of
 from common.race import AllFailed, Slow, race
-from protocol.own_requests import CLIENT_ID
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.decisions.recent_topics import RecentTopics
@@ -19,7 +18,7 @@ from proxy.net.deadlines import Deadlines
 from proxy.net.handshake import shake_hands
 from proxy.net.poller import Poller
 from proxy.net.tls_socket import TlsSocket
-from proxy.relay.actions import CloseReason, OpenUpstream
+from proxy.relay.actions import CloseReason
 from proxy.upstream.dial import Dial, family_of
 from proxy.upstream.discovery import LEADS_BACK, Discovery
 from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnreachable, Reached
@@ -28,8 +27,6 @@ from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.fair_queue import Whose
 from quotas.sources.cluster_connection import mark_of
 
-_ANYBODY = Whose()
-_OF_A_CLIENT = OpenUpstream()
 _MAX_PACES = 10_000
 _ROUND_TRIP_EVERY_US = 10_000
 """The kernel is asked for the round trip to a node no more often."""
@@ -89,30 +86,32 @@ class Upstream:
         self.recent_topics = RecentTopics()
 
     def open(
-        self, node_id: int, first: bytes, whose: Whose, reached: Reached, opening: OpenUpstream = _OF_A_CLIENT
+        self,
+        node_id: int,
+        first: bytes,
+        whose: Callable[[], Whose],
+        reached: Reached,
+        mark: int | None = None,
     ) -> Cancellable:
         """As `connect`, but report the result by a callback. A connection that needs no task gets none, as tasks cost.
 
-        A connection of the proxy's own that comes as a client's shows that the way leads back to this proxy. It ends
-        here, and so does whatever else would go that way. Clients wait until that was looked at. Looks of other proxies
-        do not wait, as two proxies would wait for each other.
+        A connection of the proxy's own that comes as a client's shows that the way leads back to this proxy: `mark`,
+        see OpenUpstream, is its own. It ends here, and so does whatever else would go that way. Clients wait until that
+        was looked at. Looks of other proxies do not wait, as two proxies would wait for each other.
         """
-        is_of_a_proxy = opening.client_id == CLIENT_ID
-        if is_of_a_proxy and opening.correlation_id == self._mark:
+        if mark == self._mark:
             self.discovery.note_way_back(node_id)
             return self._refused(reached)
         if node_id == BOOTSTRAP_NODE_ID:
             if self.discovery.leads_back:
                 return self._refused(reached)
-            if not self.discovery.has_looked and not is_of_a_proxy:
-                return self._open_after_look(partial(self.open, node_id, first, whose, reached, opening))
+            if mark is None and not self.discovery.has_looked:
+                return self._open_after_look(partial(self.open, node_id, first, whose, reached))
         address = self._plain_address(node_id)
         place = None if address is None else self._by_number(address)
         if address is None or place is None:
             return self._connecting(node_id, first, whose, reached)
-        if node_id == BOOTSTRAP_NODE_ID:
-            return self._dial_first(address, place, first, whose, reached)
-        return self._dial(node_id, address, place, first, reached)
+        return self._dial(node_id, address, place, first, whose, reached)
 
     def _refused(self, reached: Reached) -> Cancellable:
         return asyncio.get_running_loop().call_soon(reached, NodeUnreachable(LEADS_BACK))
@@ -127,23 +126,10 @@ class Upstream:
         attempt = _Attempt(asyncio.get_running_loop().create_task(wait()))
         return attempt
 
-    def _connecting(self, node_id: int, first: bytes, whose: Whose, reached: Reached) -> "asyncio.Task[None]":
+    def _connecting(
+        self, node_id: int, first: bytes, whose: Callable[[], Whose], reached: Reached
+    ) -> "asyncio.Task[None]":
         return asyncio.get_running_loop().create_task(self._connect_and_tell(node_id, first, whose, reached))
-
-    def _dial_first(self, address: HostPort, place: HostPort, first: bytes, whose: Whose, reached: Reached) -> _Attempt:
-        """Dial the one bootstrap server. If it does not take the connection soon, the other nodes are tried, too."""
-
-        def reported(outcome: NodeSocket | Exception) -> None:
-            if isinstance(outcome, NodeSocket) or not self.discovery.other_nodes():
-                reached(outcome)
-            else:
-                attempt.go_on(self._connecting(BOOTSTRAP_NODE_ID, first, whose, reached))
-
-        within_s = self.config.connect_timeout_ms / 1000
-        if len(self.directory.node_ids) > 1:
-            within_s = min(_NEXT_SERVER_S, within_s)
-        attempt = _Attempt(self._dial(BOOTSTRAP_NODE_ID, address, place, first, reported, within_s))
-        return attempt
 
     def _plain_address(self, node_id: int) -> HostPort | None:
         """Where a node is, if a connection to it needs nothing but to be opened, and is not tried elsewhere, too."""
@@ -159,13 +145,13 @@ class Upstream:
         """The same address if its host is one by number, or a name that is known to be just one; and if it may be
         connected to."""
         if family_of(address.host) is not None:
-            return address if self._may_be_at(address, address.host) else None
+            refusal = self._destinations.refusal(address.host, address.host, address.port)
+            return address if refusal is None else None
         known = [str(where[0]) for _, where in self._look_ups.fresh(address.host)]
         alone = len(known) == 1 and family_of(known[0]) is not None  # not so with the zone of a link
-        return HostPort(known[0], address.port) if alone and self._may_be_at(address, known[0]) else None
-
-    def _may_be_at(self, address: HostPort, place: str) -> bool:
-        return self._destinations.refusal(address.host, place, address.port) is None
+        if not alone or self._destinations.refusal(address.host, known[0], address.port) is not None:
+            return None
+        return HostPort(known[0], address.port)
 
     def _dial(
         self,
@@ -173,20 +159,30 @@ class Upstream:
         address: HostPort,
         place: HostPort,
         first: bytes,
+        whose: Callable[[], Whose],
         reached: Reached,
-        within_s: float | None = None,
-    ) -> Cancellable:
+    ) -> Dial:
+        """Dial a node. If the one bootstrap server does not take the connection soon, other nodes are tried, too."""
+        is_first = node_id == BOOTSTRAP_NODE_ID
+
         def reported(outcome: socket.SocketType | OSError) -> None:
             if isinstance(outcome, OSError):
-                reached(self._unreachable(node_id, address, words_of(outcome)))
+                failure = self._unreachable(node_id, address, words_of(outcome))
+                if is_first and self.discovery.other_nodes():
+                    dial.go_on(self._connecting(node_id, first, whose, reached))
+                else:
+                    reached(failure)
                 return
-            node = self.directory.node_at(address) if node_id == BOOTSTRAP_NODE_ID else node_id
+            node = self.directory.node_at(address) if is_first else node_id
             reached(NodeSocket(outcome, node, self._round_trip_us(outcome, node)))
 
+        within_s = self.config.connect_timeout_ms / 1000
+        if is_first and len(self.directory.node_ids) > 1:
+            within_s = min(_NEXT_SERVER_S, within_s)
         family = family_of(place.host)
         assert family is not None
-        dials = self._dials_within(within_s or self.config.connect_timeout_ms / 1000)
-        return Dial(self._poller, dials, family, place, first, reported)
+        dial = Dial(self._poller, self._dials_within(within_s), family, place, first, reported)
+        return dial
 
     def _dials_within(self, seconds: float) -> Deadlines[Dial]:
         """The connections that have to stand within this time."""
@@ -196,7 +192,7 @@ class Upstream:
             dials = self._dials[seconds] = Deadlines(seconds, lambda dial: dial.fail(TimeoutError(None, text)))
         return dials
 
-    async def _connect_and_tell(self, node_id: int, first: bytes, whose: Whose, reached: Reached) -> None:
+    async def _connect_and_tell(self, node_id: int, first: bytes, whose: Callable[[], Whose], reached: Reached) -> None:
         outcome: NodeSocket | Exception
         try:
             outcome = await self.connect(node_id, first, whose)
@@ -204,7 +200,7 @@ class Upstream:
             outcome = error
         reached(outcome)
 
-    async def connect(self, node_id: int, first: bytes = b"", whose: Whose = _ANYBODY) -> NodeSocket:
+    async def connect(self, node_id: int, first: bytes = b"", whose: Callable[[], Whose] = Whose) -> NodeSocket:
         """A connection to a node; for BOOTSTRAP_NODE_ID to the server that is the first to take one.
 
         `first` is sent before all else. Where connections are paced, it takes a turn of `whose`.
@@ -222,7 +218,9 @@ class Upstream:
         upstream.node_id = self.directory.node_at(servers[number])
         return upstream
 
-    async def _connect_to(self, node_id: int, address: HostPort, first: bytes, whose: Whose) -> NodeSocket:
+    async def _connect_to(
+        self, node_id: int, address: HostPort, first: bytes, whose: Callable[[], Whose]
+    ) -> NodeSocket:
         if self.config.connections_per_second is not None:
             await self._turn(node_id, address, whose)
         reason = CloseReason.NODE_UNREACHABLE
@@ -284,14 +282,14 @@ class Upstream:
             raise
         return tls
 
-    async def _turn(self, node_id: int, address: HostPort, whose: Whose) -> None:
+    async def _turn(self, node_id: int, address: HostPort, whose: Callable[[], Whose]) -> None:
         """Wait until one more connection to a node may be opened. NodePaced if that takes too long."""
         pace = self._paces.get(address)
         if pace is None:
             pace = self._paces[address] = self._new_pace()
         try:
             async with asyncio.timeout(self.config.connect_timeout_ms / 1000):
-                if await pace.turn(whose):
+                if await pace.turn(whose()):
                     self._note_paced(node_id)
         except TimeoutError:
             bounds = f"connections_per_second {pace.per_second}, connect_timeout_ms {self.config.connect_timeout_ms}"

@@ -23,6 +23,7 @@ from typing import Any
 from proxy.config.kinds import HostPort
 from proxy.net.deadlines import Deadlines
 from proxy.net.poller import WRITABLE, Poller
+from proxy.upstream.node_socket import Cancellable
 
 _FAILED = select.EPOLLERR | select.EPOLLHUP
 
@@ -38,10 +39,14 @@ def family_of(host: str) -> int | None:
     return family
 
 
+def _told(_: SocketType | OSError) -> None:
+    """In place of `then` at the end: it may refer back to the Dial, and Python's collector need not look for that."""
+
+
 class Dial:
     """One connection that is being made; `then` is told the socket, or what failed."""
 
-    __slots__ = ("_address", "_deadlines", "_family", "_first", "_is_wanted", "_poller", "_socket", "_then")
+    __slots__ = ("_address", "_deadlines", "_family", "_first", "_instead", "_is_wanted", "_poller", "_socket", "_then")
 
     def __init__(
         self,
@@ -57,6 +62,7 @@ class Dial:
         self._family = family
         self._address = address
         self._is_wanted = True
+        self._instead: Cancellable | None = None
         self._deadlines = deadlines
         self._first = first
         self._then = then
@@ -69,7 +75,7 @@ class Dial:
         try:
             self._socket = self._connecting()
         except OSError as error:
-            self._then(error)
+            self.fail(error)
         else:
             self._deadlines.add(self)
 
@@ -100,16 +106,25 @@ class Dial:
         else:
             self._socket = None
             self._deadlines.discard(self)
-            self._poller.hand_on(sock, self._then)
+            then, self._then = self._then, _told
+            self._poller.hand_on(sock, then)
 
     def fail(self, error: OSError) -> None:
         """Give up, and tell why."""
+        then = self._then
         self.cancel()
-        self._then(error)
+        then(error)
+
+    def go_on(self, instead: Cancellable) -> None:
+        """Note that it has failed, and that the connection is being made in this other way: `cancel` gives that up."""
+        self._instead = instead
 
     def cancel(self) -> Any:
         """Give up; nobody is told."""
+        if self._instead is not None:
+            self._instead.cancel()
         self._is_wanted = False
+        self._then = _told
         self._deadlines.discard(self)
         sock, self._socket = self._socket, None
         if sock is not None:

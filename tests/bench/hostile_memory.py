@@ -13,6 +13,8 @@ import argparse
 import contextlib
 import json
 import multiprocessing
+import os
+import signal
 import socket
 import struct
 import subprocess
@@ -70,12 +72,15 @@ def attacks() -> dict[str, tuple[int, bytes]]:
 
 
 def _node(server: socket.socket) -> None:
-    """Respond to clients, each in a thread."""
-    import threading
-
+    """Respond to clients, each in a process of its own: as at a broker, a large request delays no other client."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for its parent when it has ended
     while True:
         client, _ = server.accept()
-        threading.Thread(target=_serve, args=(client, server.getsockname()[1]), daemon=True).start()
+        if os.fork():
+            client.close()
+        else:
+            _serve(client, server.getsockname()[1])
+            os._exit(0)
 
 
 def _serve(client: socket.socket, port: int) -> None:

@@ -13,11 +13,9 @@ from structlog.testing import capture_logs
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from protocol.messages.client_quotas import all_quotas_request
 from protocol.messages.metadata import MetadataNode
-from protocol.own_requests import CLIENT_ID
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.net.poller import READABLE, Poller
-from proxy.relay.actions import OpenUpstream
 from proxy.upstream.connector import Upstream
 from proxy.upstream.credentials import credentials_of
 from proxy.upstream.dial import Dial
@@ -210,7 +208,7 @@ async def test_a_name_that_leads_to_an_own_listener_is_not_connected_to_when_it_
     upstream.directory.learn(7, "moves.test", node.port)
     for _ in range(2):  # it is looked up, then it is known
         asker = Asker()
-        upstream.open(7, b"", Whose(), asker.outcome.set_result)
+        upstream.open(7, b"", Whose, asker.outcome.set_result)
         assert str(await asker.reported()) == f"moves.test:{node.port}: it is a listener of this proxy"
         await upstream._look_ups.of("moves.test")
     with pytest.raises(SourceUnavailable, match="it is a listener of this proxy"):
@@ -233,8 +231,8 @@ async def test_no_login_is_sent_outside_of_the_networks_of_the_nodes(node, names
 def comes_back(node, node_id):
     """A connection of the proxy's own comes as that of a client of this node."""
     asker = Asker()
-    own = OpenUpstream(CLIENT_ID, mark_of("main"))
-    node.upstream.open(node_id, b"", Whose(), asker.outcome.set_result, own)
+    own = mark_of("main")
+    node.upstream.open(node_id, b"", Whose, asker.outcome.set_result, own)
     assert not asker.outcome.done()
     return asker
 
@@ -249,8 +247,8 @@ async def test_when_a_look_of_its_own_comes_as_a_client_clients_go_no_further_un
     to_node, _ = open_(node, 1)
     (await to_node.reported()).socket.close()
     other = Asker()
-    another_proxy = OpenUpstream(CLIENT_ID, mark_of("main") ^ 1)
-    node.upstream.open(BOOTSTRAP_NODE_ID, b"", Whose(), other.outcome.set_result, another_proxy)
+    another_proxy = mark_of("main") ^ 1
+    node.upstream.open(BOOTSTRAP_NODE_ID, b"", Whose, other.outcome.set_result, another_proxy)
     assert str(await other.reported()) == LEADS_BACK
 
     async def nodes_named_by(*_):
@@ -353,8 +351,8 @@ async def test_who_bootstraps_waits_until_other_bootstrap_servers_were_looked_at
     await asyncio.sleep(0.01)
     assert not asker.outcome.done()
     other = Asker()
-    another_proxy = OpenUpstream(CLIENT_ID, mark_of("main") ^ 1)
-    node.upstream.open(BOOTSTRAP_NODE_ID, b"", Whose(), other.outcome.set_result, another_proxy)
+    another_proxy = mark_of("main") ^ 1
+    node.upstream.open(BOOTSTRAP_NODE_ID, b"", Whose, other.outcome.set_result, another_proxy)
     (await other.reported()).socket.close()
     answers.set()
     (await asker.reported()).socket.close()
@@ -374,7 +372,7 @@ class Asker:
 
 def open_(node, node_id=1, first=b""):
     asker = Asker()
-    return asker, node.upstream.open(node_id, first, Whose(), asker.outcome.set_result)
+    return asker, node.upstream.open(node_id, first, Whose, asker.outcome.set_result)
 
 
 @pytest.mark.parametrize("settings", [{}, {"source_addresses": ["127.0.0.1"]}, {"connections_per_second": 1000}])
@@ -597,11 +595,10 @@ async def test_who_gives_up_while_another_node_is_tried_is_told_nothing(closed_a
     with deaf_address() as deaf, contextlib.closing(Cluster(closed_address)) as cluster:
         cluster.directory.learn(2, *deaf)
         asker, under_way = cluster.bootstrap()
-        first = under_way._under_way
-        while under_way._under_way is first:  # noqa: ASYNC110
+        while under_way._instead is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
         under_way.cancel()
-        await asyncio.wait([under_way._under_way])
+        await asyncio.wait([under_way._instead])
         assert not asker.outcome.done()
 
 
