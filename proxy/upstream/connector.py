@@ -74,12 +74,12 @@ class Upstream:
         self._note_paced = note_paced
         self._now_us = now_us
         self._paces: dict[HostPort, Pace] = {}
-        self._dials: dict[float, Deadlines[Dial]] = {}
         self._ask_round_trip_us: dict[int, int] = {}
         self._tls: ssl.SSLContext | None = None
         self._next_source = 0
         self._destinations = config.destinations
         self._mark = mark_of(virtual_cluster)
+        self._set_deadlines()
         self._look_ups = LookUps(now_us)
         self._slow = Slow(now_us)
         self.discovery = Discovery(virtual_cluster, config, directory, self._slow, note_refresh_failure)
@@ -176,21 +176,17 @@ class Upstream:
             node = self.directory.node_at(address) if is_first else node_id
             reached(NodeSocket(outcome, node, self._round_trip_us(outcome, node)))
 
-        within_s = self.config.connect_timeout_ms / 1000
-        if is_first and len(self.directory.node_ids) > 1:
-            within_s = min(_NEXT_SERVER_S, within_s)
+        deadlines = self._first_deadlines if is_first and len(self.directory.node_ids) > 1 else self._deadlines
         family = family_of(place.host)
         assert family is not None
-        dial = Dial(self._poller, self._dials_within(within_s), family, place, first, reported)
+        dial = Dial(self._poller, deadlines, family, place, first, reported)
         return dial
 
-    def _dials_within(self, seconds: float) -> Deadlines[Dial]:
-        """The connections that have to stand within this time."""
-        dials = self._dials.get(seconds)
-        if dials is None:
-            text = f"no connection within {round(seconds * 1000)} ms"
-            dials = self._dials[seconds] = Deadlines(seconds, lambda dial: dial.fail(TimeoutError(None, text)))
-        return dials
+    def _set_deadlines(self) -> None:
+        """Connections have to stand within these times, those to the first server sooner if there are others."""
+        within_ms = self.config.connect_timeout_ms
+        self._deadlines = _deadlines(within_ms)
+        self._first_deadlines = _deadlines(min(round(_NEXT_SERVER_S * 1000), within_ms))
 
     async def _connect_and_tell(self, node_id: int, first: bytes, whose: Callable[[], Whose], reached: Reached) -> None:
         outcome: NodeSocket | Exception
@@ -318,11 +314,17 @@ class Upstream:
     def reconfigure(self, config: UpstreamConfig) -> None:
         """Take up changed bootstrap servers, times, and ways to connect."""
         self.discovery.reconfigure(config)
-        if config.connect_timeout_ms != self.config.connect_timeout_ms:
-            self._dials = {}
+        has_other_times = config.connect_timeout_ms != self.config.connect_timeout_ms
         self.config = config
+        if has_other_times:
+            self._set_deadlines()
         for pace in self._paces.values():
             pace.set_rate(config.connections_per_second)
+
+
+def _deadlines(within_ms: int) -> Deadlines[Dial]:
+    text = f"no connection within {within_ms} ms"
+    return Deadlines(within_ms / 1000, lambda dial: dial.fail(TimeoutError(None, text)))
 
 
 def _bootstrap_failure(failures: Sequence[Exception]) -> Exception:

@@ -470,11 +470,8 @@ async def test_a_node_that_does_not_accept_is_given_up_in_time_and_an_unwanted_c
         under_way.cancel()
         assert str(await asker.reported()) == f"127.0.0.1:{deaf[1]}: no connection within 100 ms"
         assert not unwanted.outcome.done()
-        assert (node.failed, sum(map(len, node.upstream._dials.values())), node.upstream._poller._handlers) == (
-            [7],
-            0,
-            {},
-        )
+        waiting = [*node.upstream._deadlines, *node.upstream._first_deadlines]
+        assert (node.failed, waiting, node.upstream._poller._handlers) == ([7], [], {})
 
 
 class Names:
