@@ -5,6 +5,7 @@
     python -m tests.parity --frames
     python -m tests.parity --groups [--seconds 150] [--clients sarama,java] [--fetch deliver] [--json FILE]
     python -m tests.parity --pipelined
+    python -m tests.parity --transactional [--seconds 45]
 
 Every cell (see cells.py) has an entity of its own with a quota of `--rate` bytes/s and clients that always want more.
 The clients of a cell start together on both sides, the cells one after the other within 11 s; bytes count as the
@@ -14,6 +15,7 @@ broker lies outside 0.95 - 1.05. `--tiny` is the other end: a quota far below on
 `--frames` compares single responses: the same frames at the same times at both (frames.py, fetch_frames.py).
 `--groups` has three members each of four clients read over a fetch quota at both (groups.py).
 `--pipelined` compares answers per second under request quotas, with 1 to 1,000 requests in flight (pipelined.py).
+`--transactional` compares one producer that commits each 100 ms, on the wire (transactional.py).
 """
 
 import argparse
@@ -25,7 +27,7 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
-from tests.parity import clients, fetch_frames, frames, groups, pipelined, plot, report, tiny
+from tests.parity import clients, fetch_frames, frames, groups, pipelined, plot, report, tiny, transactional
 from tests.parity.cells import Cell, chosen
 from tests.parity.pulse import Pulse
 from tests.parity.report import Comparison, Run, SideOfCell
@@ -69,7 +71,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--seconds",
         type=int,
-        help="132, a multiple of 11 s, Kafka's windows together; 100 with --tiny, 150 with --groups",
+        help="132, a multiple of 11 s, Kafka's windows together; 100 with --tiny, 150 with --groups, 45 with --transactional",
     )
     parser.add_argument("--rate", type=int, default=500_000, help="the quota of each cell in bytes/s")
     parser.add_argument("--fetch-bytes", type=int, default=65_536, help="what a consumer asks for at a time")
@@ -82,6 +84,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--clients", default="", help=f"with --groups: some of {','.join(groups.CLIENTS)}")
     parser.add_argument("--fetch", default="empty", choices=("empty", "deliver"), help="with --groups: throttle.fetch")
     parser.add_argument("--pipelined", action="store_true", help="request quotas and requests in flight instead")
+    parser.add_argument("--transactional", action="store_true", help="one producer that commits each 100 ms instead")
     parser.add_argument("--held", type=int, default=1, help="with --tiny: requests that each client has outstanding")
     options = parser.parse_args(arguments)
     try:
@@ -136,6 +139,14 @@ def judge_pipelined(options: argparse.Namespace) -> bool:
     return not problems
 
 
+def judge_transactional(options: argparse.Namespace) -> bool:
+    """The same for one producer that commits each 100 ms."""
+    found = transactional.measure(seconds=options.seconds or transactional.SECONDS)
+    problems = transactional.problems(found)
+    print(f"{transactional.table(found)}\n\n" + ("\n".join(problems) or "As much is done at both."))
+    return not problems
+
+
 def judge_groups(options: argparse.Namespace) -> bool:
     """The same for consumer groups."""
     found = groups.measure(options.clients, options.rate, options.seconds or 150, options.fetch)
@@ -147,7 +158,13 @@ def judge_groups(options: argparse.Namespace) -> bool:
     return not problems
 
 
-_JUDGES = {"frames": judge_frames, "tiny": judge_tiny, "groups": judge_groups, "pipelined": judge_pipelined}
+_JUDGES = {
+    "frames": judge_frames,
+    "tiny": judge_tiny,
+    "groups": judge_groups,
+    "pipelined": judge_pipelined,
+    "transactional": judge_transactional,
+}
 
 
 def main() -> int:
