@@ -71,7 +71,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--seconds",
         type=int,
-        help="132, a multiple of 11 s, Kafka's windows together; 100 with --tiny, 150 with --groups, 45 with --transactional",
+        help="132, a multiple of 11 s, Kafka's windows together; --tiny 100, --groups 150, --transactional 45",
     )
     parser.add_argument("--rate", type=int, default=500_000, help="the quota of each cell in bytes/s")
     parser.add_argument("--fetch-bytes", type=int, default=65_536, help="what a consumer asks for at a time")
