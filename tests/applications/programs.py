@@ -118,10 +118,16 @@ def dead_threads(log: str) -> list[str]:
 
 
 class Streams:
-    """Instances of one application with exactly_once_v2, which commits every 100 ms."""
+    """Instances of one application with exactly_once_v2, which commits every 100 ms; they may have further settings."""
 
     def __init__(
-        self, programs: Programs, bootstrap: str, name: str, topics: Sequence[str], instances: int = 2
+        self,
+        programs: Programs,
+        bootstrap: str,
+        name: str,
+        topics: Sequence[str],
+        instances: int = 2,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.programs = [
             programs.start(
@@ -129,11 +135,13 @@ class Streams:
                 "CountingStreams",
                 {
                     "application.id": name,
+                    "client.id": f"{name}-{number}",
                     "bootstrap.servers": bootstrap,
                     "processing.guarantee": "exactly_once_v2",
                     "commit.interval.ms": 100,
                     "auto.offset.reset": "earliest",
                     "state.dir": programs.folder / f"state-{number}",
+                    **(settings or {}),
                 },
                 *topics,
             )

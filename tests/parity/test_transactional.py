@@ -42,7 +42,8 @@ def produce_response(version, correlation_id, errors, throttle_time_ms):
 
 @pytest.mark.parametrize("version", [9, 12, 13])
 def test_batches_errors_and_throttle_times_of_a_produce_are_read(version):
-    batches = [Batch(0, 7, 2, 5, 10), Batch(1, 7, 2, 0, 3)]
+    topic = bytes(16) if version >= 13 else b"topic"
+    batches = [Batch(topic, 0, 7, 2, 5, 10), Batch(topic, 1, 7, 2, 0, 3)]
     exchanges = []
     connection = RecordedConnection(4, exchanges)
     connection.request(produce_request(version, 1, batches), 10.0)
@@ -64,7 +65,7 @@ def test_the_error_and_the_throttle_time_of_an_end_of_a_transaction_are_read():
 
 
 def exchange(sent_s, answered_s, throttle_time_ms=0, sequence=0, errors=(), api_key=PRODUCE, connection=1):
-    batches = [Batch(0, 1, 0, sequence, 10)] if api_key == PRODUCE else []
+    batches = [Batch(b"t", 0, 1, 0, sequence, 10)] if api_key == PRODUCE else []
     return Exchange(connection, api_key, 13, 0, "c", 1_000, sent_s, batches, answered_s, throttle_time_ms, list(errors))
 
 

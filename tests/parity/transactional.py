@@ -36,7 +36,7 @@ MOST_APART = 1.25
 """So much more or less than at the nodes may be committed at the proxy."""
 WITHIN_S = 0.025
 
-CONCURRENT_TRANSACTIONS, OUT_OF_ORDER_SEQUENCE_NUMBER = 51, 45
+CONCURRENT_TRANSACTIONS, OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_PRODUCER_EPOCH = 51, 45, 47
 
 _AT_NODES, _AT_PROXY = "at-nodes", "at-proxy"
 _BEFORE_NODES, _BEFORE_PROXY = "127.0.0.7", "127.0.0.8"
@@ -101,7 +101,7 @@ class Seen:
     def of(cls, exchanges: Sequence[Exchange], committed: int) -> "Seen":
         """The Produce requests of one client."""
         seen = cls(committed)
-        records: dict[tuple[int, ...], int] = {}
+        records: dict[tuple[bytes, int, int, int, int], int] = {}
         for one in exchanges:
             if one.api_key == PRODUCE:
                 seen._add(one)
@@ -174,31 +174,39 @@ def measure(cases: Sequence[Case] = CASES, seconds: int = SECONDS) -> list[Compa
     found = []
     for _, of_cluster in groupby(cases, lambda case: case.cluster):
         some = list(of_cluster)
-        with _cluster(some[0]) as (cluster, before_nodes):
+        with relayed_cluster(some[0].nodes, some[0].patience_ms) as (cluster, before_nodes):
+            alter_client_quotas(cluster.address(1), _quotas(_AT_NODES))
             found += [_compared(case, cluster, before_nodes, seconds) for case in some]
     return found
 
 
 @contextmanager
-def _cluster(case: Case) -> Iterator[tuple[KafkaCluster, Wire]]:
-    """A cluster whose nodes tell clients the addresses of a relay, and the relay."""
+def relayed_cluster(nodes: int, patience_ms: int = 100) -> Iterator[tuple[KafkaCluster, Wire]]:
+    """A cluster, and a relay before the listener of its nodes for clients and the proxy."""
 
     def properties(node_id: int) -> Mapping[str, str]:
         _, own_port = cluster.address(node_id)
         _, port = cluster.address(node_id, _LISTENER)
         return {
             "advertised.listeners": f"PLAINTEXT://{HOST}:{own_port},{_LISTENER}://{_BEFORE_NODES}:{port}",
-            "add.partitions.to.txn.retry.backoff.max.ms": str(case.patience_ms),
+            "add.partitions.to.txn.retry.backoff.max.ms": str(patience_ms),
         }
 
-    cluster = KafkaCluster(
-        KAFKA_VERSION, nodes=case.nodes, listeners={_LISTENER: "PLAINTEXT"}, extra=properties, heap=_HEAP
-    )
+    cluster = KafkaCluster(KAFKA_VERSION, nodes=nodes, listeners={_LISTENER: "PLAINTEXT"}, extra=properties, heap=_HEAP)
     with cluster:
         ports = [cluster.address(node_id, _LISTENER)[1] for node_id in cluster.node_ids]
         with Wire(_BEFORE_NODES, HOST, ports) as wire:
-            alter_client_quotas(cluster.address(1), _quotas(_AT_NODES))
             yield cluster, wire
+
+
+@contextmanager
+def relayed_proxy(before_nodes: Wire, quotas: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Wire]]:
+    """Where clients find a proxy before such a cluster: the address of a second relay, and that relay."""
+    with (
+        ProxyProcess(before_nodes.bootstrap, quotas, listener={"advertised_host": _BEFORE_PROXY}) as proxy,
+        Wire(_BEFORE_PROXY, HOST, proxy.ports) as before_proxy,
+    ):
+        yield f"{_BEFORE_PROXY}:{proxy.port}", before_proxy
 
 
 def _quotas(client_id: str) -> list[dict[str, Any]]:
@@ -206,17 +214,13 @@ def _quotas(client_id: str) -> list[dict[str, Any]]:
 
 
 def _compared(case: Case, cluster: KafkaCluster, before_nodes: Wire, seconds: int) -> Compared:
-    servers = ",".join(f"{_BEFORE_NODES}:{port}" for port in before_nodes.ports)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kafka-throttle-transactional-")))
-        proxy = stack.enter_context(
-            ProxyProcess(servers, _quotas(_AT_PROXY), listener={"advertised_host": _BEFORE_PROXY})
-        )
-        before_proxy = stack.enter_context(Wire(_BEFORE_PROXY, HOST, proxy.ports))
+        bootstrap, before_proxy = stack.enter_context(relayed_proxy(before_nodes, _quotas(_AT_PROXY)))
         before_nodes.exchanges.clear()
-        sides = {_AT_NODES: servers, _AT_PROXY: f"{_BEFORE_PROXY}:{proxy.port}"}
+        sides = {_AT_NODES: before_nodes.bootstrap, _AT_PROXY: bootstrap}
         producers = {
-            side: _Producer(case, cluster, folder / side, side, bootstrap, seconds) for side, bootstrap in sides.items()
+            side: _Producer(case, cluster, folder / side, side, servers, seconds) for side, servers in sides.items()
         }
         committed = {side: producer.committed() for side, producer in producers.items()}
         inner = {(one.client_id, one.correlation_id): one for one in before_nodes.exchanges}

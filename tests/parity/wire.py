@@ -25,8 +25,9 @@ _OFFSET_TIME_FIRST_OFFSET = 24
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A record batch of an idempotent producer."""
+    """A record batch of an idempotent producer; the topic is its name, or its id from version 13 on."""
 
+    topic: bytes
     partition: int
     producer_id: int
     epoch: int
@@ -34,9 +35,9 @@ class Batch:
     records: int
 
     @property
-    def number(self) -> tuple[int, ...]:
+    def number(self) -> tuple[bytes, int, int, int, int]:
         """What a batch that is sent again has in common with the first time, and with no other."""
-        return self.partition, self.producer_id, self.epoch, self.sequence
+        return self.topic, self.partition, self.producer_id, self.epoch, self.sequence
 
 
 @dataclass(slots=True)
@@ -79,6 +80,11 @@ class Wire:
         self._ready = threading.Event()
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+
+    @property
+    def bootstrap(self) -> str:
+        """Where it listens, as host:port."""
+        return ",".join(f"{self._host}:{port}" for port in self.ports)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -152,7 +158,7 @@ class RecordedConnection:
             reader.tags()
         if exchange.api_key == PRODUCE:
             if exchange.version >= _FLEXIBLE_SINCE:
-                exchange.errors = _produce_errors(reader, exchange.version)
+                exchange.errors = _produce_errors(reader, frame, exchange.version)
                 exchange.throttle_time_ms = reader.int32()
         elif plan.throttle_at >= 0:
             exchange.throttle_time_ms = Reader(frame, plan.throttle_at - 4).int32()
@@ -167,21 +173,21 @@ def _batches(reader: Reader, frame: bytes, version: int) -> list[Batch]:
     reader.compact_string()  # transactional id
     reader.skip(6)  # acks and time-out
     for _ in range(reader.count(True, 1)):
-        _skip_topic(reader, version)
+        topic = _topic(reader, frame, version)
         for _ in range(reader.count(True, 1)):
             partition = reader.int32()
             batch = Reader(frame, reader.skip(reader.uvarint() - 1) + _BEFORE_PRODUCER_ID)
-            found.append(Batch(partition, batch.int64(), batch.int16(), batch.int32(), batch.int32()))
+            found.append(Batch(topic, partition, batch.int64(), batch.int16(), batch.int32(), batch.int32()))
             reader.tags()
         reader.tags()
     return found
 
 
-def _produce_errors(reader: Reader, version: int) -> list[int]:
+def _produce_errors(reader: Reader, frame: bytes, version: int) -> list[int]:
     """The error code of each partition; what is read next is the throttle time."""
     codes = []
     for _ in range(reader.count(True, 1)):
-        _skip_topic(reader, version)
+        _topic(reader, frame, version)
         for _ in range(reader.count(True, 1)):
             reader.int32()  # partition
             codes.append(reader.int16())
@@ -196,8 +202,9 @@ def _produce_errors(reader: Reader, version: int) -> list[int]:
     return codes
 
 
-def _skip_topic(reader: Reader, version: int) -> None:
-    if version >= _TOPIC_ID_SINCE:
-        reader.skip(_TOPIC_ID_BYTES)
-    else:
-        reader.compact_string()
+def _topic(reader: Reader, frame: bytes, version: int) -> bytes:
+    """The name, or the id."""
+    if version < _TOPIC_ID_SINCE:
+        return reader.compact_string() or b""
+    at = reader.skip(_TOPIC_ID_BYTES)
+    return frame[at : at + _TOPIC_ID_BYTES]
