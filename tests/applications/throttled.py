@@ -2,7 +2,7 @@
 
     python -m tests.applications.throttled [--rounds 2] [--seconds 60] [--transaction-timeout-ms MS]
 
-Two instances with two threads each (exactly_once_v2, a commit each 100 ms) work off a topic of 60,000 records. Each
+Two instances with two threads each (exactly_once_v2, a commit each 100 ms) work off a topic of 100,000 records. Each
 producer has 20 kB/s at each of three nodes. Prints for each run how many records are committed, and what was sent for
 them as seen on the wire.
 """
@@ -19,6 +19,7 @@ from pathlib import Path
 from confluent_kafka import Producer
 
 from demo.kafka_cluster import KafkaCluster
+from protocol.api_key import PRODUCE
 from tests.applications.committed import Committed
 from tests.applications.programs import Programs, Streams
 from tests.applications.rig import PARTITIONS, make_topics
@@ -32,11 +33,11 @@ from tests.parity.transactional import (
     relayed_cluster,
     relayed_proxy,
 )
-from tests.parity.wire import Wire
+from tests.parity.wire import Exchange, Wire
 
 _NODES = 3
 _INSTANCES = _THREADS = 2
-_RECORDS, _KEYS, _PADDING = 60_000, 20, "x" * 100
+_RECORDS, _KEYS, _PADDING = 100_000, 20, "x" * 100
 _FED = "fed"
 _SIDES = ("nodes", "proxy")
 _QUIET_S = 12.0
@@ -58,10 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2, help="runs at each side (%(default)s)")
-    parser.add_argument("--seconds", type=int, default=60, help="of each run (%(default)s)")
+    parser.add_argument("--seconds", type=int, default=60, help="of each run, from its first record on (%(default)s)")
     parser.add_argument("--transaction-timeout-ms", type=int, default=10_000, help="(%(default)s, as in Streams)")
     options = parser.parse_args(arguments)
-    print("\n".join([*_HEAD, *map(line, measure(options.rounds, options.seconds, options.transaction_timeout_ms))]))
+    print("\n".join(_HEAD))
+    for run in measure(options.rounds, options.seconds, options.transaction_timeout_ms):
+        print(line(run), flush=True)
     return 0
 
 
@@ -100,11 +103,15 @@ def _run(cluster: KafkaCluster, before_nodes: Wire, side: str, name: str, second
         streams = Streams(Programs(folder), bootstrap, name, [_FED, out], _INSTANCES, settings)
         for program in streams.programs:
             stack.callback(program.close)
-        streams.wait_until_running()
+        streams.programs[0].wait_for(lambda: bool(_produces(wire, name)), "first record")
         time.sleep(seconds)
         aborted = sum(program.log().count("Detected that the thread is being fenced") for program in streams.programs)
-    producers = [one for one in wire.exchanges if one.client_id.startswith(name) and one.client_id.endswith("producer")]
-    return Run(side, Seen.of(producers, _committed(cluster, out)), aborted)
+    return Run(side, Seen.of(_produces(wire, name), _committed(cluster, out)), aborted)
+
+
+def _produces(wire: Wire, name: str) -> list[Exchange]:
+    """What the threads of an application have written so far."""
+    return [one for one in list(wire.exchanges) if one.api_key == PRODUCE and one.client_id.startswith(name)]
 
 
 @contextmanager
