@@ -2,9 +2,9 @@
 
     python -m tests.applications.throttled [--rounds 2] [--seconds 60] [--transaction-timeout-ms MS]
 
-Two instances with two threads each (exactly_once_v2, a commit each 100 ms) work off a topic of 100,000 records. Each
-producer has 20 kB/s at each of three nodes. Prints for each run how many records are committed, and what was sent for
-them as seen on the wire.
+Two instances with two threads each (exactly_once_v2, a commit each 100 ms) have had time to share four partitions when
+100,000 records are written there. Each producer has 20 kB/s at each of three nodes. Prints for each run how many
+records are committed, and what was sent for them as seen on the wire.
 """
 
 import argparse
@@ -38,8 +38,9 @@ from tests.parity.wire import Exchange, Wire
 _NODES = 3
 _INSTANCES = _THREADS = 2
 _RECORDS, _KEYS, _PADDING = 100_000, 20, "x" * 100
-_FED = "fed"
 _SIDES = ("nodes", "proxy")
+_SETTLES_S = 10.0
+"""So long after all instances run, each thread has its partition."""
 _QUIET_S = 12.0
 """All committed records are read when none has come for so long; transactions that were left open have timed out."""
 
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2, help="runs at each side (%(default)s)")
-    parser.add_argument("--seconds", type=int, default=60, help="of each run, from its first record on (%(default)s)")
+    parser.add_argument("--seconds", type=int, default=60, help="of each run (%(default)s)")
     parser.add_argument("--transaction-timeout-ms", type=int, default=10_000, help="(%(default)s, as in Streams)")
     options = parser.parse_args(arguments)
     print("\n".join(_HEAD))
@@ -71,26 +72,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(rounds: int, seconds: int, timeout_ms: int) -> Iterator[Run]:
     """The runs; the side that begins changes from round to round."""
     with relayed_cluster(_NODES) as (cluster, before_nodes):
-        make_topics(cluster, [_FED], _NODES)
-        _fill(cluster)
         for number in range(rounds):
             for side in _SIDES[:: -1 if number % 2 else 1]:
                 yield _run(cluster, before_nodes, side, f"{side}-{number}", seconds, timeout_ms)
 
 
-def _fill(cluster: KafkaCluster) -> None:
+def _fill(cluster: KafkaCluster, topic: str) -> None:
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 20})
     for number in range(_RECORDS):
         value = f"{number // _KEYS}{_PADDING}"
-        producer.produce(_FED, value, str(number % _KEYS), partition=number % PARTITIONS)
+        producer.produce(topic, value, str(number % _KEYS), partition=number % PARTITIONS)
         while len(producer) > 5_000:
             producer.poll(0.01)
     producer.flush(60)
 
 
 def _run(cluster: KafkaCluster, before_nodes: Wire, side: str, name: str, seconds: int, timeout_ms: int) -> Run:
-    out = f"{name}-out"
-    make_topics(cluster, [out], _NODES)
+    fed, out = topics = [f"{name}-fed", f"{name}-out"]
+    make_topics(cluster, topics, _NODES)
     before_nodes.exchanges.clear()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kafka-throttle-throttled-")))
@@ -100,10 +99,12 @@ def _run(cluster: KafkaCluster, before_nodes: Wire, side: str, name: str, second
             "replication.factor": _NODES,
             "producer.transaction.timeout.ms": timeout_ms,
         }
-        streams = Streams(Programs(folder), bootstrap, name, [_FED, out], _INSTANCES, settings)
+        streams = Streams(Programs(folder), bootstrap, name, topics, _INSTANCES, settings)
         for program in streams.programs:
             stack.callback(program.close)
-        streams.programs[0].wait_for(lambda: bool(_produces(wire, name)), "first record")
+        streams.wait_until_running()
+        time.sleep(_SETTLES_S)
+        _fill(cluster, fed)
         time.sleep(seconds)
         aborted = sum(program.log().count("Detected that the thread is being fenced") for program in streams.programs)
     return Run(side, Seen.of(_produces(wire, name), _committed(cluster, out)), aborted)

@@ -102,6 +102,10 @@ class Wire:
                 stack.callback(server.close)
             self._ready.set()
             await self._stop.wait()
+        carrying = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in carrying:
+            task.cancel()
+        await asyncio.gather(*carrying, return_exceptions=True)
 
     def _carrier(self, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
         async def carry(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
