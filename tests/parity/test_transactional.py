@@ -121,7 +121,7 @@ def test_the_tables_have_the_figures_at_the_nodes_first():
 @pytest.mark.kafka
 @pytest.mark.nightly
 def test_a_producer_that_commits_each_100_ms_is_throttled_as_at_the_nodes():
-    [one] = transactional.measure([Case("each record twice", 1, 200, 100, patience_ms=0)], _SHORT_S)
+    [one] = transactional.measure([Case("records sent again", 3, 400, 5, patience_ms=0)], _SHORT_S)
     assert one.problems() == []
     assert min(len(one.nodes.throttles_ms), len(one.proxy.throttles_ms)) > 0
     assert min(one.nodes.sent_again, one.proxy.sent_again) > 0
