@@ -103,22 +103,23 @@ def _is_of_this_machine(address: Address) -> bool:
 
 
 def _can_be_bound_to(address: Address) -> bool:
-    with _datagram_socket(address) as sock:
-        try:
+    """False also if there can be no socket to try it with: then a connection to the address will fail, too."""
+    try:
+        with _datagram_socket(address) as sock:
             sock.bind((str(address), 0))
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
 
 
 def _is_spoken_to_by_itself(address: Address) -> bool:
     """Whether this machine would send from an address what it sends there, as it does with an own address."""
-    with _datagram_socket(address) as sock:
-        try:
+    try:
+        with _datagram_socket(address) as sock:
             sock.connect((str(address), 9))  # sends nothing
             source: str = sock.getsockname()[0]
-        except OSError:
-            return False
+    except OSError:
+        return False
     return _plain(source) == address
 
 

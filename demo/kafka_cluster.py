@@ -110,8 +110,8 @@ class KafkaCluster:
     `listeners` names further listeners with their security protocols ({"CLIENTS": "SASL_PLAINTEXT"}), each on a
     separate port. `extra` gives further broker properties for each node id (TLS, SASL, quotas). `jvm_options` are for
     every node's JVM, or a function of the node id (JMX); in measurements leave out "-XX:TieredStopAtLevel=1", which
-    starts faster and runs slower. All processes and files are removed, even when this process is killed: see keeper.py.
-    Its methods may be called from several threads.
+    starts faster and runs slower. `classes` is a folder of classes that nodes may use. All processes and files are
+    removed, even when this process is killed: see keeper.py. Its methods may be called from several threads.
     """
 
     def __init__(
@@ -125,6 +125,7 @@ class KafkaCluster:
         extra: Callable[[int], Mapping[str, str]] = lambda node_id: {},
         jvm_options: Sequence[str] | Callable[[int], Sequence[str]] = ("-XX:TieredStopAtLevel=1",),
         heap: str = "512m",
+        classes: Path | None = None,
         say: Say = lambda line: None,
     ) -> None:
         if mode not in modes_of(version):
@@ -139,6 +140,7 @@ class KafkaCluster:
         self._extra = extra
         self._jvm_options = jvm_options if callable(jvm_options) else lambda node_id: jvm_options
         self._heap = heap
+        self._classes = classes
         self._say = say
         need_program("java", "openjdk-17-jdk-headless")
         self._jars = kafka_jars(version, say)
@@ -464,7 +466,9 @@ class KafkaCluster:
     ) -> list[str]:
         """The command line that runs a class of these jars."""
         logging = self._file(f"{log}.log4j.properties")
-        return java_argv(self._jars, main_class, *args, heap=heap, options=options, logging=logging)
+        return java_argv(
+            self._jars, main_class, *args, heap=heap, options=options, logging=logging, classes=self._classes
+        )
 
     def tool_command(self, tool: str, *args: str) -> list[str]:
         """The command line of a Kafka tool, named like its script without .sh."""

@@ -77,6 +77,11 @@ def jwt(claims: object, signature: str = SIGNED) -> str:
     return ".".join((*parts, signature))
 
 
+def msk_token(url: str) -> str:
+    """A signed URL as AWS's libraries for Amazon MSK send it: base64url without padding."""
+    return base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
+
+
 def uvarint(value: int) -> bytes:
     """`value` as unsigned LEB128."""
     encoded = b""

@@ -7,19 +7,24 @@ stored.
 
 import json
 import re
-from base64 import b64decode
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from protocol.frames import MAX_SASL_BYTES
+from protocol.identity.base64url import from_base64url
+from protocol.identity.cloud_names import access_key_of_json, access_key_of_url, shared_access_key_name
 
 PLAIN = "PLAIN"
 SCRAM = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
 OAUTHBEARER = "OAUTHBEARER"
+AWS_MSK_IAM = "AWS_MSK_IAM"
 
 ACCESS_TOKEN, CONNECTION_STRING = "$accessToken", "$ConnectionString"
 SHARED_NAMES = frozenset({ACCESS_TOKEN, CONNECTION_STRING})
-"""Names of PLAIN that many users share: of Strimzi's OAuth over PLAIN, whose password is a token, and of Event Hubs."""
+"""Names of PLAIN that many users share: of Strimzi's OAuth over PLAIN, whose password is a token, and of Event Hubs.
+
+Each user has another password, and a name of its own if the password shows one.
+"""
 
 
 class Claim(NamedTuple):
@@ -41,22 +46,33 @@ _JAVA_BLANKS = "".join(map(chr, range(0x21)))
 """The characters that Java's `String.trim` removes."""
 
 
-def claimed_name(mechanism: str, token: bytes | memoryview, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | None:
-    """The user that a client names in its first token (OAUTHBEARER: in any token); None if the token does not show it.
+def claimed_names(
+    mechanism: str, token: bytes | memoryview, claims: Sequence[Claim] = SUBJECT_CLAIMS
+) -> tuple[str, ...]:
+    """The names of the user in a client's first token (OAUTHBEARER: in any token), the most exact one first.
 
-    In a JWT, the first of the `claims` that it has names the user.
+    There are none if the token does not show the user. In a JWT, the first of the `claims` that it has names the user.
+    The key in a token of a cloud service may be one of many of the same user, or one for an hour: behind its name
+    stands the name that all tokens of this kind have in common.
     """
     if len(token) > MAX_TOKEN_BYTES:
-        return None
+        return ()
     if mechanism == PLAIN:
-        name = plain_name(bytes(token), claims)
+        names = plain_names(bytes(token), claims)
     elif mechanism in SCRAM:
-        name = scram_name(bytes(token))
+        names = (scram_name(bytes(token)),)
     elif mechanism == OAUTHBEARER:
-        name = oauthbearer_name(bytes(token), claims)
+        names = oauthbearer_names(bytes(token), claims)
+    elif mechanism == AWS_MSK_IAM:
+        names = (access_key_of_json(bytes(token)), unnamed(mechanism))
     else:
-        return None
-    return name if name and _is_text(name) else None
+        return ()
+    return tuple(name for name in names if name) if names[0] and _is_text(names[0]) else ()
+
+
+def unnamed(mechanism: str) -> str:
+    """The name that all users have in common whom the tokens of a mechanism do not name."""
+    return f"?{mechanism}"
 
 
 def succeeds(mechanism: str, response: bytes | memoryview) -> bool | None:
@@ -71,19 +87,22 @@ def succeeds(mechanism: str, response: bytes | memoryview) -> bool | None:
     return False if mechanism == OAUTHBEARER else None
 
 
-def plain_name(token: bytes, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | None:
+def plain_names(token: bytes, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> tuple[str | None, ...]:
     """The user in a PLAIN token: `[authzid] NUL user NUL password`.
 
     Source: RFC 4616; as in Kafka, authzid is empty or the user. The password of the user `$accessToken` is a bearer
-    token (Strimzi): if it is a JWT, its subject is the user.
+    token (Strimzi): if it is a JWT, its subject is the user. That of `$ConnectionString` may name a key (Event Hubs).
     """
     parts = token.split(b"\0", 3)
     if len(parts) != 3:
-        return None
+        return (None,)
     authzid, user, password = (part.decode(errors="replace") for part in parts)
     if not password or authzid not in ("", user):
-        return None
-    return (jwt_subject(password, claims) or user) if user == ACCESS_TOKEN else user
+        return (None,)
+    if user == ACCESS_TOKEN:
+        return (jwt_subject(password, claims) or user,)
+    key_name = shared_access_key_name(password) if user == CONNECTION_STRING else None
+    return (key_name, user) if key_name else (user,)
 
 
 def scram_name(token: bytes) -> str | None:
@@ -116,23 +135,27 @@ def _unescaped(saslname: str) -> str | None:
     return saslname.replace("=2C", ",").replace("=3D", "=")
 
 
-def oauthbearer_name(token: bytes, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | None:
-    """The subject of the bearer token in an initial response; None if the token is opaque or encrypted.
+def oauthbearer_names(token: bytes, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> tuple[str | None, ...]:
+    """The name in the bearer token of an initial response; None if the token is opaque or encrypted.
 
     `n,[a=authzid],^A auth=Bearer token ^A [key=value ^A...] ^A`. Source: RFC 7628; as in Kafka, authzid is empty or the
-    subject.
+    name. The token is a JWT, which has its subject, or a signed URL of AWS, which has no dots.
     """
     try:
         header, *pairs = token.decode().split("\1")
         gs2_flag, authzid, behind = header.split(",")
     except ValueError:
-        return None
+        return (None,)
     bearer = [pair.removeprefix("auth=") for pair in pairs if pair.startswith("auth=")]
     scheme, _, credentials = bearer[-1].partition(" ") if bearer else ("", "", "")
     if gs2_flag != "n" or behind or scheme.lower() != "bearer":
-        return None
-    name = jwt_subject(credentials.strip(" "), claims)
-    return name if authzid in ("", f"a={name}") else None
+        return (None,)
+    bearer_token = credentials.strip(" ")
+    if "." in bearer_token:
+        names: tuple[str | None, ...] = (jwt_subject(bearer_token, claims),)
+    else:
+        names = (access_key_of_url(bearer_token), unnamed(OAUTHBEARER))
+    return names if authzid in ("", f"a={names[0]}") else (None,)
 
 
 def jwt_subject(token: str, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | None:
@@ -154,15 +177,11 @@ def jwt_subject(token: str, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | N
 
 def _json_object(part: str) -> dict[str, object] | None:
     """The JSON object in base64url without padding; None if there is none."""
-    plain = part.translate(_TO_PLAIN_BASE64).rstrip("=")
     try:
-        found = json.loads(b64decode(plain + "=" * (-len(plain) % 4), validate=True))
+        found = json.loads(from_base64url(part))
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-_TO_PLAIN_BASE64 = str.maketrans("-_", "+/")
 
 
 def _is_text(name: str) -> bool:

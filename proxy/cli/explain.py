@@ -111,7 +111,7 @@ def _from_source(cluster: VirtualClusterConfig, path: Path, client: Client) -> F
         origin = Origin(cluster.name, source.name, source.problems, source.state.known)
         explanations = explain_client(source.quotas, tables, client, known=origin.known)
     reported = [(explanation, Observed()) for explanation in explanations]
-    return explained_form(origin, client, reported, (), None, _caps(cluster))
+    return explained_form(origin, client, reported, (), None, _caps(cluster), cluster.sasl.users_by_name())
 
 
 def _explained(cluster: str, client: Client, at: str, past: Past) -> Form:

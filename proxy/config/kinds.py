@@ -280,6 +280,12 @@ CountsOfUsers = dict[
 ]
 
 
+NamesOfUsers = dict[
+    Annotated[str, Text("a name that logins show (numbers need quotes)", bool)],
+    Annotated[str, Text("the name of a user (numbers need quotes)", bool)],
+]
+
+
 File = Annotated[str, _FilePath()]
 
 

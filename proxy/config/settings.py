@@ -28,6 +28,7 @@ from proxy.config.kinds import (
     Microseconds,
     Name,
     Names,
+    NamesOfUsers,
     Network,
     NodeHost,
     NodeIds,
@@ -558,7 +559,7 @@ class QuotasConfig(Settings):
 
 
 class SaslPrincipal(Settings):
-    """Who is whoever logs in with a mechanism that does not say so: GSSAPI, delegation tokens, opaque bearer tokens."""
+    """The user of all who log in by a mechanism and show no name: GSSAPI, delegation tokens, opaque bearer tokens."""
 
     mechanism: Annotated[str, Text("a SASL mechanism like GSSAPI", is_sasl_mechanism)]
     """The mechanism, by the name that clients give it."""
@@ -574,9 +575,16 @@ class SaslConfig(Settings):
     """`true`: the nodes demand SASL of clients. Before it has succeeded nothing else passes, and nothing is charged.
     `false`: clients are ANONYMOUS until then. If not given: `true` where `upstream.admin` logs in by SASL."""
 
+    user_names: NamesOfUsers = Field({})
+    """Users by the names that logins show, like `{AKIAIOSFODNN7EXAMPLE: billing}`; all other logins are the user that
+    they show. So for every mechanism. The name is that of PLAIN, SCRAM or a token; for Amazon MSK the id of the access
+    key, for Event Hubs the `SharedAccessKeyName`. A login without a name shows `?` and its mechanism, like `?GSSAPI`.
+    `?OAUTHBEARER` (and `?AWS_MSK_IAM`) also stands for all access keys that are not listed, `$ConnectionString` for all
+    such keys of Event Hubs. Quotas, limits and rights are those of the user that is given here. A change applies to a
+    connection at its next login."""
+
     principals: Many[SaslPrincipal] = ()
-    """Users for those whom their tokens do not name; without, each such mechanism has a user of its own, like
-    `?GSSAPI`."""
+    """The old form of `user_names`, for logins without a name."""
 
     oauth_claims: Many[OauthClaim] = ()
     """The claims of bearer tokens that name the user, `sub` without; the first that a token has counts, as
@@ -589,8 +597,22 @@ class SaslConfig(Settings):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        both = self.subject_claim is not None and self.oauth_claims
-        return self.unless(["expected oauth_claims without subject_claim, its old name, got both"] if both else [])
+        problems = []
+        if self.subject_claim is not None and self.oauth_claims:
+            problems.append("expected oauth_claims without subject_claim, its old name, got both")
+        if twice := sorted(self.users_by_mechanism().keys() & self.user_names.keys()):
+            problems.append(
+                f"expected each name in user_names or in principals, its old form, got {twice[0]!r} in both"
+            )
+        return self.unless(problems)
+
+    def users_by_name(self) -> dict[str, str]:
+        """The users by the names that logins show."""
+        return self.users_by_mechanism() | self.user_names
+
+    def users_by_mechanism(self) -> dict[str, str]:
+        """The users of logins without a name, as they stand in `principals`, by what such logins show."""
+        return {f"?{known.mechanism}": known.user for known in self.principals}
 
     def claims(self) -> tuple[Claim, ...]:
         """The claims that name the user, the first one first."""

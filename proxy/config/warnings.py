@@ -56,7 +56,7 @@ def warnings_of(config: Config, ephemeral: range) -> list[Problem]:
         warnings += _several_warnings(path, cluster)
         warnings += _source_warnings(f"{path}.quotas", cluster.quotas)
         warnings += _own_connection_warnings(path, cluster)
-        warnings += _principal_warnings(f"{path}.sasl.principals", cluster.sasl)
+        warnings += _user_name_warnings(f"{path}.sasl", cluster.sasl)
         if (name := cluster.sasl.subject_claim) is not None:
             warnings.append(Problem(f"{path}.sasl.subject_claim", f"is old, expected oauth_claims: [{name}]"))
     if (config.connections.max_connections or 0) >= config.limits.max_connections:
@@ -113,15 +113,19 @@ def _own_connection_warnings(path: str, cluster: VirtualClusterConfig) -> Iterat
         yield Problem(where, f"{problem} {found!r}")
 
 
-def _principal_warnings(path: str, sasl: SaslConfig) -> Iterator[Problem]:
-    """Users of mechanisms whose tokens say by themselves who logs in."""
-    for i, known in enumerate(sasl.principals):
-        if known.mechanism.upper() in (PLAIN, *SCRAM):
-            problem = f"is without effect with {known.mechanism}: its tokens name their users"
-            yield Problem(f"{path}[{i}].mechanism", f"{problem}, who have quotas of their own")
-        elif known.mechanism != known.mechanism.upper():
-            problem = f"expected the mechanism as nodes call it, {known.mechanism.upper()}, got {known.mechanism}"
-            yield Problem(f"{path}[{i}].mechanism", problem)
+def _user_name_warnings(path: str, sasl: SaslConfig) -> Iterator[Problem]:
+    """Users of mechanisms whose tokens say by themselves who logs in, and the old form of such users."""
+    mechanisms = {f"{path}.user_names[{name!r}]": name[1:] for name in sasl.user_names if name.startswith("?")}
+    mechanisms |= {f"{path}.principals[{i}].mechanism": known.mechanism for i, known in enumerate(sasl.principals)}
+    for place, mechanism in mechanisms.items():
+        if mechanism.upper() in (PLAIN, *SCRAM):
+            problem = f"is without effect with {mechanism}: its tokens name their users"
+            yield Problem(place, f"{problem}, who have quotas of their own")
+        elif mechanism != mechanism.upper():
+            problem = f"expected the mechanism as nodes call it, {mechanism.upper()}, got {mechanism}"
+            yield Problem(place, problem)
+    if sasl.principals:
+        yield Problem(f"{path}.principals", f"is old, expected user_names: {sasl.users_by_mechanism()}")
 
 
 def _trust_warnings(path: str, listener: ListenerConfig) -> Iterator[Problem]:

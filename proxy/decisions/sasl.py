@@ -1,8 +1,8 @@
 """Which user a client has proven to be. SASL frames are read as they pass and never changed; the node judges them.
 
 A name counts once the node has accepted the exchange in which the client claimed it (KIP-152, KIP-368); until then the
-client stays the user that it was. Frames that are not understood pass, too. A client that succeeds with them gets the
-name that the operator has set for the mechanism, or `?` and the mechanism. Of a token, only the name is stored.
+client stays the user that it was. Frames that are not understood pass, too. A client that succeeds with them shows the
+name `?` and the mechanism. The operator may have set another user for a name. Of a token, only the name is stored.
 """
 
 import re
@@ -19,8 +19,9 @@ from protocol.identity.sasl_names import (
     SHARED_NAMES,
     SUBJECT_CLAIMS,
     Claim,
-    claimed_name,
+    claimed_names,
     succeeds,
+    unnamed,
 )
 from protocol.messages import sasl
 from protocol.messages.api_versions import is_whole_offer, versions_request
@@ -47,11 +48,11 @@ _ASK_FIRST = Decision(own_requests=(versions_request(OWN_REQUEST_ID),))
 
 @dataclass(slots=True, frozen=True)
 class SaslRules:
-    """`principals` are users by mechanism, for clients whose tokens do not name a user. The first of `claims` that a
-    JWT has names its user.
+    """`user_names` are users by the names that logins show, the most exact name first; all other logins are the user
+    that they show. The first of `claims` that a JWT has names its user.
     """
 
-    principals: Mapping[str, str] = field(default_factory=dict)
+    user_names: Mapping[str, str] = field(default_factory=dict)
     claims: Sequence[Claim] = SUBJECT_CLAIMS
 
 
@@ -91,14 +92,14 @@ class Login:
     mechanism: str = ""
     _offered: str = ""
     _exchanged: str = ""
-    _claimed: str | None = None
+    _claimed: tuple[str, ...] = ()
     _tokens: int = 0
     _failure: LoginFailure | None = field(default=None, repr=False)
 
     @property
     def failure(self) -> LoginFailure:
         """What is known of the authentication that failed last, or that is under way and not over."""
-        return self._failure or LoginFailure(self._exchanged, self._claimed)
+        return self._failure or LoginFailure(self._exchanged, self._claimed_user)
 
     def judge(self, ask: DecisionRequest, become: Callable[[Identity], None]) -> Decision:
         """What a SASL frame means; `become` is called once the node has accepted a user."""
@@ -141,13 +142,13 @@ class Login:
         """
         self._tokens += 1
         if self._tokens == 1 or self._exchanged not in SCRAM:
-            self._claimed = claimed_name(self._exchanged, token, self.rules.claims)
+            self._claimed = claimed_names(self._exchanged, token, self.rules.claims)
 
     def _judge_handshake(self, error_code: int, api_version: int) -> Decision:
         if error_code == _ILLEGAL_SASL_STATE:
             self._failed(error_code)
             return _refusal(error_code)
-        self._exchanged, self._claimed, self._tokens = "", None, 0
+        self._exchanged, self._claimed, self._tokens = "", (), 0
         if error_code != sasl.NONE:
             self._failure = LoginFailure(self._offered, None, error_code)
             return _refusal(error_code)
@@ -175,18 +176,25 @@ class Login:
         if is_whole_offer(own_responses[0]):
             return self._succeed(become)
         self._failed(error_message="after it the node responds only to requests that belong to an authentication")
-        self._exchanged, self._claimed = "", None
+        self._exchanged, self._claimed = "", ()
         return Decision(exchange=Exchange.FAILED)
 
     def _failed(self, error_code: int | None = None, error_message: str = "") -> None:
-        self._failure = LoginFailure(self._exchanged or self._offered, self._claimed, error_code, error_message)
+        self._failure = LoginFailure(self._exchanged or self._offered, self._claimed_user, error_code, error_message)
+
+    @property
+    def _claimed_user(self) -> str | None:
+        return self._claimed[0] if self._claimed else None
 
     def _succeed(self, become: Callable[[Identity], None]) -> Decision:
-        mechanism = self._exchanged if _MECHANISM.fullmatch(self._exchanged) else "unknown"
-        user = self._claimed or self.rules.principals.get(mechanism)
-        visible = user is not None and not (mechanism == PLAIN and user in SHARED_NAMES)
-        identity = Identity(_measurable(user or f"?{mechanism}"), mechanism, visible)
-        self.mechanism, self._exchanged, self._claimed, self._failure = mechanism, "", None, None
+        users, mechanism = self.rules.user_names, self._exchanged
+        if not _MECHANISM.fullmatch(mechanism):
+            mechanism = "unknown"
+        names = self._claimed or (unnamed(mechanism),)
+        user = next((users[name] for name in names if name in users), None)
+        hidden = not self._claimed or (mechanism == PLAIN and names[0] in SHARED_NAMES)
+        identity = Identity(_measurable(user or names[0]), mechanism, visible=user is not None or not hidden)
+        self.mechanism, self._exchanged, self._claimed, self._failure = mechanism, "", (), None
         become(identity)
         return Decision(exchange=Exchange.SUCCEEDED)
 

@@ -105,6 +105,8 @@ class Stream:
     delivered.
     """
 
+    __deletable__ = ("_ticket",)  # for mypyc
+
     def __init__(self, settings: StreamSettings, sock: AnySocket, owner: StreamListener) -> None:
         self._settings = settings
         self._poller = settings.poller
@@ -121,6 +123,7 @@ class Stream:
         self._to_send: list[bytes | memoryview] = []
         """Pieces that go out when the poller's batch is over. It stays the same list, that of the ticket."""
         self._ticket = (self._fd, self._to_send, self)
+        """Deleted at the end, so that nothing keeps a closed stream: it refers back to it."""
         self._ahead: bytes | int | None = None
         """What the poller has read ahead and the stream has not taken, because it stopped reading meanwhile; or an
         errno."""
@@ -496,6 +499,7 @@ class Stream:
         if self._closed:
             return
         self._closed = self._closing = True
+        del self._ticket
         self._reading = False
         if self._waits:
             self._turnstile.call_off(self, self._settings.now_ms())

@@ -64,6 +64,8 @@ class Cluster(throttled_now.Cluster, Protocol):
     """What the API needs of a virtual cluster."""
 
     last_throttles: LastThrottles
+    user_names: Mapping[str, str]
+    """Users by the names that logins show."""
 
     def cap_totals(self) -> Iterable[CapTotals]:
         """The totals of each byte cap."""
@@ -303,7 +305,7 @@ def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Generator[No
         for cap in cluster.cap_totals()
         if cap.limit is not None
     ]
-    return explained_form(cluster.origin, client, reported, by_nodes, clock.epoch_ms(), caps)
+    return explained_form(cluster.origin, client, reported, by_nodes, clock.epoch_ms(), caps, cluster.user_names)
 
 
 def _observed(cluster: Cluster, explanation: Explanation, now_ms: int) -> Observed:

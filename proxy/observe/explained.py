@@ -1,8 +1,9 @@
 """The plain data that the admin API and the command line give about quotas."""
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from common.printable import printable
@@ -48,6 +49,8 @@ MAX_THROTTLES = 10
 
 _ENTITIES_PER_STEP = 200
 _MAX_CLAIMS = 20
+_MAX_SHOWN_NAMES = 20
+_NO_USER_NAMES: Mapping[str, str] = MappingProxyType({})
 _NODES_PER_STEP = 10
 
 Form = Mapping[str, Any]
@@ -181,6 +184,7 @@ def explained_form(
     node_throttles: Iterable[PastThrottle],
     now_epoch_ms: int | None,
     caps: Iterable[Cap] = (),
+    user_names: Mapping[str, str] = _NO_USER_NAMES,
 ) -> ExplanationPage:
     """The explanation of one client. `now_epoch_ms` is None without a running proxy."""
     now = now_epoch_ms or 0
@@ -191,7 +195,19 @@ def explained_form(
         "quotas": [_explanation_form(explanation, observed, now) for explanation, observed in explanations],
         "node_throttles": [throttle_form(past, now) for past in node_throttles],
         "caps": [cap.form() for cap in caps],
+        "notes": list(_notes(client.user, user_names)),
     }
+
+
+def _notes(user: str, user_names: Mapping[str, str]) -> Iterator[str]:
+    """What `sasl.user_names` says of a user: which logins are this user, and which user the logins of this name are."""
+    shown = sorted(name for name, of_name in user_names.items() if of_name == user)
+    if shown:
+        names = ", ".join(printable(repr(name)) for name in shown[:_MAX_SHOWN_NAMES])
+        more = f" and {len(shown) - _MAX_SHOWN_NAMES} more" if len(shown) > _MAX_SHOWN_NAMES else ""
+        yield f"logins that show {names}{more} are this user, by sasl.user_names"
+    if (other := user_names.get(user, user)) != user:
+        yield f"logins that show this name are the user {printable(repr(other))}, by sasl.user_names: explain that user"
 
 
 def _explanation_form(explanation: Explanation, observed: Observed, now_epoch_ms: int) -> ExplanationForm:

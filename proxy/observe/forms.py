@@ -477,6 +477,9 @@ class ExplanationPage(OriginForm):
     caps: list[ExplainedCapForm]
     """The byte caps that delay the client together with all others."""
 
+    notes: list[str]
+    """Further remarks, in words."""
+
 
 # --------------------------------------------------------------------- the past
 

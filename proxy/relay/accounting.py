@@ -6,7 +6,7 @@ from typing import Final
 from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Request
 from proxy.relay.turn import Turn
-from proxy.relay.use import PLACE, REQUEST, Client, UsageCounter
+from proxy.relay.use import PLACE, PRODUCE, REQUEST, Client, UsageCounter
 from quotas.entities import QuotaType
 
 UsageOf = Callable[[bytes], Client]
@@ -58,7 +58,10 @@ class Accounting:
         if self._usage_of is not None and (use := request.use or self.meter(request)) is not None:
             now_us = self._turn.now_us
             if now_us >= use.until_us:
-                use.turn(now_us)
+                if use.place == PRODUCE:  # it is used as soon as it has come, a Fetch when its response has
+                    use.turn_used(now_us)
+                else:
+                    use.turn(now_us)
             use.requests += count
 
     def count_responses(self, count: int, frames_bytes: int) -> None:
@@ -130,7 +133,7 @@ class Accounting:
             times = client.uses[REQUEST] or client.of(REQUEST)
             now_us = self._turn.now_us
             if now_us >= times.until_us:
-                times.turn(now_us)
+                times.turn_used(now_us)
             times.used += client.cost_us(request.plan.cost_kind, size_bytes + response_bytes, count) / 1000
 
     def note_throttle(

@@ -51,6 +51,11 @@ _REASONS: Final = {
 }
 
 
+def _kind(waiting_for: WaitingFor) -> WaitingFor:
+    """The wait that others may join and leave: while other relays wait for memory, it is still for the same request."""
+    return WaitingFor.REQUEST if waiting_for is WaitingFor.CROWDED_REQUEST else waiting_for
+
+
 class Waiting(Protocol):
     """The part of a relay that the timeouts look at."""
 
@@ -66,12 +71,14 @@ class Waiting(Protocol):
 class ConnectionTimeouts:
     """The waiting times of one connection. Each counts from the first look that finds it, so that none ends early."""
 
-    __slots__ = ("_held_up", "_requests", "_unread_ms", "_waited_ms", "_waiting_for", "_written_bytes")
+    __slots__ = ("_crowded_ms", "_held_up", "_requests", "_unread_ms", "_waited_ms", "_waiting_for", "_written_bytes")
 
     def __init__(self) -> None:
         self._waiting_for = WaitingFor.NOTHING
         self._requests = 0
         self._waited_ms = 0
+        self._crowded_ms = 0
+        """The part of it in which other relays waited for the memory."""
         self._written_bytes = -1
         self._unread_ms = 0
         self._held_up = False
@@ -96,15 +103,19 @@ class ConnectionTimeouts:
         `requests` is how many have come whole. `held_up`: since the last look the proxy or the node has kept the client
         from being read. `step_ms` have passed since the last look.
         """
-        if requests != self._requests:
-            self._waiting_for, self._requests, self._waited_ms = waiting_for, requests, 0
-        elif waiting_for is WaitingFor.NOTHING or held_up:
+        before = self._waiting_for
+        if requests == self._requests and (waiting_for is WaitingFor.NOTHING or held_up):
             return None
-        elif waiting_for is not self._waiting_for:
-            self._waiting_for, self._waited_ms = waiting_for, 0
-        else:
-            self._waited_ms += step_ms
-            if 0 < time_outs.of(waiting_for) <= self._waited_ms:
+        self._waiting_for = waiting_for
+        if requests != self._requests or _kind(waiting_for) is not _kind(before):
+            self._requests, self._waited_ms, self._crowded_ms = requests, 0, 0
+            return None
+        self._waited_ms += step_ms
+        if 0 < time_outs.of(_kind(waiting_for)) <= self._waited_ms:
+            return _REASONS[waiting_for]
+        if waiting_for is before is WaitingFor.CROWDED_REQUEST:
+            self._crowded_ms += step_ms
+            if time_outs.of(waiting_for) <= self._crowded_ms:
                 return _REASONS[waiting_for]
         return None
 

@@ -148,6 +148,6 @@ class QuickResponses:
         if (use := request.use) is not None:
             now_us = self._turn.now_us
             if now_us >= use.until_us:
-                use.turn(now_us)
+                use.turn_used(now_us)
             use.used += value
         return True

@@ -21,7 +21,7 @@ def _meter(request: Request, cost_us: float, now_us: int) -> None:
     if (use := request.use) is not None:
         times = use.client.uses[REQUEST] or use.client.of(REQUEST)
         if now_us >= times.until_us:
-            times.turn(now_us)
+            times.turn_used(now_us)
         times.used += cost_us / 1000
 
 

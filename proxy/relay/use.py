@@ -201,12 +201,14 @@ class WindowThrottles:
 class UsageCounter:
     """What one client uses of one quota type, counted since the window began.
 
-    Before anything is counted at `until_us` or later, `turn` must be called. What relays count for each request are
-    attributes of the counter itself; its profile and its throttles change only once a second, and with each throttle.
+    Before anything is counted at `until_us` or later, `turn` must be called, or `turn_used` if that is added to `used`.
+    What relays count for each request are attributes of the counter itself; its profile and its throttles change only
+    once a second, and with each throttle.
     """
 
     __slots__ = (
         "_began_us",
+        "_ends_us",
         "_profile",
         "_throttles",
         "_used_before",
@@ -226,7 +228,9 @@ class UsageCounter:
         self.place = place
         self.window = NO_WINDOW
         self.until_us = -1
-        """When this second ends, by the monotonic clock."""
+        """When this second ends, by the monotonic clock; -1 until something is used in it."""
+        self._ends_us = -1
+        """When this second ends."""
         self._began_us = -1
         """When this second was first used, by the wall clock."""
         self._begin(_NEVER_MUTED)
@@ -240,7 +244,9 @@ class UsageCounter:
         self._throttles = WindowThrottles(muted_until_ms)
 
     def turn(self, now_us: int) -> None:
-        """Begin another second, perhaps in another window."""
+        """Begin another second, perhaps in another window, if this one is over: what is counted now is no use."""
+        if now_us < self._ends_us:
+            return
         meter = self.client.meter
         wall_s = (now_us + meter.offset_us) // _SECOND_US
         window = wall_s // meter.window_s
@@ -251,8 +257,16 @@ class UsageCounter:
             self.window = window
             self.client.open += 1
             meter.opened(self)
-        self.until_us = (wall_s + 1) * _SECOND_US - meter.offset_us
+        self.until_us = -1
+        self._ends_us = (wall_s + 1) * _SECOND_US - meter.offset_us
         self._began_us = now_us + meter.offset_us
+
+    def turn_used(self, now_us: int) -> None:
+        """The same, where what is counted now is use: nothing of this second need be looked at before more of it."""
+        self.turn(now_us)
+        if self.used == self._used_before:
+            self._began_us = now_us + self.client.meter.offset_us
+        self.until_us = self._ends_us
 
     def _end_second(self) -> None:
         self._profile.end_second(self._ms_in_window(self._began_us), self.used - self._used_before, self.requests)
@@ -290,16 +304,13 @@ class UsageCounter:
             )
         )
         self._begin(throttles.muted_until_ms)
-        self.window, self.until_us = NO_WINDOW, -1
+        self.window, self.until_us, self._ends_us = NO_WINDOW, -1, -1
         self.client.open -= 1
 
     def add(self, value: float, now_us: int) -> None:
         """Add to what is used of the quota; a negative `value` was given back."""
-        if now_us >= self.until_us:
-            self.turn(now_us)
-        elif self.used == self._used_before:
-            # Nothing was used in this second so far: for example, a Fetch has come but not its response.
-            self._began_us = now_us + self.client.meter.offset_us
+        if now_us >= self.until_us or self.used == self._used_before:
+            self.turn_used(now_us)
         self.used += value
 
     # ------------------------------------------------------------- rare events
@@ -309,27 +320,23 @@ class UsageCounter:
 
         `used` is what the request that caused the throttle used of the quota, if that was charged just now; else 0.
         """
-        if now_us >= self.until_us:
-            self.turn(now_us)
+        self.turn(now_us)
         self._profile.note_throttle(self._ms_in_window(now_us + self.client.meter.offset_us), prolonged_ms, used)
         self._throttles.add(prolonged_ms, now_us // 1000)
 
     def note_backlog(self, muted_ms: int, now_us: int) -> None:
         """Count the time of a mute by the quota, at the end of which a request was already waiting."""
-        if now_us >= self.until_us:
-            self.turn(now_us)
+        self.turn(now_us)
         self._throttles.backlogged_ms += muted_ms
 
     def note_shadow(self, throttle_ms: int, now_us: int) -> None:
         """Count a throttle time that the shadow quota would have given."""
-        if now_us >= self.until_us:
-            self.turn(now_us)
+        self.turn(now_us)
         self._throttles.add_shadow(throttle_ms)
 
     def note_unsent(self, unsent_bytes: int, now_us: int) -> None:
         """Count bytes of responses that were never written, though `out_bytes` has them."""
-        if now_us >= self.until_us:
-            self.turn(now_us)
+        self.turn(now_us)
         self.unsent_bytes += unsent_bytes
 
 

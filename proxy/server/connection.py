@@ -430,6 +430,8 @@ class Connection:
             self.give_up(CloseReason.NODE_PACED, str(error))
         except Exception:
             self._fail()
+        finally:
+            del outcome  # once raised it refers to this call, and so to the connection
 
     def _node_connected(self, upstream: NodeSocket) -> None:
         if self.closing:

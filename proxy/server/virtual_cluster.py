@@ -1,6 +1,6 @@
 """One running virtual cluster: its quotas, its connections to the nodes, its listeners."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -86,6 +86,7 @@ class VirtualCluster:
         sensors = Sensors(*of_rates) if tracer is None else TracedSensors(tracer.note, *of_rates)
         buckets = TokenBuckets(*of_buckets) if tracer is None else TracedBuckets(tracer.note, *of_buckets)
         self.name = config.name
+        self.user_names: Mapping[str, str] = {}
         self.gate = gate
         costs = RequestCosts(SHIPPED, busy_shares=BUSY_SHARES)
         traces = None if tracer is None else tracer.chooses
@@ -154,6 +155,7 @@ class VirtualCluster:
         self.book.refuses_while_unknown = config.quotas.when_unknown == "refuse"
         self.quota_manager.costs.pin(pinned_costs(config.quotas))
         self.caps.set(config.caps)
+        self.user_names = config.sasl.users_by_name()
         self.address_quotas.set_rules(config.connections)
         settings = {listener.name: listener for listener in config.listeners}
         for listener in self.listeners:

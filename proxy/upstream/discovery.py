@@ -1,7 +1,7 @@
 """Learning where the nodes of a cluster are: it is asked over connections of the proxy's own."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -267,12 +267,23 @@ class Discovery:
             self._directory.note_way_back(node_id)
 
     def _see_whether_nodes_lead_back(self) -> None:
-        """Look at each node, once at each address: if it leads back to this proxy, the look comes back."""
+        """Look at each node, once at each address: if it leads back to this proxy, the look comes back.
+
+        An address that led back is looked at each time. Once there is a response, a node may be there.
+        """
         if self._seeing is None or self._seeing.done():
             found = {node_id: self._directory.address(node_id) for node_id in self._directory.present}
             new = {node_id: where for node_id, where in found.items() if where and self._shown.get(node_id) != where}
             self._shown = {node_id: where for node_id, where in self._shown.items() if node_id in found} | new
-            self._seeing = asyncio.get_running_loop().create_task(_look_at(list(new.values()), self.config))
+            ways_back = dict(self._directory.ways_back)
+            self._seeing = asyncio.get_running_loop().create_task(self._look_at(list(new.values()), ways_back))
+
+    async def _look_at(self, nodes: Sequence[HostPort], ways_back: Mapping[int, HostPort]) -> None:
+        for node in nodes:
+            await _fault_at(str(node), self.config)  # the response does not matter
+        for node_id, where in ways_back.items():
+            if await _fault_at(str(where), self.config) is None:
+                self._directory.note_way_there(node_id)
 
     def default_partitions(self) -> int:
         """How many partitions a topic gets that is created without a number; 1 while nobody has said so."""
@@ -303,12 +314,6 @@ async def _num_partitions(brokers: Sequence[MetadataNode], config: UpstreamConfi
     """The cluster's num.partitions; None where no node reports it."""
     addresses = {broker.node_id: str(HostPort(broker.host, broker.port)) for broker in brokers}
     return await default_partitions_of(addresses, await _own_credentials(config), config.connect_timeout_ms / 1000)
-
-
-async def _look_at(nodes: Sequence[HostPort], config: UpstreamConfig) -> None:
-    """Ask each node; the responses do not matter."""
-    for node in nodes:
-        await _fault_at(str(node), config)
 
 
 async def _fault_at(server: str, config: UpstreamConfig) -> tuple[str, Fault] | None:

@@ -88,6 +88,15 @@ class NodeDirectory:
             self._ways_back[node_id] = address
             self._refuse(node_id, *address, _LEADS_BACK)
 
+    @property
+    def ways_back(self) -> Mapping[int, HostPort]:
+        """The addresses of nodes that have led back to this proxy, by node id."""
+        return self._ways_back
+
+    def note_way_there(self, node_id: int) -> None:
+        """Note that a node has responded at the address that led back before: it may be learned again."""
+        self._ways_back.pop(node_id, None)
+
     def _refusal(self, node_id: int, host: str, port: int) -> str | None:
         if self._ways_back.get(node_id) == (host, port):
             return _LEADS_BACK

@@ -59,6 +59,21 @@ def test_where_networks_and_names_are_given_nodes_are_there_and_nowhere_else(hos
     assert destinations.refusal(host, address, 9092) == refusal
 
 
+def test_without_a_descriptor_no_address_is_known_to_be_of_this_machine(monkeypatch):
+    """A connection to it cannot be made then, either."""
+
+    def none_left(*_):
+        raise OSError(24, "Too many open files")
+
+    destinations = Destinations([("0.0.0.0", PORTS)])
+    assert destinations.refusal("127.0.0.6", "127.0.0.6", PORTS.start) == OWN
+    monkeypatch.setattr(socket, "socket", none_left)
+    assert destinations.refusal("127.0.0.6", "127.0.0.6", PORTS.start) is None
+    for nonlocal_bind in (True, False):
+        monkeypatch.setattr("common.destinations._can_be_bound_to", lambda _address, can=nonlocal_bind: can)
+        assert destinations.refusal("10.0.0.6", "10.0.0.6", PORTS.start) is None
+
+
 def test_where_any_address_can_be_bound_to_only_those_of_this_machine_are_of_a_listener(monkeypatch):
     """So it is with the system's setting ip_nonlocal_bind, beside balancers whose address moves."""
     monkeypatch.setattr("common.destinations._can_be_bound_to", lambda address: True)

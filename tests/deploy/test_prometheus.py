@@ -318,8 +318,8 @@ def test_a_fleet_whose_claims_make_no_sense_and_whose_zookeeper_is_gone(start, p
     with ZooKeeper() as zookeeper:
         proxy = start(fleet={"path": "/fleet", "zookeeper": {"servers": [zookeeper.address]}})
         with zookeeper.client() as client:
-            client.create("/fleet/members/foreign", b"foreign")
-        prometheus.wait_for_alerts(proxy.instance, "FleetClaimsRefused")
+            client.create("/fleet/members/foreign", b"foreign", ephemeral=True)
+            prometheus.wait_for_alerts(proxy.instance, "FleetClaimsRefused")
         zookeeper.kill()
         prometheus.wait_for_alerts(proxy.instance, "CutOffFromFleet")
 

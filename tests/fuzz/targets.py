@@ -3,11 +3,14 @@
 Kept small: a seed is here because it leads somewhere that others do not.
 """
 
+import re
+from base64 import urlsafe_b64encode
 from contextlib import suppress
 
 from kafka.record.util import calc_crc32c
 
 from protocol.errors import ProtocolError
+from protocol.identity.cloud_names import access_key_of_json, access_key_of_url, shared_access_key_name
 from protocol.identity.distinguished_names import host_names_of, subject_of, validity_of
 from protocol.identity.principal_rules import InvalidPrincipalRules, NoPrincipalRule, principal_rules
 from protocol.identity.proxy_header import (
@@ -19,7 +22,7 @@ from protocol.identity.proxy_header import (
     proxy_header_v2,
     read_proxy_header,
 )
-from protocol.identity.sasl_names import OAUTHBEARER, PLAIN, SCRAM, claimed_name, succeeds
+from protocol.identity.sasl_names import AWS_MSK_IAM, OAUTHBEARER, PLAIN, SCRAM, claimed_names, succeeds
 from protocol.messages.sasl import (
     bare_token,
     read_authenticate,
@@ -103,9 +106,8 @@ def _sasl(data: bytes) -> None:
             response(data)
     with suppress(ProtocolError):
         read_authenticate_response(data, 2)
-    for mechanism in (PLAIN, *SCRAM, OAUTHBEARER, "GSSAPI"):
-        name = claimed_name(mechanism, data)
-        assert name is None or name.encode()
+    for mechanism in (PLAIN, *SCRAM, OAUTHBEARER, AWS_MSK_IAM, "GSSAPI"):
+        assert all(name.encode() for name in claimed_names(mechanism, data))
         assert succeeds(mechanism, data) in (True, False, None)
 
 
@@ -116,6 +118,27 @@ _SASL = (
     b"n,,n=al=2Cice,r=fyko+d2lbbFgONRv9qkxdawL",
     b"n,a=alice,m=x,n=alice,r=nonce,tokenauth=true",
     b"n,,\x01auth=Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbGljZSJ9.\x01\x01",
+)
+
+
+def _cloud_names(data: bytes) -> None:
+    """What tokens of cloud services are made of: whatever it says, a name is a plain word."""
+    text = data.decode("latin-1")
+    url = "https://a.test/?" + text
+    for name in (
+        access_key_of_url(urlsafe_b64encode(url.encode()).decode()),
+        access_key_of_json(data),
+        shared_access_key_name(text),
+    ):
+        assert name is None or re.fullmatch(r"[A-Za-z0-9._-]{1,256}", name)
+
+
+_CREDENTIAL = b"AKIAIOSFODNN7EXAMPLE/20261128/eu-west-1/kafka-cluster/aws4_request"
+_CLOUD_NAMES = (
+    b"Action=kafka-cluster%3AConnect&X-Amz-Credential=" + _CREDENTIAL.replace(b"/", b"%2F") + b"&User-Agent=a%2F1",
+    b'{"version":"2020_10_22","x-amz-credential":"' + _CREDENTIAL + b'","user-agent":"a"}',
+    b"Endpoint=sb://a.test/;SharedAccessKeyName=send;SharedAccessKey=c2VjcmV0;EntityPath=hub",
+    b"Endpoint=sb://a.test/;SharedAccessSignature=SharedAccessSignature sr=a&sig=c2ln&se=1&skn=send",
 )
 
 
@@ -191,6 +214,7 @@ _RULES = (
 TARGETS = {
     "proxy-header": Target(_proxy_header, _PROXY_HEADERS),
     "sasl": Target(_sasl, _SASL),
+    "cloud-names": Target(_cloud_names, _CLOUD_NAMES),
     "sasl-connection": Target(_sasl_connection, tuple(map(TURN.join, _LOGINS))),
     "certificate": Target(_certificate, _CERTIFICATES),
     "principal-rules": Target(_rules, _RULES),

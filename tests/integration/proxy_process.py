@@ -38,7 +38,7 @@ class ProxyProcess:
 
     `quotas` are entries as the YAML has them; `settings` are whole sections ("limits", "drain", "log", "usage",
     "restart", "history", "metrics", "workers") or settings of the only virtual cluster ("throttle", "upstream",
-    "fleet"; "source" for those of its quotas) or of its listener ("listener"); "more_listeners" are whole. With
+    "fleet", "sasl"; "source" for those of its quotas) or of its listener ("listener"); "more_listeners" are whole. With
     `ready=False` it does not wait for the cluster. `environment` has further variables for the process. It is reached
     at `host`, on six
     ports from `first_port` on, or free ones.
@@ -193,7 +193,7 @@ class ProxyProcess:
                     "listeners": listeners,
                     "quotas": {**({"entries": list(quotas)} if quotas else {}), **self._settings.get("source", {})},
                     "throttle": self._settings.get("throttle", {}),
-                    **({"fleet": self._settings["fleet"]} if "fleet" in self._settings else {}),
+                    **{name: self._settings[name] for name in ("fleet", "sasl") if name in self._settings},
                 }
             ],
             "metrics": {"port": self.metrics_port, **self._settings.get("metrics", {})},

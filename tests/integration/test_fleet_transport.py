@@ -206,11 +206,27 @@ async def test_a_document_made_before_the_membership_was_lost_is_not_published(z
 async def test_a_znode_that_may_not_be_read_is_a_member_all_the_same(zookeeper, kazoo, path):
     async with member(zookeeper.address, path, "a#1") as a:
         await published(a, b"one")
-        kazoo.create(f"{path}/members/x", b"secret", acl=[make_digest_acl("who", "knows", all=True)])
-        kazoo.create(f"{path}/members/y", b"")
+        kazoo.create(f"{path}/members/x", b"secret", ephemeral=True, acl=[make_digest_acl("who", "knows", all=True)])
+        kazoo.create(f"{path}/members/y", b"", ephemeral=True)
         await eventually(lambda: a.view() == {"x": b"", "y": b""})
         assert a.problems == {"x": "cannot be read: not allowed"}
         assert a.losses == 0
+
+
+async def test_a_znode_that_goes_with_no_session_is_no_member(zookeeper, kazoo, path):
+    async with member(zookeeper.address, path, "a#1") as a:
+        await published(a, b"one")
+        kazoo.create(f"{path}/members/left", b"claims")
+        kazoo.create(f"{path}/members/other", b"claims", ephemeral=True)
+        await eventually(lambda: a.view() == {"other": b"claims"})
+        kazoo.set(f"{path}/members/left", b"other claims")
+        kazoo.delete(f"{path}/members/other")
+        kazoo.create(f"{path}/members/other", b"by hand")
+        await eventually(lambda: a.view() == {})
+        kazoo.delete(f"{path}/members/other")
+        kazoo.create(f"{path}/members/other", b"again", ephemeral=True)
+        await eventually(lambda: a.view() == {"other": b"again"})
+        assert (a.problems, a.losses) == ({}, 0)
 
 
 async def test_who_may_not_write_says_so(zookeeper, kazoo, path):

@@ -46,6 +46,7 @@ class Cluster(SimpleNamespace):
         super().__init__(name=name, quota_manager=quota_manager, last_throttles=throttles, quotas=quotas, origin=origin)
         self.throttled = ThrottledClients()
         self.share = None
+        self.user_names = {}
 
     def node_ids(self):
         return [2, 1]
@@ -259,6 +260,24 @@ async def test_a_client_without_parameters_is_anonymous_and_has_no_client_id(api
     assert headers["Cache-Control"] == "no-store"
     [reported] = [reported for reported in body["quotas"] if reported["quota"] == "producer_byte_rate"]
     assert reported["beaten"][0]["why"] == "an empty client-id is covered by no default for client-ids"
+
+
+async def test_the_explanation_of_a_user_names_the_logins_that_are_this_user(api, clusters):
+    clusters[0].user_names = {"AKIA2": "team-a", "AKIA1": "team-a", "?GSSAPI": "kerberos", "bob": "bob"}
+
+    async def notes_on(user):
+        return (await api.get(f"explain?user={user}"))[1]["notes"]
+
+    assert await notes_on("team-a") == ["logins that show 'AKIA1', 'AKIA2' are this user, by sasl.user_names"]
+    assert await notes_on("AKIA1") == [
+        "logins that show this name are the user 'team-a', by sasl.user_names: explain that user"
+    ]
+    assert await notes_on("bob") == ["logins that show 'bob' are this user, by sasl.user_names"]
+    assert await notes_on("alice") == []
+    clusters[0].user_names = {f"k{i:03}\n": "team-a" for i in range(50)}
+    [note] = await notes_on("team-a")
+    assert "'k019\\n' and 30 more are this user" in note
+    assert "\n" not in note
 
 
 async def test_hostile_names_are_carried_and_never_believed(api):

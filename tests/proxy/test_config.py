@@ -1264,6 +1264,38 @@ def test_users_of_mechanisms_that_do_not_name_them():
     ]
 
 
+def test_users_stand_for_the_names_that_logins_show_and_may_change_without_a_restart():
+    user_names = {"AKIAIOSFODNN7EXAMPLE": "billing", "?GSSAPI": "kerberos"}
+    data = changed(cluster("sasl"), {"required": True, "user_names": user_names})
+    assert config_of(data).virtual_clusters[0].sasl.users_by_name() == user_names
+    assert changes_needing_restart(config_of(MINIMAL), config_of(data)) == []
+    path = "virtual_clusters[0].sasl"
+    assert sorted(
+        problems(changed(cluster("sasl"), {"user_names": {7: "a", "": "b", "c": "", "d": 7, "e": None}}))
+    ) == [
+        f"{path}.user_names.c: expected the name of a user (numbers need quotes), got ''",
+        f"{path}.user_names.d: expected the name of a user (numbers need quotes), got 7",
+        f"{path}.user_names.e: expected the name of a user (numbers need quotes), got nothing",
+        f"{path}.user_names['']: expected a name that logins show (numbers need quotes), got ''",
+        f"{path}.user_names[7]: expected a name that logins show (numbers need quotes), got 7",
+    ]
+    assert problems(changed(cluster("sasl"), {"user_names": ["a"]})) == [
+        f"{path}.user_names: expected a mapping, got a list"
+    ]
+
+
+def test_principals_are_the_old_form_of_users_for_logins_without_a_name():
+    old = {"principals": [{"mechanism": "GSSAPI", "user": "kerberos"}]}
+    sasl = config_of(changed(cluster("sasl"), old | {"user_names": {"a": "b"}})).virtual_clusters[0].sasl
+    assert sasl.users_by_name() == {"?GSSAPI": "kerberos", "a": "b"}
+    path = "virtual_clusters[0].sasl"
+    warned = f"{path}.principals: is old, expected user_names: {{'?GSSAPI': 'kerberos'}}"
+    assert warned in reported_warnings(changed(cluster("sasl"), old))
+    assert problems(changed(cluster("sasl"), old | {"user_names": {"?GSSAPI": "a"}})) == [
+        f"{path}: expected each name in user_names or in principals, its old form, got '?GSSAPI' in both"
+    ]
+
+
 def test_the_claims_that_name_users_come_in_an_order_and_one_may_stand_under_its_old_name():
     def sasl(**settings):
         return config_of(changed(cluster("sasl"), settings)).virtual_clusters[0].sasl
@@ -1310,6 +1342,10 @@ def test_users_of_mechanisms_that_name_theirs_are_warned_about(mechanism, expect
     found = [
         each for each in reported_warnings(data) if each.startswith("virtual_clusters[0].sasl.principals[0].mechanism")
     ]
+    assert [expected in each for each in found] == ([True] if expected else [])
+    data["virtual_clusters"][0]["sasl"] = {"user_names": {f"?{mechanism}": "u"}}
+    path = f"virtual_clusters[0].sasl.user_names['?{mechanism}']"
+    found = [each for each in reported_warnings(data) if each.startswith(path)]
     assert [expected in each for each in found] == ([True] if expected else [])
 
 

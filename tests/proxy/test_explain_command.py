@@ -89,6 +89,14 @@ def test_without_a_proxy_the_source_is_explained_with_a_message(path, free_port)
     )
 
 
+def test_without_a_proxy_the_logins_that_are_this_user_are_named_too(path):
+    config = json.loads(path.read_text())
+    config["virtual_clusters"][0]["sasl"] = {"user_names": {"AKIAIOSFODNN7EXAMPLE": "alice"}}
+    path.write_text(json.dumps(config))
+    _, out, _ = explain(path, "--user", "alice")
+    assert "\nlogins that show 'AKIAIOSFODNN7EXAMPLE' are this user, by sasl.user_names\n" in out
+
+
 def test_limits_are_shown_as_they_are_written(path):
     config = json.loads(path.read_text())
     config["virtual_clusters"][0]["quotas"]["entries"] = [
@@ -181,6 +189,7 @@ def cluster():
         node_ids=lambda: [2],
         share_of=lambda sensor: None,
         standing_of=lambda address, shadow: AddressStanding(address, 3, 4, None),
+        user_names={},
         cap_totals=lambda: [
             CapTotals("main", "", "ingress", 1_000_000, 5, 2, 1_500, 1),
             CapTotals("main", "plain", "egress", None, 5, 2, 1_500, 0),
@@ -323,6 +332,7 @@ async def test_a_token_bucket_is_shown_with_its_tokens(path):
         quotas=quotas,
         origin=Origin("main", "file", {}),
         node_ids=lambda: [1, 2],
+        user_names={},
         cap_totals=lambda: [],
         share_of=lambda sensor: None,
     )
@@ -348,6 +358,7 @@ def without_quotas(origin):
         quotas={},
         origin=origin,
         node_ids=lambda: [1],
+        user_names={},
         cap_totals=lambda: [],
     )
 

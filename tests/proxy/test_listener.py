@@ -1,7 +1,9 @@
 """Which connection is admitted first when many have come at once, on real sockets."""
 
 import asyncio
+import gc
 import socket
+from collections import Counter
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -22,9 +24,11 @@ from proxy.relay.relay_counters import RelayCounters
 from proxy.server.caps import Caps
 from proxy.server.listener import Listener
 from proxy.server.sockets import PortsTaken, accept, bind_all
+from proxy.upstream.node_socket import NodeSocket, NodeUnreachable
 from proxy.upstream.topology import NodeDirectory
 from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas
 from tests.fakes.clock import FakeClock
+from tests.relay.frames import heartbeat, heartbeaten
 from tests.relay.script import quota_manager_with
 from tests.timeouts import TIMEOUT_S
 
@@ -40,7 +44,7 @@ class House:
         clock = self.clock = FakeClock()
         self.gate = ConnectionGate(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), max_held=10), clock)
         self.gate.admission.add_virtual_cluster("main", 11, 1000)
-        upstream = SimpleNamespace(
+        upstream = self.upstream = SimpleNamespace(
             directory=NodeDirectory(),
             config=SimpleNamespace(send_proxy_protocol=False),
             open=print,
@@ -121,6 +125,51 @@ async def test_a_connection_that_may_not_be_served_yet_is_closed_with_its_reason
     house.come(GOOD)
     house.accept_all()
     assert house.opened == [GOOD]
+
+
+def alive():
+    """How many objects of connections there are; call it after Python's collector, which is then kept from running."""
+    parts = ("Connection", "Relay", "ConnectionFacts", "Stream", "TlsStream", "Login", "InFlight", "ConnectionTimeouts")
+    return Counter(name for one in gc.get_objects() if (name := type(one).__name__) in parts)
+
+
+@pytest.fixture
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("ends", ["client", "node", "proxy", "unreachable"])
+@pytest.mark.parametrize("logs_in", [True, False])
+async def test_a_closed_connection_is_freed_at_once_and_does_not_wait_for_the_collector(
+    house, no_collector, ends, logs_in
+):
+    ours, node = (house.stack.enter_context(sock) for sock in socket.socketpair())
+    ours.setblocking(False)
+    outcomes = [NodeUnreachable("no") if ends == "unreachable" else NodeSocket(ours, 0)]
+    house.upstream.open = lambda *asked: asyncio.get_running_loop().call_soon(asked[-2], outcomes.pop())
+    before = alive()
+    [client] = house.come(GOOD)
+    house.accept_all()
+    [connection] = house.listener.connections
+    if logs_in:
+        connection.facts.become(Identity("alice", "PLAIN", True))
+    client.sendall(heartbeat(1))
+    assert alive() - before
+    if ends != "unreachable":
+        assert await asyncio.to_thread(node.recv, 1_000) == heartbeat(1)
+        node.sendall(heartbeaten(1))
+        assert await asyncio.to_thread(client.recv, 1_000) == heartbeaten(1)
+    if ends == "proxy":
+        connection.give_up(CloseReason.SHUTDOWN)
+    del connection
+    client.close()
+    node.close()
+    async with asyncio.timeout(TIMEOUT_S):
+        while alive() - before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_when_a_port_is_given_to_another_node_no_client_goes_on_with_the_node_that_is_gone(house):

@@ -25,6 +25,7 @@ from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.changes import SourceUnavailable
 from quotas.fair_queue import Whose
 from quotas.sources.cluster_connection import ClusterConnection, mark_of
+from quotas.sources.cluster_faults import ConnectionFault, Fault
 from tests.certificates import Authority, server_context
 from tests.deaf import deaf_address
 from tests.fakes.clock import FakeClock
@@ -311,6 +312,41 @@ async def test_a_node_whose_address_leads_back_is_no_node_until_it_is_elsewhere(
     assert str(refused).endswith(f"node 1 is at 127.0.0.1:{node.port}: it leads back to this proxy")
     directory.learn(1, "127.0.0.9", node.port)
     assert directory.address(1) == ("127.0.0.9", node.port)
+
+
+async def test_a_node_whose_address_led_back_is_a_node_again_once_it_responds_there(node, monkeypatch):
+    """The cluster's nodes and their addresses stay the same: only what leads there has been mended."""
+    directory, mended, looked_at = node.upstream.directory, [], []
+
+    async def nodes_named_by(*_):
+        return [MetadataNode(1, "127.0.0.1", node.port)]
+
+    async def response_of(server, *_):
+        looked_at.append(server)
+        if not mended:
+            await comes_back(node, 1).reported()
+            raise ConnectionFault(server, Fault("closed", "it was closed", "upstream"))
+
+    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("proxy.upstream.discovery.response_of", response_of)
+    node.upstream.reconfigure(node.config(default_partitions=1))
+
+    async def refresh():
+        looked_at.clear()
+        assert await node.upstream.discovery._learn()
+        await node.upstream.discovery._seeing
+        return len(looked_at)
+
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert await refresh() == 1
+            assert directory.address(1) is None
+    assert [line["event"] for line in logs if "node" in line["event"]] == ["node_address_refused"]
+    mended.append(True)
+    assert await refresh() == 1
+    assert await refresh() == 1, "as any address that is new"
+    assert directory.address(1) == ("127.0.0.1", node.port)
+    assert (directory.refused, await refresh()) == ({}, 0)
 
 
 async def test_each_node_is_looked_at_once_at_each_address(node, monkeypatch):

@@ -63,6 +63,29 @@ def test_a_first_request_that_does_not_come_to_its_end(make_relay):
     assert waiter.until(60) == (11, CloseReason.REQUEST_TIMEOUT)
 
 
+def crowds(seconds, crowded_s, time_outs=TIME_OUTS):
+    """After how many seconds a request ends for which others wait in those of each ten seconds, and why."""
+    timeouts = ConnectionTimeouts()
+    for second in range(seconds):
+        waiting_for = WaitingFor.CROWDED_REQUEST if second % 10 in crowded_s else WaitingFor.REQUEST
+        if reason := timeouts.for_bytes(waiting_for, 0, False, STEP_MS, time_outs):
+            return second, reason
+    return None
+
+
+def test_a_wait_for_a_request_goes_on_when_others_begin_or_cease_to_wait_for_its_memory():
+    timed_out = CloseReason.REQUEST_TIMEOUT
+    assert crowds(60, range(0)) == crowds(60, (3, 4, 7)) == (10, timed_out)
+    assert crowds(60, range(10)) == (5, timed_out)
+    assert crowds(60, range(4, 10)) == (9, timed_out)
+    slow = TimeOuts(request_ms=60_000)
+    assert crowds(90, (0, 1, 2, 3, 4, 5), slow) == (5, timed_out)
+    assert crowds(90, (0, 1, 2), slow) == (21, timed_out)
+    assert crowds(90, (0, 2, 4), slow) == (60, timed_out)
+    assert crowds(200, (0, 1), TimeOuts()) == (41, timed_out)
+    assert crowds(200, (0, 2), TimeOuts()) is None
+
+
 @pytest.mark.parametrize("cut", [1, 5, 13, 50, 99])
 def test_a_request_that_dribbles(make_relay, cut):
     """A byte a second is no progress, and neither are other requests and responses."""

@@ -546,6 +546,33 @@ def test_the_usage_of_a_second_has_the_produces_that_were_throttled(make_relay):
     assert reported_of_throttled(script) == [[size_bytes]]
 
 
+def test_the_usage_of_a_second_begins_with_its_first_use_on_the_fast_ways_too(make_relay):
+    """A response of the second before goes out in this one, then comes the next request."""
+    script = Script(make_relay, quota_manager_with(), checks_usage=False).connected()
+    began_ms = NOW_MS - NOW_MS % 10_000 + 10_000
+    script.client(produce(1, size=90) + produce(2, size=90), began_ms + 300)
+    script.node(produced(1), began_ms + 310)
+    script.node(produced(2), began_ms + 1_050)
+    for corr, at_ms in ((3, 1_850), (4, 1_900)):
+        script.client(produce(corr, size=90), began_ms + at_ms)
+    size_bytes = len(produce(3, size=90)) - 4
+    [of_produces] = [counts for counts in script.usage() if counts.quota_type is QuotaType.PRODUCE]
+    assert [(second.at_ms, second.used) for second in of_produces.seconds] == [
+        (300, 2 * size_bytes),
+        (1_850, 2 * size_bytes),
+    ]
+
+
+def test_the_usage_of_a_second_begins_with_the_response_to_a_fetch_not_with_the_fetch(make_relay):
+    script = Script(make_relay, quota_manager_with(), checks_usage=False).connected()
+    began_ms = NOW_MS - NOW_MS % 10_000 + 10_000
+    for number in range(3):
+        script.client(fetch(number + 1), began_ms + number * 1_000 + 50)
+        script.node(fetched(number + 1, size=90), began_ms + number * 1_000 + 850)
+    [of_fetches] = [counts for counts in script.usage() if counts.quota_type is QuotaType.FETCH]
+    assert [second.at_ms for second in of_fetches.seconds] == [850, 1_850, 2_850]
+
+
 def test_a_response_whose_sensor_was_closed_meanwhile_passes(make_relay):
     script = Script(make_relay, quota_manager_with(fetch=100)).connected()
     script.client(fetch(1, max_bytes=500))

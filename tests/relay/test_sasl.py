@@ -25,6 +25,7 @@ from tests.sasl_frames import (
     handshake,
     handshaken,
     jwt,
+    msk_token,
     oauthbearer,
     plain,
     scram_first,
@@ -133,6 +134,7 @@ def test_oauthbearer(make_relay):
         (plain(b"$accessToken", jwt({"sub": "alice"}).encode()), "alice", True),
         (plain(b"$accessToken", b"opaque"), "$accessToken", False),
         (plain(b"$ConnectionString", b"Endpoint=sb://a.test"), "$ConnectionString", False),
+        (plain(b"$ConnectionString", b"Endpoint=sb://a.test;SharedAccessKeyName=send;SharedAccessKey=a"), "send", True),
         (ALICE, "alice", True),
     ],
 )
@@ -141,6 +143,79 @@ def test_by_plain_some_names_are_shared_by_all_clients(make_relay, token, user, 
     passes(script, (handshake("PLAIN"), handshaken()), (authenticate(token), authenticated()))
     assert throttled_user(script) == user
     assert [(identity.user, identity.visible) for identity in script.met] == [(user, visible)]
+
+
+ACCESS_KEY = "AKIAIOSFODNN7EXAMPLE"
+CREDENTIAL = f"{ACCESS_KEY}/20261128/eu-west-1/kafka-cluster/aws4_request"
+MSK = oauthbearer(msk_token(f"https://kafka.eu-west-1.amazonaws.com/?X-Amz-Credential={CREDENTIAL}&User-Agent=a"))
+MSK_JSON = b'{"x-amz-credential":"%s","x-amz-signature":"secret"}' % CREDENTIAL.encode()
+
+
+def test_the_access_key_in_a_signed_url_is_the_user_once_the_node_has_accepted_it(make_relay):
+    script = client_of(make_relay, ACCESS_KEY)
+    passes(script, (handshake("OAUTHBEARER"), handshaken()))
+    assert script.client(authenticate(MSK)) == authenticate(MSK)
+    assert script.facts.user == ""
+    script.node(authenticated())
+    assert throttled_user(script) == ACCESS_KEY
+    assert script.met[0].visible
+
+
+def test_a_signed_url_that_the_node_rejects_names_nobody(make_relay):
+    script = client_of(make_relay, ACCESS_KEY)
+    passes(script, (handshake("OAUTHBEARER"), handshaken()))
+    script.client(authenticate(MSK))
+    script.node(authenticated(b'{"status":"invalid_token"}'))
+    script.client(authenticate(b"\1"))
+    script.node(authenticated(error=58))
+    assert (script.facts.user, script.met) == ("", [])
+
+
+def test_the_access_key_in_the_json_of_javas_own_mechanism_is_the_user(make_relay):
+    script = client_of(make_relay, ACCESS_KEY)
+    passes(
+        script,
+        (handshake("AWS_MSK_IAM"), handshaken()),
+        (authenticate(MSK_JSON), authenticated(b'{"version":"2020_10_22","request-id":"1"}')),
+    )
+    assert script.client(produce(3)) == PROOF_ASKED
+    assert script.met == []
+    assert proves(script) == produce(3)
+    assert [(identity.user, identity.visible) for identity in script.met] == [(ACCESS_KEY, True)]
+
+
+CONNECTION_STRING = plain(b"$ConnectionString", b"Endpoint=sb://a.test;SharedAccessKeyName=send;SharedAccessKey=a")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "token", "user_names", "user"),
+    [
+        ("PLAIN", ALICE, {"alice": "team-a"}, "team-a"),
+        ("PLAIN", ALICE, {"bob": "team-a"}, "alice"),
+        ("PLAIN", ALICE, {"alice": "bob", "bob": "team-a"}, "bob"),
+        ("OAUTHBEARER", oauthbearer(jwt({"sub": "4711"})), {"4711": "team-a", "?OAUTHBEARER": "others"}, "team-a"),
+        ("OAUTHBEARER", oauthbearer(jwt({"sub": "4711"})), {"?OAUTHBEARER": "others"}, "4711"),
+        ("OAUTHBEARER", oauthbearer("opaque"), {"?OAUTHBEARER": "others"}, "others"),
+        ("OAUTHBEARER", MSK, {ACCESS_KEY: "team-a", "?OAUTHBEARER": "others"}, "team-a"),
+        ("OAUTHBEARER", MSK, {"?OAUTHBEARER": "others"}, "others"),
+        ("PLAIN", CONNECTION_STRING, {"send": "team-a", "$ConnectionString": "others"}, "team-a"),
+        ("PLAIN", CONNECTION_STRING, {"$ConnectionString": "others"}, "others"),
+        ("PLAIN", plain(b"$ConnectionString", b"a"), {"$ConnectionString": "others"}, "others"),
+        ("PLAIN", plain(b"$accessToken", b"opaque"), {"$accessToken": "others"}, "others"),
+    ],
+)
+def test_an_operator_may_set_a_user_for_the_name_that_a_login_shows(make_relay, mechanism, token, user_names, user):
+    script = client_of(make_relay, user, rules=SaslRules(user_names))
+    passes(script, (handshake(mechanism), handshaken()), (authenticate(token), authenticated()))
+    assert throttled_user(script) == user
+    assert [(identity.user, identity.visible) for identity in script.met] == [(user, True)]
+
+
+def test_a_user_that_is_set_has_its_own_rights_and_the_user_that_the_login_shows_has_none_here(make_relay):
+    script = client_of(make_relay, "team-a", rules=SaslRules({"alice": "team-a"}))
+    script.facts.listener.rights_of = lambda user: (user == "alice", user == "team-a")
+    logs_in(script)
+    assert (script.facts.may_alter, script.facts.may_describe) == (False, True)
 
 
 def test_another_claim_names_the_user(make_relay):
@@ -324,7 +399,7 @@ def test_the_proof_of_scram_names_no_other_user(make_relay):
 
 
 def test_a_name_of_an_earlier_exchange_is_forgotten(make_relay):
-    script = client_of(make_relay, "victim", rules=SaslRules({"GSSAPI": "kerberos"}))
+    script = client_of(make_relay, "victim", rules=SaslRules({"?GSSAPI": "kerberos"}))
     passes(
         script,
         (handshake("PLAIN"), handshaken()),
@@ -575,7 +650,7 @@ def test_a_mute_is_not_forgotten_for_an_authentication_and_its_response_is_not_h
 
 
 def test_gssapi_is_named_after_its_mechanism_or_by_the_operator(make_relay):
-    for rules, user in ((SaslRules(), "?GSSAPI"), (SaslRules({"GSSAPI": "kerberos"}), "kerberos")):
+    for rules, user in ((SaslRules(), "?GSSAPI"), (SaslRules({"?GSSAPI": "kerberos"}), "kerberos")):
         script = client_of(make_relay, user, rules=rules)
         passes(
             script,
@@ -639,7 +714,7 @@ def test_of_an_unknown_mechanism_a_request_of_our_own_shows_the_end(make_relay, 
 @pytest.mark.parametrize("acks", [1, 0])
 @pytest.mark.parametrize("response", [{"error": 34}, {"entries": ()}, {"error": 35}])
 def test_a_challenge_is_no_success_whatever_is_sent_behind_it(make_relay, response, acks):
-    script = client_of(make_relay, "corp", rules=SaslRules({"DIGEST-MD5": "corp"}))
+    script = client_of(make_relay, "corp", rules=SaslRules({"?DIGEST-MD5": "corp"}))
     script.facts.listener.rights_of = lambda user: (user == "corp", user == "corp")
     challenged(script)
     script.client(produce(7, size=1500, acks=acks) + produce(8, size=1500))
@@ -659,7 +734,7 @@ def test_where_sasl_is_not_demanded_a_challenge_leaves_the_user_as_it_was(make_r
 
 
 def test_a_node_that_closes_amid_an_exchange_has_accepted_no_user(make_relay):
-    script = client_of(make_relay, "corp", rules=SaslRules({"DIGEST-MD5": "corp"}))
+    script = client_of(make_relay, "corp", rules=SaslRules({"?DIGEST-MD5": "corp"}))
     challenged(script)
     script.client(produce(3, size=1500) + produce(4, size=1500))
     script.do(script.relay.on_eof(Side.NODE, 1000 * NOW_MS))
@@ -719,7 +794,7 @@ def test_a_request_behind_them_shows_that_they_are_through_and_is_charged(make_r
 
 @pytest.mark.parametrize("acks", [1, 0])
 def test_an_attacker_who_cannot_log_in_is_charged_nothing(make_relay, acks):
-    script = client_of(make_relay, "kerberos", rules=SaslRules({"GSSAPI": "kerberos"}))
+    script = client_of(make_relay, "kerberos", rules=SaslRules({"?GSSAPI": "kerberos"}))
     passes(script, (handshake("GSSAPI", version=0), handshaken()))
     script.client(bare(b"\x60junk") + produce(7, size=1500, acks=acks) + produce(8, size=1500))
     assert script.sent[Side.NODE].endswith(PROOF_ASKED)
@@ -729,7 +804,7 @@ def test_an_attacker_who_cannot_log_in_is_charged_nothing(make_relay, acks):
 
 
 def test_a_late_handshake_behind_them_does_not_change_the_user(make_relay):
-    script = client_of(make_relay, "kerberos", rules=SaslRules({"GSSAPI": "kerberos"}))
+    script = client_of(make_relay, "kerberos", rules=SaslRules({"?GSSAPI": "kerberos"}))
     gssapi(script)
     assert script.client(handshake("PLAIN", corr=5)) == handshake("PLAIN", corr=5)
     script.node(handshaken(5, error=34))
@@ -812,17 +887,29 @@ def test_a_sasl_request_that_is_too_large_is_refused_at_its_head(make_relay):
     assert script.close_reason is CloseReason.REQUEST_TOO_LARGE
 
 
-def test_no_secret_is_shown(make_relay):
+@pytest.mark.parametrize(
+    ("mechanism", "token"),
+    [
+        ("PLAIN", ALICE),
+        ("PLAIN", plain(b"$ConnectionString", b"Endpoint=sb://a.test;SharedAccessKeyName=send;SharedAccessKey=secret")),
+        ("PLAIN", plain(b"$ConnectionString", b"SharedAccessSignature sr=a&sig=secret&skn=send")),
+        ("OAUTHBEARER", oauthbearer(msk_token(f"https://a/?X-Amz-Credential={CREDENTIAL}&X-Amz-Signature=secret"))),
+        ("AWS_MSK_IAM", MSK_JSON),
+    ],
+)
+def test_no_secret_is_shown(make_relay, mechanism, token):
     script = client_of(make_relay, "alice")
     script.hold_decisions = True
-    script.client(handshake())
+    script.client(handshake(mechanism))
     script.response_asks()
     script.node(handshaken())
     script.response_asks()
-    script.client(authenticate(ALICE))
-    assert "secret" not in repr(script.asks)
+    script.client(authenticate(token))
+    secrets = ("secret", token.decode(), msk_token("secret"))
+    assert not [secret for secret in secrets if secret in repr(script.asks)]
     script.response_asks()
-    assert "secret" not in repr(script.facts.login)
+    assert not [secret for secret in secrets if secret in repr(script.facts.login)]
+    assert script.facts.login.failure.claimed_user in ("alice", "send", ACCESS_KEY)
 
 
 def test_a_client_that_hangs_up_half_way_has_no_user(make_relay):

@@ -123,6 +123,22 @@ def test_a_second_begins_with_its_first_use_and_not_with_a_throttle_before_it(me
     assert counts.seconds == (SecondOfUse(5_070, 7, 20, 0, 1),)
 
 
+def test_a_second_begins_with_its_first_use_and_not_with_bytes_before_it(meter):
+    """As relays count on their fast ways: a response of the second before goes out, and then the next request comes."""
+    produce = meter.hold(1, "alice", "etl").of(use.PRODUCE)
+    for at_ms, value in ((1_300, 5), (2_050, 0), (2_400, 0), (2_850, 7), (2_900, 1)):
+        now_us = at_ms * 1000
+        if now_us >= produce.until_us:
+            if value:
+                produce.turn_used(now_us)
+            else:
+                produce.turn(now_us)
+        produce.used += value
+    assert produce.until_us == 3 * S
+    [counts] = taken(meter)
+    assert counts.seconds == (SecondOfUse(1_300, 5), SecondOfUse(2_850, 8))
+
+
 def test_a_second_begins_where_it_began_though_the_clocks_are_compared_anew(meter):
     meter.offset_us = 1_700_000_000 * S
     produce = meter.hold(1, "alice", "etl").of(use.PRODUCE)

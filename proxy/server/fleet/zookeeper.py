@@ -171,7 +171,7 @@ class _Session:
         self.changed.clear()
         names = self._one(self._client.get_children_async(self._members, watch=self._on_watch))
         stats = self._all([self._client.exists_async(self._path(name), watch=self._watch_of(name)) for name in names])
-        there = {name: stat for name, stat in zip(names, stats, strict=True) if stat is not None}
+        there = {name: stat for name, stat in zip(names, stats, strict=True) if _is_of_a_session(stat)}
         self._check_own(there.pop(self._name, None))
         self.seen = {name: seen for name, seen in self.seen.items() if name in there}
         self.read(
@@ -206,7 +206,10 @@ class _Session:
                 self.seen[name] = _Seen(_UNREADABLE, b"", f"cannot be read: {words_for(result)}")
             else:
                 content, stat = result
-                self.seen[name] = _Seen(stat.mzxid, content or b"")
+                if _is_of_a_session(stat):
+                    self.seen[name] = _Seen(stat.mzxid, content or b"")
+                else:
+                    self.seen.pop(name, None)
 
     def _path(self, name: str) -> str:
         return f"{self._members}/{name}"
@@ -239,6 +242,11 @@ class _Session:
         if pending:
             self.heard_ms = sent_ms
         return results
+
+
+def _is_of_a_session(stat: ZnodeStat | Exception | None) -> bool:
+    """Whether a znode goes with a session, as the claims of all instances do; also if it may not be looked at."""
+    return bool(stat.ephemeralOwner) if isinstance(stat, ZnodeStat) else stat is not None
 
 
 def _zxid(stat: ZnodeStat | Exception | None) -> int:

@@ -57,6 +57,8 @@ class Forker:
         self._requests = 0
         self._forking: dict[int, asyncio.Future[tuple[int, int | None]]] = {}
         """The future of each reply that is waited for, by the number of the request."""
+        self._given_up: set[int] = set()
+        """Processes that nobody waits for, until they have ended."""
 
     @classmethod
     def start(
@@ -131,7 +133,10 @@ class Forker:
             return
         message = json.loads(data)
         if "ended" in message:
-            self.ended(message["ended"], message["status"])
+            if message["ended"] in self._given_up:
+                self._given_up.remove(message["ended"])
+            else:
+                self.ended(message["ended"], message["status"])
         else:
             self._take_reply(message, pidfds[0] if pidfds else None)
 
@@ -145,6 +150,7 @@ class Forker:
             else:
                 forking.set_exception(OSError(message["problem"]))
         elif "pid" in message:  # its request was given up
+            self._given_up.add(message["pid"])
             kill(message["pid"], pidfd)
             if pidfd is not None:
                 os.close(pidfd)

@@ -117,6 +117,10 @@ class Workers:
         self._looked_s: float | None = None
         self._missing_since: dict[int, float] = {}
         self._exits: dict[int, int] = {}
+        """The exit status of each worker that has ended and is not forgotten, by its process id."""
+        self._unheard: set[int] = set()
+        """The processes of forgotten workers whose exit status has not come yet: it is of no use any more, and another
+        process may have this id later."""
         self._is_stopping = False
         self.end_asked = asyncio.Event()
         """Whether the workers were told to end without waiting for anything of their clients."""
@@ -199,7 +203,10 @@ class Workers:
                 return
 
     def _note_exit(self, pid: int, status: int) -> None:
-        self._exits[pid] = status
+        if pid in self._unheard:
+            self._unheard.remove(pid)
+        else:
+            self._exits[pid] = status
 
     # --------------------------------------------------------------- questions
 
@@ -352,7 +359,8 @@ class Workers:
     def _forget(self, worker: Running) -> None:
         """The process has ended, and its number and descriptor may be another's."""
         worker.is_ended = True
-        self._exits.pop(worker.pid, None)
+        if self._exits.pop(worker.pid, None) is None:
+            self._unheard.add(worker.pid)
         if worker.pidfd is not None:
             os.close(worker.pidfd)
 

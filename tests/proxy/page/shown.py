@@ -45,6 +45,7 @@ class Cluster(SimpleNamespace):
             trouble=None,
             open=[("alice", "10.0.0.1")],
             fleet=None,
+            user_names={},
             share=None,
         )
 

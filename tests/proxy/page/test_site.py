@@ -158,6 +158,12 @@ async def test_an_instance_of_a_fleet_shows_its_share_and_the_fleet(site, shown)
     assert "others claim 70.0% (b&lt;i&gt;#2 70.0%)" in text
 
 
+async def test_an_explanation_names_the_logins_that_are_this_user(site, shown):
+    shown.clusters[0].user_names = {"<b>AKIA": "alice"}
+    text = (await site.get("/explain?user=alice")).text
+    assert "logins that show &#39;&lt;b&gt;AKIA&#39; are this user, by sasl.user_names" in text
+
+
 async def test_an_explanation_of_an_address_and_bad_requests(site):
     assert "open connections from 10.0.0.1" in (await site.get("/explain?ip=10.0.0.1")).text
     wrong = await site.get("/explain?ip=nonsense")

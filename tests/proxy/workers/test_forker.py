@@ -36,6 +36,10 @@ class ForkingProcess:
         self.reply(request, [pidfd], pid=process.pid)
         os.close(pidfd)
 
+    def tell_end(self, pid):
+        """Say that this process has ended."""
+        self._sock.send(json.dumps({"ended": pid, "status": 0}).encode())
+
     def end(self):
         self._sock.close()
 
@@ -59,6 +63,8 @@ def sleeper():
 
 async def test_a_late_reply_to_a_request_that_was_given_up_is_not_taken_for_the_next_one(both, sleeper):
     forker, process = both
+    ended = []
+    forker.ended = lambda pid, status: ended.append((pid, status))
     first = asyncio.create_task(forker.fork(1))
     request, worker = await process.request()
     assert worker == 1
@@ -75,6 +81,12 @@ async def test_a_late_reply_to_a_request_that_was_given_up_is_not_taken_for_the_
     forked.sock.close()
     status = await asyncio.to_thread(sleeper.wait, TIMEOUT_S)
     assert status == -signal.SIGKILL, "nobody waits for that worker any more"
+    for pid in (sleeper.pid, forked.pid):
+        process.tell_end(pid)
+    async with asyncio.timeout(TIMEOUT_S):
+        while not ended:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+    assert ended == [(forked.pid, 0)]
 
 
 async def test_two_requests_may_be_under_way(both):

@@ -150,6 +150,22 @@ async def refuse_to_fork():
     raise OSError("no more processes")
 
 
+async def test_an_exit_that_is_reported_late_is_of_no_worker(processes, monkeypatch):
+    """Another process may have the same id later: it must not be taken for one that has ended."""
+    monkeypatch.setattr(group, "_END_S", 0.0)
+    monkeypatch.setattr(processes, "ended", lambda *_: None)
+    pair = Group(processes)
+    await pair.workers.start()
+    late, processes.ended = processes.ended, lambda *_: None
+    processes.workers[0].link.close()
+    await until(lambda: len(processes.workers) == 3 and len(pair.serving()) == 2)
+    late(1, 9)
+    assert pair.workers._exits == {}
+    late(1, 9)
+    assert pair.workers._exits == {1: 9}
+    await pair.workers.stop(0.1)
+
+
 @pytest.mark.parametrize("fails", [Worker.hang, lambda worker: refuse()], ids=["hangs", "fails"])
 async def test_a_worker_that_does_not_take_up_a_configuration_is_replaced_by_one_that_begins_with_it(
     processes, monkeypatch, fails
