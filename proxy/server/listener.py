@@ -76,6 +76,7 @@ class Listener:
         self._gate = gate
         sharing = sharing or Sharing()
         self.decision_turns = sharing.decision_turns
+        self.alteration_turns = book.alteration_turns
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, listener=config.name)
         self._reported_of_sasl = False
         self._ends = ConnectionEnds(self.key, gate.log, closed)

@@ -8,7 +8,6 @@ from quotas.changes import Limit, limit_of, scope_of
 from quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, QuotaKey, Scope
 from quotas.limits import valid_limit
 
-
 _NOT_WRITTEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """What is raised for JSON that `entry_form` does not write."""
 

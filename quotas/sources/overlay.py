@@ -12,7 +12,7 @@ for the default. `limit` is what was set, null where the key was removed; `over`
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 

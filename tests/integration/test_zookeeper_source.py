@@ -200,7 +200,7 @@ def test_wrong_values_keep_their_last_good_quotas_and_disturb_no_others(zookeepe
         "huge": b'{"version":1,"config":{"x":"' + b"y" * 1_000_000 + b'"}}',
     }
     good = {"producer_byte_rate": "1", "request_percentage": "2"}
-    read = dict.fromkeys(("no-json", "no-config", "huge"), {PRODUCE: 1, REQUEST: 2})
+    read = {user: {PRODUCE: 1, REQUEST: 2} for user in ("no-json", "no-config", "huge")}
     read |= {"number": {PRODUCE: 1}, "zero": {PRODUCE: 1}, "word": {PRODUCE: 9, REQUEST: 2}}
     for user in nonsense:
         put(kazoo, f"{chroot}/config/users/{user}", written(good))

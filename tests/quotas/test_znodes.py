@@ -338,8 +338,8 @@ def test_each_wrong_value_and_each_unknown_key_of_a_node_is_reported():
     assert nodes.problems == {
         f"{PLACE}/users/alice": "expected producer_byte_rate to be a whole number of at most 9223372036854775807, "
         "got 'x'; the last good quota stays in force. expected scope to be node or cluster, got 'all'; the scope "
-        "cluster is in force. expected 'y' to be a string, got a number; nothing is in force for it. ignored, for it is "
-        "no quota of user=alice: 'produser_byte_rate'"
+        "cluster is in force. expected 'y' to be a string, got a number; nothing is in force for it. ignored, for it "
+        "is no quota of user=alice: 'produser_byte_rate'"
     }
 
 

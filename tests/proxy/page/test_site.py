@@ -242,6 +242,7 @@ async def test_open_pages_leave_connections_for_others(shown):
             await stack.enter_async_context(site.session.get("/live"))
         refused = await site.get("/live")
         assert (refused.status, refused.headers["Connection"]) == (503, "close")
+        assert refused.headers["Retry-After"] == "1"
         assert (await site.get("/explain")).status == 200
 
 
