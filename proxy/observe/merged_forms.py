@@ -138,6 +138,7 @@ def merged_explanation(pages: Mapping[str, ExplanationPage]) -> ExplanationPage:
     caps = [cap for page in pages.values() for cap in page["caps"]]
     return {
         **first,
+        "throttled": any(page["throttled"] for page in pages.values()),
         "quotas": [
             _explanation(forms, workers) for forms in zip(*(page["quotas"] for page in pages.values()), strict=False)
         ],

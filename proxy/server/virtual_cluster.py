@@ -7,6 +7,7 @@ from pathlib import Path
 
 from proxy.clock import Clock
 from proxy.config.settings import UsageConfig, VirtualClusterConfig, pinned_costs
+from proxy.decisions.client_ids import measured_client_id
 from proxy.gate.address_quotas import AddressQuotas
 from proxy.gate.admission import AddressStanding
 from proxy.gate.connection_gate import ConnectionGate
@@ -39,6 +40,7 @@ from quotas.changes import Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
 from quotas.connection_quotas import RateKey
 from quotas.entities import plain_ip
+from quotas.explain import Client
 from quotas.limits import UNLIMITED
 from quotas.quota_table import QuotaTable
 from quotas.records.traced_sensors import TracedBuckets, TracedSensors
@@ -151,6 +153,8 @@ class VirtualCluster:
 
     def set_rules(self, config: VirtualClusterConfig) -> None:
         """Apply the settings of quotas, throttling, byte caps, SASL, connections and listeners."""
+        self.is_one_of_several = config.is_one_of_several
+        """Whether other instances serve clients with the same quotas."""
         self.book.refuses_while_unknown = config.quotas.when_unknown == "refuse"
         self.quota_manager.costs.pin(pinned_costs(config.quotas))
         self.caps.set(config.caps)
@@ -227,6 +231,15 @@ class VirtualCluster:
     def peers(self) -> Iterator[tuple[str, str]]:
         """The user and the address of each open connection."""
         return (peer for listener in self.listeners for peer in listener.peers())
+
+    def clients(self) -> Iterator[Client]:
+        """The client of each open connection that has sent a request, with its address."""
+        table = self.quota_manager.table
+        return (
+            Client(user, measured_client_id(client_id, table), address)
+            for listener in self.listeners
+            for user, client_id, address in listener.clients()
+        )
 
     def cap_totals(self) -> Iterator[CapTotals]:
         """The totals of each byte cap. The listener is "" for the caps of the whole virtual cluster."""

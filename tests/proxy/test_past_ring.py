@@ -11,6 +11,7 @@ from types import MappingProxyType
 import pytest
 
 from common.private_directory import DirectoryUnusable
+from proxy.observe.known_clients import Names
 from proxy.observe.last_throttles import PastThrottle
 from proxy.observe.past.look_up import Past, Trace
 from proxy.observe.past.moments import NotHeld, second_text
@@ -20,7 +21,6 @@ from proxy.observe.past.segments import SEGMENTS
 from proxy.observe.throttled_line import ThrottledLine
 from quotas.changes import NO_QUOTAS, Limit, following, tables_of
 from quotas.entities import Entity, QuotaKey, QuotaType, SensorTags
-from quotas.explain import Client
 from quotas.records.usage_record import TraceEvent
 
 BEGIN = 1_764_072_000
@@ -93,7 +93,7 @@ def written_until(directory, second):
 
 
 def explained(past, second, client_id="etl", user="alice", now=None):
-    form = past.explained("main", Client(user, client_id), second_text(second), now or second + 60)
+    form = past.explained("main", Names(user, client_id), second_text(second), now or second + 60)
     return form, next(of_quota for of_quota in form["quotas"] if of_quota["quota"] == PRODUCE.text)
 
 
@@ -264,7 +264,7 @@ def test_quotas_that_need_more_than_half_a_segment_are_left_out_and_that_is_said
     ring = ring_in(directory)
     ring.put_quotas(in_force(BEGIN, **{os.urandom(200).hex(): 1 for _ in range(4_000)}))
     ring.put_seconds(throttled(BEGIN))
-    form = past.explained("main", Client("alice", "etl"), second_text(BEGIN), BEGIN + 9)
+    form = past.explained("main", Names("alice", "etl"), second_text(BEGIN), BEGIN + 9)
     assert form["quotas"] == []
     [note] = form["notes"]
     assert note.startswith("the quotas of this time were not kept")

@@ -18,8 +18,9 @@ from proxy.observe.api import (
     routes_of,
 )
 from proxy.observe.endpoints import Parameters
-from proxy.observe.explained import Origin
+from proxy.observe.explained import Origin, explained_together
 from proxy.observe.forms import CapsPage, CostsPage, ExplanationPage, QuotasPage, ThrottledPage
+from proxy.observe.known_clients import merged_clients
 from proxy.observe.merged_forms import merged_caps, merged_costs, merged_explanation, merged_throttled
 from proxy.observe.page.history import History, Moment
 from proxy.observe.page.merged_facts import MERGED, merged_hits
@@ -35,8 +36,10 @@ from quotas.sources.source import Source
 class ClusterOfWorkers:
     """A virtual cluster of which the workers serve the clients."""
 
-    def __init__(self, name: str, store: QuotaStore, source: Source) -> None:
+    def __init__(self, name: str, store: QuotaStore, source: Source, *, is_one_of_several: bool) -> None:
         self.name = name
+        self.is_one_of_several = is_one_of_several
+        """Whether other instances, beside the workers of this one, serve clients with the same quotas."""
         self._store = store
         self._source = source
 
@@ -80,7 +83,13 @@ class AnswersOfWorkers:
         """The quotas of a client, why they apply, and what is measured of it."""
         if wanted.at is not None:
             raise web.HTTPNotFound(text="at: nothing is held of the past, as history.directory is not set")
-        return merged_explanation(await self._answers("explain", wanted))
+        if wanted.names.client is not None:
+            return merged_explanation(await self._answers("explain", wanted))
+        cluster = named_cluster(self.clusters, wanted.virtual_cluster)
+        known = merged_clients(list((await self._answers("clients", wanted)).values()))
+        clients, notes = known.explained(wanted.names, cluster.is_one_of_several)
+        pages = [merged_explanation(await self._answers("explain", wanted.of(client))) for client in clients]
+        return explained_together(pages, known.more, notes)
 
     async def quotas(self, wanted: QuotasWanted) -> QuotasPage:
         """The quotas in force, entity by entity."""

@@ -68,6 +68,7 @@ class SuppliedCluster:
 
     def __init__(self, config: VirtualClusterConfig, config_path: Path, clock: Clock, metrics: Metrics) -> None:
         self.name = config.name
+        self.is_one_of_several = config.is_one_of_several
         self.source = source_of(config, config_path)
         self.store = QuotaStore(
             config.name,
@@ -119,7 +120,11 @@ class Supervisor:
         """The exit status of the process."""
         self._readiness = Readiness(self.not_ready)
         answers = AnswersOfWorkers(
-            self._workers, [ClusterOfWorkers(each.name, each.store, each.source) for each in self._clusters]
+            self._workers,
+            [
+                ClusterOfWorkers(each.name, each.store, each.source, is_one_of_several=each.is_one_of_several)
+                for each in self._clusters
+            ],
         )
         self._shown = PageOfWorkers(config, answers, self._workers, clock, self.not_ready)
         self._page = StatusPage(self._shown, answers.explain, *bounds_of(config))

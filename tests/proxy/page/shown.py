@@ -15,6 +15,7 @@ from proxy.relay.actions import CloseReason, Throttled
 from quotas.changes import Limit, tables_of
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.explain import Client
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
 from quotas.sources.source import SourceState
@@ -46,6 +47,8 @@ class Cluster(SimpleNamespace):
             open=[("alice", "10.0.0.1")],
             fleet=None,
             share=None,
+            is_one_of_several=False,
+            client_ids={},
         )
 
     def node_ids(self):
@@ -56,6 +59,9 @@ class Cluster(SimpleNamespace):
 
     def peers(self):
         return iter(self.open)
+
+    def clients(self):
+        return [Client(user, self.client_ids.get(user, "etl"), address) for user, address in self.open]
 
     def health(self):
         return ClusterHealth(

@@ -64,7 +64,7 @@ def explained(*uses, notes=(), throttles=()):
         "use": list(uses),
         "throttles": list(throttles),
     }
-    return {"virtual_cluster": "main", "quotas": [quota], "node_throttles": [], "caps": []}
+    return {"virtual_cluster": "main", "quotas": [quota], "node_throttles": [], "caps": [], "throttled": False}
 
 
 def use(node_id, rate, limit, debt_ms=0):

@@ -317,10 +317,8 @@ def test_of_a_file_with_mistakes_all_else_is_used_and_the_file_is_kept_aside(pat
     run_once(ALICE, path)
     [(alice, limits)] = ALICE.items()
     good = path.read_text().removesuffix("\n]}\n")
-    text = (
-        good + ',\n{"entity": {"user": "a"}, "limits": {%s, "consumer_byte_rate": {"value": 7, "layer": "x"}}}' % limit
-    )
-    path.write_text(text + ',\n{"entity": {"group": "g"}, "limits": {}}\n]}\n')
+    wrong = f'{{"entity": {{"user": "a"}}, "limits": {{{limit}, "consumer_byte_rate": {{"value": 7, "layer": "x"}}}}}}'
+    path.write_text(f'{good},\n{wrong},\n{{"entity": {{"group": "g"}}, "limits": {{}}}}\n]}}\n')
     content, inner = path.read_bytes(), Inner()
     aside = path.with_name("last-good.json.damaged")
     with started(inner, path) as source:
