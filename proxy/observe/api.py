@@ -65,8 +65,6 @@ class Cluster(throttled_now.Cluster, Protocol):
     """What the API needs of a virtual cluster."""
 
     last_throttles: LastThrottles
-    is_one_of_several: bool
-    """Whether other instances serve clients with the same quotas."""
 
     def clients(self) -> Iterable[Client]:
         """The client of each open connection that has sent a request, with its address."""

@@ -250,6 +250,15 @@ class ThrottledPage(TypedDict):
     quotas_unknown: list[OriginForm]
     """The virtual clusters whose quotas are not known yet."""
 
+    connections: int
+    """How many connections of clients are open."""
+
+    entities: int
+    """How many entities have quotas that throttle; shadow quotas do not."""
+
+    other_instances: bool
+    """Whether other instances serve clients with the same quotas: their clients are not in this response."""
+
 
 class ClientForm(TypedDict):
     """The client that is explained."""

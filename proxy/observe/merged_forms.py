@@ -108,6 +108,7 @@ def merged_throttled(pages: Sequence[ThrottledPage], sort: str, most: int) -> Th
         "clients": max(clients - twice, len({(line["user"], line["client_id"]) for line in merged})),
         "total": total - twice,
         "more": total - twice - len(merged),
+        "connections": sum(page["connections"] for page in pages),
         "throttled": merged,
     }
 

@@ -221,6 +221,12 @@ class VirtualCluster:
         """All open connections."""
         return (connection for listener in self.listeners for connection in list(listener.connections))
 
+    @property
+    def open_connections(self) -> int:
+        """How many connections of clients are open."""
+        counters = (each for listener in self.listeners for each in listener.relays.counters.values())
+        return sum(each.connections_open for each in counters)
+
     def nodes(self) -> Iterator[NodeState]:
         """The nodes that the cluster has or had."""
         directory = self.upstream.directory

@@ -135,6 +135,33 @@ def test_a_second_is_explained_with_the_quotas_of_its_time(directory, past):
     assert explained(past, BEGIN + 1, user="bob")[1]["rule"]["limit"] == 7
 
 
+def test_a_client_id_alone_is_explained_for_those_who_were_throttled_with_it(directory, past):
+    ring = ring_in(directory)
+    ring.put_quotas(in_force(BEGIN - 100, alice=1000, bob=7))
+    many = [line("etl", Entity(f"u{i:02}"), f"u{i:02}", muted_ms=1) for i in range(20)]
+    ring.put_seconds(throttled(BEGIN, line("etl", Entity("bob"), "bob", muted_ms=900), line(), line("web"), *many))
+    ring.close_segment()
+    form = past.explained("main", Names(client_id="etl"), second_text(BEGIN), BEGIN + 60)
+    assert [each["client"]["user"] for each in (form, *form["others"])] == [
+        "bob",
+        "alice",
+        *(f"u{i:02}" for i in range(8)),
+    ]
+    assert (form["more"], form["notes"]) == (12, [])
+    for each, limit, muted_ms in ((form, 7, 900), (form["others"][0], 1000, 800)):
+        [produce] = [of_quota for of_quota in each["quotas"] if of_quota["quota"] == PRODUCE.text]
+        assert produce["rule"]["limit"] == limit
+        assert produce["throttled"][0]["throttled_ms"] == muted_ms
+    [other] = past.explained("main", Names(user="alice"), second_text(BEGIN), BEGIN + 60)["others"]
+    assert other["client"]["client_id"] == "web"
+    nobody = past.explained("main", Names(client_id="app"), second_text(BEGIN), BEGIN + 60)
+    assert nobody["client"] == {"user": "ANONYMOUS", "client_id": "app", "ip": None}
+    assert nobody["notes"] == [
+        "no client with client_id='app' was throttled then, and it is not kept who else was connected: what follows is "
+        "for the user ANONYMOUS (clients that do not log in)"
+    ]
+
+
 def test_a_quota_that_comes_just_after_the_second_with_which_a_segment_begins_is_not_of_it(directory, past):
     ring = ring_in(directory)
     ring.put_quotas(in_force(BEGIN - 100, alice=1000))

@@ -104,7 +104,9 @@ class AnswersOfWorkers:
         if wanted.at is not None:
             raise web.HTTPNotFound(text="at: nothing is held of the past, as history.directory is not set")
         pages = list((await self._answers("throttled", wanted)).values())
-        return merged_throttled(pages, wanted.sort, wanted.limit)
+        clusters = [each for each in self.clusters.values() if wanted.virtual_cluster in (None, each.name)]
+        others = any(cluster.is_one_of_several for cluster in clusters)
+        return {**merged_throttled(pages, wanted.sort, wanted.limit), "other_instances": others}
 
 
 class PageOfWorkers:

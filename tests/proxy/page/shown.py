@@ -48,6 +48,7 @@ class Cluster(SimpleNamespace):
             fleet=None,
             share=None,
             is_one_of_several=False,
+            open_connections=4,
             client_ids={},
         )
 

@@ -48,6 +48,9 @@ def throttled(*lines, total=None):
         "more": total - len(lines),
         "throttled": list(lines),
         "quotas_unknown": [],
+        "connections": 3,
+        "entities": 2,
+        "other_instances": False,
     }
 
 
