@@ -1,4 +1,4 @@
-"""What the supervisor answers for several workers: an explanation of all clients that fit, whichever worker has them."""
+"""What the supervisor answers for several workers: all clients that fit, whichever worker has them."""
 
 from types import SimpleNamespace
 
