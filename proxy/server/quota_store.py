@@ -110,6 +110,11 @@ class QuotaStore:
             self._known = self.source.state.known and self.source.quotas is self.quotas
         return self._known
 
+    @property
+    def problems_to_report(self) -> int:
+        """How many problems the source has; 0 if another process reports them."""
+        return len(self.problems) if self._reports else 0
+
     def may_serve(self) -> bool:
         """Whether connections may come: as long as the quotas are not known, the configuration says so."""
         return not self.refuses_while_unknown or self.known

@@ -205,6 +205,7 @@ class VirtualCluster:
             None if self.fleet is None else self.fleet.totals(),
             [str(server) for server in self.upstream.discovery.silent],
             [f"node {node_id} is not connected to at {why}" for node_id, why in directory.refused.items()],
+            self.book.problems_to_report,
         )
 
     @property

@@ -5,7 +5,6 @@ from typing import Any
 
 from aiohttp import web
 
-from common.duties import troubles
 from proxy.clock import Clock
 from proxy.config.settings import Config
 from proxy.observe.api import (
@@ -119,6 +118,7 @@ class PageOfWorkers:
         workers: Workers,
         clock: Clock,
         not_ready: Callable[[], Sequence[str]],
+        remarks: Callable[[], Sequence[str]],
     ) -> None:
         self.name = config.usage.instance or own_name()
         self.clusters: Sequence[str] = list(answers.clusters)
@@ -126,6 +126,7 @@ class PageOfWorkers:
         self._answers = answers
         self._workers = workers
         self._not_ready = not_ready
+        self._remarks = remarks
         self._latest: dict[str, Facts] = {}
         """The facts of sections when a worker answered last."""
         self._ended = _nothing()
@@ -145,8 +146,8 @@ class PageOfWorkers:
     async def facts(self, section: Section) -> Facts:
         """The present facts of a section, of the workers that answer in time."""
         if section.name == "state":
-            remarks = [*self._workers.remarks(), *troubles()]
-            return {"reasons": list(self._not_ready()), "remarks": remarks, "at_ms": self.clock.epoch_ms()}
+            facts = {"reasons": list(self._not_ready()), "remarks": list(self._remarks())}
+            return {**facts, "at_ms": self.clock.epoch_ms()}
         if section.name == "hour":
             return hour_facts(self.history)
         if answers := list((await self._workers.ask("facts", section.name)).values()):
