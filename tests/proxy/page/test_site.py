@@ -197,7 +197,7 @@ async def test_what_is_left_empty_in_the_form_is_not_asked_for(site):
 async def test_a_search_leads_to_the_one_client_that_is_meant_or_lists_several(site, shown):
     shown.clusters[0].open = [("carol", "10.1.2.3"), ("dora", "10.1.2.4")]
     one = await site.get("/search", params={"q": "carol"}, allow_redirects=False)
-    assert (one.status, one.headers["Location"]) == (303, "/explain?virtual_cluster=main&user=carol")
+    assert (one.status, one.headers["Location"]) == (303, "/explain?virtual_cluster=main&user=carol&client_id=etl")
     several = await site.get("/search", params={"q": "10.1.2"})
     assert "10.1.2.3" in several.text
     assert "10.1.2.4" in several.text
