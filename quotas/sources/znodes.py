@@ -536,7 +536,9 @@ class EntityNodes:
         if content.unknown:
             unknown = ", ".join(map(_shown, content.unknown[:_MOST_SHOWN]))
             problems.append(f"ignored, for it is no quota of {entity}: {unknown}")
-        return _Node(limits, ". ".join(problems[:_MOST_SHOWN]))
+        if (more := len(problems) - _MOST_SHOWN) > 0:
+            problems[_MOST_SHOWN:] = [f"and {more} more"]
+        return _Node(limits, ". ".join(problems))
 
     def _put(self, path: str, entity: Entity, new: _Node) -> None:
         """Replace what a node says, and choose anew which node counts for its entity."""

@@ -343,6 +343,15 @@ def test_each_wrong_value_and_each_unknown_key_of_a_node_is_reported():
     }
 
 
+def test_of_very_many_wrong_values_some_are_reported_and_the_others_counted():
+    nodes = EntityNodes(PLACE)
+    nodes.take("users/alice", written({f"x{i}": i for i in range(1_000)} | {"producer_byte_rate": "5"}))
+    assert nodes.quotas == {ALICE: limits(producer_byte_rate=5)}
+    [problem] = nodes.problems.values()
+    assert problem.endswith(". and 996 more")
+    assert len(problem) < 500
+
+
 def test_an_alteration_repairs_the_wrong_values_of_its_node_and_keeps_the_others():
     nodes = EntityNodes(PLACE)
     nodes.take("users/alice", node(producer_byte_rate="1"))
