@@ -82,7 +82,6 @@ class QuotaStore:
         self._preparing = ThreadPoolExecutor(1, "quota-tables")
         """Separate from `_threads`, which may be blocked by a source."""
         self._taking_up = asyncio.Lock()
-        self._stopping = False
         self._duty = Duty("putting quotas in force", virtual_cluster)
         self._is_due = asyncio.Event()
         """The source may have something that is not in force."""
@@ -139,7 +138,6 @@ class QuotaStore:
 
     async def stop(self) -> None:
         """Wait until alterations under way are written, then stop the source."""
-        self._stopping = True
         if self._alterations_under_way:
             await asyncio.wait(self._alterations_under_way)
         if self._taking_up_again is not None:
