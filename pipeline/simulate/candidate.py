@@ -132,9 +132,11 @@ def load_with_checksum(path: AnyPath) -> tuple[Candidate, str]:
 
 def _of_state_file(content: bytes, path: AnyPath) -> Candidate:
     try:
-        overlay = parse_overlay(content)
+        overlay, wrong = parse_overlay(content)
     except DamagedOverlay as error:
         raise Problems([Problem(str(path), str(error))]) from error
+    if wrong:
+        raise Problems([Problem(str(path), f"{place}: {problem}") for place, problem in wrong.items()])
     entries = {
         entity: Entry(
             {key: change.limit for key, change in changed.limits.items() if change.limit is not None},

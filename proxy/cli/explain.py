@@ -25,19 +25,33 @@ from proxy.config.problems import ConfigErrors
 from proxy.config.settings import VirtualClusterConfig
 from proxy.decisions.client_ids import measured_client_id
 from proxy.observe.explained import Cap, Form, Observed, Origin, explained_form, share_text
+from proxy.observe.known_clients import Names
 from proxy.observe.past.look_up import Past
 from quotas.changes import tables_of
 from quotas.entities import is_ip
-from quotas.explain import Client
 from quotas.explain import explain as explain_client
 
 
 @click.command()
 @config_option
 @virtual_cluster_option
-@click.option("--user", default="ANONYMOUS", show_default=True, help="The user of the client.")
-@click.option("--client-id", default="", help="The client-id of the client; empty by default.")
-@click.option("--ip", metavar="ADDRESS", help="The address of the client.")
+@click.option(
+    "--user",
+    metavar="NAME",
+    help="The user of the client; ANONYMOUS for a client that does not log in. Without it, those users are explained "
+    "who are connected or measured with the client-id.",
+)
+@click.option(
+    "--client-id",
+    metavar="NAME",
+    help="The client-id of the client, '' for an empty one. Without it, the client-ids of the user are explained.",
+)
+@click.option(
+    "--ip",
+    metavar="ADDRESS",
+    help="The address of the client. Without a user or a client-id, the clients are explained that are connected from "
+    "there.",
+)
 @click.option(
     "--at",
     metavar="TIME",
@@ -49,8 +63,8 @@ from quotas.explain import explain as explain_client
 def explain(
     path: Path,
     virtual_cluster: str | None,
-    user: str,
-    client_id: str,
+    user: str | None,
+    client_id: str | None,
     ip: str | None,
     at: str | None,
     way: Way,
@@ -58,16 +72,17 @@ def explain(
 ) -> None:
     """Explain which quotas bind a client, which have lower precedence, who shares them, and how much is used.
 
+    Options that fit several clients explain up to ten of them, throttled ones first.
+
     Asks the running proxy at the configured admin address. If no proxy answers, the explanation comes from the source
     of the quotas alone, without measurements; that of the past comes from the files in history.directory. While the
     quotas are not known yet, it says so and ends with 1.
     """
     config = load(path)
     cluster = cluster_of(config, virtual_cluster)
-    client = _client(user, client_id, ip)
-    optional = {"ip": ip, "at": at}
-    parameters = {"virtual_cluster": cluster.name, "user": user, "client_id": client_id}
-    parameters |= {name: value for name, value in optional.items() if value is not None}
+    names = _names(user, client_id, ip)
+    given = {"virtual_cluster": cluster.name, **names._asdict(), "at": at}
+    parameters = {name: value for name, value in given.items() if value is not None}
     form: Form
     try:
         form = ask(config.admin, path, "explain", parameters, way)
@@ -76,9 +91,9 @@ def explain(
             click.echo(
                 f"no proxy answers at {error}: this is from the source alone, without what is measured", err=True
             )
-            form = _from_source(cluster, path, client)
+            form = _from_source(cluster, path, names)
         else:
-            form = from_history(config, error, partial(_explained, cluster.name, client, at))
+            form = from_history(config, error, partial(_explained, cluster.name, names, at))
     except ProxyRefuses as error:
         refuse(str(error), REFUSED)
     except ConfigErrors as error:
@@ -92,16 +107,20 @@ def explain(
         refuse(f"the quotas of {cluster.name} {when}", REFUSED)
 
 
-def _client(user: str, client_id: str, ip: str | None) -> Client:
-    if not user:
+def _names(user: str | None, client_id: str | None, ip: str | None) -> Names:
+    if user == "":
         refuse("--user: expected a name, got an empty one")
     if ip is not None and not is_ip(ip):
         refuse(f"--ip: expected an IP address, got {ip!r}")
-    return Client(user, client_id, ip)
+    return Names(user, client_id, ip)
 
 
-def _from_source(cluster: VirtualClusterConfig, path: Path, client: Client) -> Form:
+def _from_source(cluster: VirtualClusterConfig, path: Path, names: Names) -> Form:
     """The explanation from the quotas alone. Ends the process if they cannot be read."""
+    client, notes = names.client, []
+    if client is None:
+        client, note = names.stand_in("without a proxy it is not known which clients are connected")
+        notes = [note]
     with opened_source(cluster, path) as source:
         if warn_of_problems(source, cluster, path):
             refuse(f"the quotas of {cluster.name} cannot be read now", REFUSED)
@@ -111,11 +130,13 @@ def _from_source(cluster: VirtualClusterConfig, path: Path, client: Client) -> F
         origin = Origin(cluster.name, source.name, source.problems, source.state.known)
         explanations = explain_client(source.quotas, tables, client, known=origin.known)
     reported = [(explanation, Observed()) for explanation in explanations]
-    return explained_form(origin, client, reported, (), None, _caps(cluster), cluster.sasl.users_by_name())
+    return explained_form(
+        origin, client, reported, (), None, _caps(cluster), user_names=cluster.sasl.users_by_name(), notes=notes
+    )
 
 
-def _explained(cluster: str, client: Client, at: str, past: Past) -> Form:
-    return past.explained(cluster, client, at, time.time())
+def _explained(cluster: str, names: Names, at: str, past: Past) -> Form:
+    return past.explained(cluster, names, at, time.time())
 
 
 def _caps(cluster: VirtualClusterConfig) -> Iterator[Cap]:
@@ -129,23 +150,43 @@ def _caps(cluster: VirtualClusterConfig) -> Iterator[Cap]:
 
 
 def _lines(form: Form) -> Iterator[str]:
-    client = form["client"]
-    parts = [
-        f"{part}={printable(repr(client[part]))}" for part in ("user", "client_id", "ip") if client[part] is not None
-    ]
-    yield f"virtual cluster {form['virtual_cluster']}, source {form['source']}{_at(form)}: {', '.join(parts)}"
+    others, more = form.get("others", ()), form.get("more", 0)
+    yield f"virtual cluster {form['virtual_cluster']}, source {form['source']}{_at(form)}: {_client(form)}"
     yield from form.get("notes", ())
-    for reported in form["quotas"]:
+    if others:
+        which = "those that were muted for longest" if "at" in form else "throttled ones, then those that are connected"
+        yield f"{1 + len(others) + more} clients fit, first {which}"
+    yield from _client_lines(form, "no limit" if _is_known(form) else "not known yet")
+    for other in others:
         yield ""
-        yield from _quota_lines(reported, "no limit" if _is_known(form) else "not known yet")
+        yield f"{_client(other)}"
+        yield from _client_lines(other, "no limit" if _is_known(form) else "not known yet")
+    if more:
+        yield ""
+        yield f"and {more} more {'client' if more == 1 else 'clients'}: --user and --client-id choose one"
     if form.get("caps"):
         yield ""
         yield "bytes/s of all clients together, beyond which reads wait and no client is throttled:"
         yield from (f"  {_cap(cap)}" for cap in form["caps"])
-    for line in form.get("node_throttled", ()):
+
+
+def _client(explained: Form) -> str:
+    """The names of a client, and whether it is throttled now."""
+    client = explained["client"]
+    parts = [
+        f"{part}={printable(repr(client[part]))}" for part in ("user", "client_id", "ip") if client[part] is not None
+    ]
+    return f"{', '.join(parts)}{', throttled now' if explained.get('throttled') else ''}"
+
+
+def _client_lines(explained: Form, without_rule: str) -> Iterator[str]:
+    for reported in explained["quotas"]:
+        yield ""
+        yield from _quota_lines(reported, without_rule)
+    for line in explained.get("node_throttled", ()):
         yield ""
         yield throttled_by_node(line)
-    for past in form["node_throttles"]:
+    for past in explained.get("node_throttles", ()):
         yield ""
         yield f"throttled by node {past['node_id']} itself {_when(past)}"
 

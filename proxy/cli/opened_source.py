@@ -34,9 +34,11 @@ def opened_source(cluster: VirtualClusterConfig, path: Path) -> Iterator[Source]
 def warn_of_problems(source: Source, cluster: VirtualClusterConfig, path: Path) -> bool:
     """Print the problems of a source on standard error. Returns True if its quotas may not be those in force."""
     state_file = cluster.quotas.state_file
-    itself = (source.name, str(path.parent / state_file)) if state_file else (source.name,)
     print_problems(source.problems)
-    return any(place.startswith(itself) for place in source.problems)
+    return any(
+        place.startswith(source.name) or (state_file and place == str(path.parent / state_file))
+        for place in source.problems
+    )
 
 
 def print_problems(problems: Mapping[str, str]) -> None:

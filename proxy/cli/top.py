@@ -137,13 +137,32 @@ def _lines(form: Form, several_clusters: bool) -> Iterator[str]:
         yield _unknown(origin)
     one, several, when = ("was", "were", f"at {form['at']}") if "at" in form else ("is", "are", "now")
     if not form["total"]:
-        yield f"no client {one} throttled {when}"
+        yield f"no client {one} throttled {when}{_why_none(form)}"
         return
     clients = f"1 client {one}" if form["clients"] == 1 else f"{form['clients']} clients {several}"
     yield f"{clients} throttled {when}, sorted by {form['sort']}"
     yield from _table([_CLUSTER, *_COLUMNS] if several_clusters else _COLUMNS, form["throttled"])
     if form["more"]:
         yield f"and {form['more']} more {'line' if form['more'] == 1 else 'lines'} (--limit)"
+
+
+def _why_none(form: Form) -> str:
+    """Why no client is throttled now, as far as the proxy says it; of the past, and of an earlier version, nothing."""
+    if "connections" not in form:
+        return ""
+    why = []
+    if not form["connections"]:
+        why.append("no client is connected")
+    if not form["entities"] and not form["quotas_unknown"]:
+        why.append("no quota is in force")
+    if not why:
+        one = form["connections"] == 1
+        why.append(
+            f"{form['connections']} {'connection is' if one else 'connections are'} open, all within their quotas"
+        )
+    if form["other_instances"]:
+        why.append("clients of other instances are shown there")
+    return f": {'; '.join(why)}"
 
 
 def _unknown(origin: Form) -> str:

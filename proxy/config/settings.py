@@ -650,6 +650,11 @@ class VirtualClusterConfig(Settings):
     fleet: FleetConfig | None = None
     """The other instances that serve this virtual cluster. Without it, each instance enforces whole limits."""
 
+    @property
+    def is_one_of_several(self) -> bool:
+        """Whether other instances serve clients with the same quotas."""
+        return self.fleet is not None or self.quotas.instances > 1
+
     @model_validator(mode="before")
     @classmethod
     def _demand_sasl_as_of_us(cls, data: Any) -> Any:

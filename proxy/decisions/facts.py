@@ -98,6 +98,11 @@ class ConnectionFacts:
         return Whose(entity_of(user, self.address), id(self) if self._client_id is None else self._client_id)
 
     @property
+    def client_id(self) -> bytes | None:
+        """The client-id of which the sensors were looked up last; None before the first request."""
+        return self._client_id
+
+    @property
     def login(self) -> Login:
         """The state of the connection's SASL authentication; made when first used, as most connections have none."""
         if self._login is None:

@@ -37,7 +37,7 @@ from proxy.decisions.facts import ConnectionFacts
 from proxy.decisions.steps import ITEMS_PER_STEP, QuotaAlteration, Steps, collected
 from proxy.relay.actions import Decision
 from quotas import entities
-from quotas.changes import Alteration, AlterationRefused, Limit
+from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaKey, QuotaType, is_ip, plain_ip
 from quotas.limits import MAX_CONNECTION_RATE, UNLIMITED, WHOLE_WITHIN
 
@@ -45,6 +45,7 @@ USER, CLIENT_ID, IP = "user", "client-id", "ip"
 
 NONE = 0
 UNKNOWN_SERVER_ERROR = -1
+REQUEST_TIMED_OUT = 7
 CLUSTER_AUTHORIZATION_FAILED = 31
 UNSUPPORTED_VERSION = 35
 INVALID_REQUEST = 42
@@ -358,5 +359,8 @@ def _repeated(names: dict[str, str | None]) -> ApiError:
 
 
 def _problem_of_writing(error: Exception) -> ApiError:
-    code = POLICY_VIOLATION if isinstance(error, AlterationRefused) else UNKNOWN_SERVER_ERROR
+    """The error for what a source could not write: one after which a client may try again, if the source is away."""
+    if isinstance(error, AlterationRefused):
+        return ApiError(POLICY_VIOLATION, str(error))
+    code = REQUEST_TIMED_OUT if isinstance(error, SourceUnavailable) else UNKNOWN_SERVER_ERROR
     return ApiError(code, str(error))

@@ -11,7 +11,6 @@ from aiohttp import web
 
 from common.printable import printable
 from proxy.clock import Clock
-from proxy.decisions.client_ids import measured_client_id
 from proxy.gate.admission import AddressStanding
 from proxy.net.turns import finish_in_turns
 from proxy.observe import throttled_now
@@ -24,6 +23,7 @@ from proxy.observe.explained import (
     cap_form,
     costs_form,
     explained_form,
+    explained_together,
     quotas_form,
 )
 from proxy.observe.forms import (
@@ -35,6 +35,7 @@ from proxy.observe.forms import (
     QuotasPage,
     ThrottledPage,
 )
+from proxy.observe.known_clients import KnownClients, Names, as_measured, known_clients
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals
 from proxy.observe.openapi import openapi
@@ -42,7 +43,7 @@ from proxy.observe.past.look_up import Past
 from proxy.observe.past.moments import BadMoment, NotHeld
 from proxy.observe.throttled_now import MAX_THROTTLED, RANKS, throttled_form
 from quotas.changes import Quotas, Tables
-from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
+from quotas.client_quotas import WHOLE_CLUSTER, SensorKey
 from quotas.connection_counts import NO_LIMIT
 from quotas.connection_quotas import RateKey
 from quotas.entities import Entity, QuotaType, Scope, is_ip
@@ -66,6 +67,9 @@ class Cluster(throttled_now.Cluster, Protocol):
     last_throttles: LastThrottles
     user_names: Mapping[str, str]
     """Users by the names that logins show."""
+
+    def clients(self) -> Iterable[Client]:
+        """The client of each open connection that has sent a request, with its address."""
 
     def cap_totals(self) -> Iterable[CapTotals]:
         """The totals of each byte cap."""
@@ -152,22 +156,29 @@ class ThrottledWanted(Parameters):
 class ClientWanted(OfCluster):
     """A client."""
 
-    user: Annotated[str, text_that("a name", bool, minLength=1)] = "ANONYMOUS"
-    """The user of the client."""
+    user: Annotated[str | None, text_that("a name", bool, minLength=1)] = None
+    """The user of the client; ANONYMOUS for a client that does not log in. Without it, the users are explained that are
+    connected or measured with this client-id."""
 
-    client_id: Annotated[str, text_that("a client-id", lambda text: True)] = ""
-    """Its client-id."""
+    client_id: Annotated[str | None, text_that("a client-id", lambda text: True)] = None
+    """Its client-id, which may be empty. Without it, the client-ids of the user are explained."""
 
     ip: Annotated[str | None, text_that("an IP address", is_ip, anyOf=[{"format": "ipv4"}, {"format": "ipv6"}])] = None
-    """Its address. Without it, quotas of addresses are left out."""
+    """Its address. Without it, quotas of addresses are left out. Without a user or a client-id, the clients are
+    explained that are connected from there."""
 
     at: Moment = None
     """A second of the past, like 03:12:07, 2026-11-25T03:12:07Z or -15m (UTC, unless it ends with an offset), of which
     the history has the quotas and the throttles."""
 
-    def client(self) -> Client:
-        """The client, with its client-id as it is given."""
-        return Client(self.user, self.client_id, self.ip)
+    @property
+    def names(self) -> Names:
+        """What is said of the client, with its client-id as it is given."""
+        return Names(self.user, self.client_id, self.ip)
+
+    def of(self, client: Client) -> "ClientWanted":
+        """The same question about one client."""
+        return self.model_copy(update=client._asdict())
 
 
 def named_cluster(clusters: Mapping[str, AnyCluster], name: str | None) -> AnyCluster:
@@ -180,12 +191,6 @@ def named_cluster(clusters: Mapping[str, AnyCluster], name: str | None) -> AnyCl
     if name not in clusters:
         raise web.HTTPNotFound(text=f"{expected}{printable(repr(name))}")
     return clusters[name]
-
-
-def as_measured(client: Client, quota_manager: ClientQuotaManager) -> Client:
-    """The client with its client-id as it is measured."""
-    raw = client.client_id.encode(errors="replace")
-    return client._replace(client_id=measured_client_id(raw, quota_manager.table))
 
 
 # ------------------------------------------------------------------- endpoints
@@ -212,12 +217,19 @@ class AdminApi:
         return {"virtual_cluster": cluster.name, "caps": [cap_form(cap) for cap in cluster.cap_totals()]}
 
     async def explain(self, wanted: ClientWanted) -> ExplanationPage | PastExplanationPage:
-        """The quotas of a client, why they apply, and what is measured of it."""
-        cluster, client = named_cluster(self._clusters, wanted.virtual_cluster), wanted.client()
+        """The quotas of a client, why they apply, and what is measured of it.
+
+        A request that does not name both a user and a client-id is about all clients that fit it, throttled ones first.
+        """
+        cluster, names = named_cluster(self._clusters, wanted.virtual_cluster), wanted.names
         if (at := wanted.at) is not None:
-            return await self._of_the_past(lambda past, now_s: past.explained(cluster.name, client, at, now_s))
-        client = as_measured(client, cluster.quota_manager)
-        return await finish_in_turns(explained_by(cluster, client, self._clock))
+            return await self._of_the_past(lambda past, now_s: past.explained(cluster.name, names, at, now_s))
+        return await finish_in_turns(explained_for(cluster, names, self._clock))
+
+    async def clients(self, wanted: ClientWanted) -> KnownClients:
+        """The clients that fit the names in a question: for the process that asks several workers."""
+        cluster = named_cluster(self._clusters, wanted.virtual_cluster)
+        return await finish_in_turns(known_clients(cluster, wanted.names, self._clock.now_ms()))
 
     async def quotas(self, wanted: QuotasWanted) -> QuotasPage:
         """The quotas in force, entity by entity."""
@@ -287,9 +299,22 @@ async def quotas_page(cluster: WithQuotas, wanted: QuotasWanted) -> QuotasPage:
     return await finish_in_turns(quotas_form(cluster.origin, quotas, wanted.offset, wanted.limit))
 
 
+def explained_for(cluster: Cluster, names: Names, clock: Clock) -> Generator[None, None, ExplanationPage]:
+    """The explanation of the client with these names, or of all that fit them. In steps."""
+    if names.client is not None:
+        return (yield from explained_by(cluster, names.client, clock))
+    known = yield from known_clients(cluster, names, clock.now_ms())
+    clients, notes = known.explained(names, cluster.is_one_of_several)
+    pages = []
+    for client in clients:
+        pages.append((yield from explained_by(cluster, client, clock)))
+    return explained_together(pages, known.more, notes)
+
+
 def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Generator[None, None, ExplanationPage]:
     """The explanation of a client's quotas in a running virtual cluster, with current use. In steps."""
     quota_manager, now_ms = cluster.quota_manager, clock.now_ms()
+    client = client._replace(client_id=as_measured(client.client_id, quota_manager.table))
     tables = Tables(quota_manager.table, quota_manager.shadow)
     hosts = () if client.ip is None else cluster.standing_of(client.ip, shadow=False).hosts
     reported = []
@@ -305,7 +330,17 @@ def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Generator[No
         for cap in cluster.cap_totals()
         if cap.limit is not None
     ]
-    return explained_form(cluster.origin, client, reported, by_nodes, clock.epoch_ms(), caps, cluster.user_names)
+    throttled = cluster.throttled.throttles_client(client.user, client.client_id)
+    return explained_form(
+        cluster.origin,
+        client,
+        reported,
+        by_nodes,
+        clock.epoch_ms(),
+        caps,
+        user_names=cluster.user_names,
+        throttled=throttled,
+    )
 
 
 def _observed(cluster: Cluster, explanation: Explanation, now_ms: int) -> Observed:

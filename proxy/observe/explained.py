@@ -17,6 +17,7 @@ from proxy.observe.forms import (
     CostsPage,
     EntityQuotasForm,
     ExplainedCapForm,
+    ExplainedClientForm,
     ExplanationForm,
     ExplanationPage,
     LimitForm,
@@ -184,18 +185,44 @@ def explained_form(
     node_throttles: Iterable[PastThrottle],
     now_epoch_ms: int | None,
     caps: Iterable[Cap] = (),
+    *,
     user_names: Mapping[str, str] = _NO_USER_NAMES,
+    throttled: bool = False,
+    notes: Sequence[str] = (),
 ) -> ExplanationPage:
     """The explanation of one client. `now_epoch_ms` is None without a running proxy."""
     now = now_epoch_ms or 0
     return {
         **origin.form(),
         "client": {"user": client.user, "client_id": client.client_id, "ip": client.ip},
+        "throttled": throttled,
         "live": now_epoch_ms is not None,
         "quotas": [_explanation_form(explanation, observed, now) for explanation, observed in explanations],
         "node_throttles": [throttle_form(past, now) for past in node_throttles],
         "caps": [cap.form() for cap in caps],
-        "notes": list(_notes(client.user, user_names)),
+        "others": [],
+        "more": 0,
+        "notes": [*notes, *_notes(client.user, user_names)],
+    }
+
+
+def explained_together(pages: Sequence[ExplanationPage], more: int, notes: Sequence[str]) -> ExplanationPage:
+    """The explanations of several clients as one page: the first client with the others beside it."""
+    first, *others = pages
+    return {
+        **first,
+        "others": [_explained_client(page) for page in others],
+        "more": more,
+        "notes": [*notes, *first["notes"]],
+    }
+
+
+def _explained_client(page: ExplanationPage) -> ExplainedClientForm:
+    return {
+        "client": page["client"],
+        "throttled": page["throttled"],
+        "quotas": page["quotas"],
+        "node_throttles": page["node_throttles"],
     }
 
 

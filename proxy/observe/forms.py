@@ -250,6 +250,15 @@ class ThrottledPage(TypedDict):
     quotas_unknown: list[OriginForm]
     """The virtual clusters whose quotas are not known yet."""
 
+    connections: int
+    """How many connections of clients are open."""
+
+    entities: int
+    """How many entities have quotas that throttle; shadow quotas do not."""
+
+    other_instances: bool
+    """Whether other instances serve clients with the same quotas: their clients are not in this response."""
+
 
 class ClientForm(TypedDict):
     """The client that is explained."""
@@ -461,18 +470,34 @@ class ExplainedCapForm(TypedDict):
     """How many reads wait now."""
 
 
-class ExplanationPage(OriginForm):
-    """The quotas of a client, and why they apply."""
+class ExplainedClientForm(TypedDict):
+    """A client, its quotas, and why they apply."""
 
     client: ClientForm
-    live: bool
-    """Whether this comes from a running proxy, with what it has measured."""
+    throttled: bool
+    """Whether it is throttled now."""
 
     quotas: list[ExplanationForm]
     """One for each quota type, and for each shadow quota."""
 
     node_throttles: list[ThrottleForm]
     """The latest throttles of this client by nodes themselves, the latest first; at most 10."""
+
+
+class ExplanationPage(OriginForm, ExplainedClientForm):
+    """The quotas of a client, and why they apply. If the request fits several clients, of the first one of them."""
+
+    live: bool
+    """Whether this comes from a running proxy, with what it has measured."""
+
+    others: list[ExplainedClientForm]
+    """The other clients that fit the request: throttled ones come first, then those that are connected; at most 9."""
+
+    more: int
+    """How many further clients fit the request."""
+
+    notes: list[str]
+    """Remarks about the client, in words: for example that no client fits the request."""
 
     caps: list[ExplainedCapForm]
     """The byte caps that delay the client together with all others."""
@@ -619,27 +644,38 @@ class PastExplanationForm(ExplanationForm, OperationsForm):
     """Who was throttled by this quota, of all clients that were measured together."""
 
 
-class PastExplanationPage(OriginForm, WhenForm):
-    """The quotas of a client in a second of the past."""
+class PastExplainedClientForm(TypedDict):
+    """A client and its quotas in a second of the past."""
 
     precision: str
     """exact: a part of it is from a trace; second: to the second."""
 
     client: ClientForm
+    quotas: list[PastExplanationForm]
+    """One for each quota type, and for each shadow quota."""
+
+    node_throttled: list[PastThrottledForm]
+    """Throttles of this client by nodes themselves."""
+
+
+class PastExplanationPage(OriginForm, WhenForm, PastExplainedClientForm):
+    """The quotas of a client in a second of the past. If the request fits several clients, of the first one of them."""
+
     live: bool
     """false."""
 
-    quotas: list[PastExplanationForm]
-    """One for each quota type, and for each shadow quota."""
+    others: list[PastExplainedClientForm]
+    """The other clients that fit the request and were throttled in this second: those that were muted for longest come
+    first; at most 9."""
+
+    more: int
+    """How many further clients of them there are."""
 
     node_throttles: list[ThrottleForm]
     """Empty."""
 
     caps: list[ExplainedCapForm]
     """Empty."""
-
-    node_throttled: list[PastThrottledForm]
-    """Throttles of this client by nodes themselves."""
 
     notes: list[str]
     """Further remarks, in words."""

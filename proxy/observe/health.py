@@ -36,6 +36,8 @@ class ClusterHealth:
     """The bootstrap servers that do not answer, while other nodes of the cluster do."""
     refused: Sequence[str] = ()
     """The nodes to whose reported address the proxy does not connect, each with that address and the reason."""
+    quota_problems: int = 0
+    """How many problems the source of the quotas has."""
 
     def not_ready(self) -> Iterator[str]:
         """The reasons why clients of this virtual cluster cannot be served, one line each."""
@@ -55,9 +57,20 @@ class ClusterHealth:
             yield f"virtual cluster {self.virtual_cluster}: other nodes are asked, as no answer came from {silent}"
         for refused in self.refused[:_NODES_SHOWN]:
             yield f"virtual cluster {self.virtual_cluster}: {refused}"
+        yield from quota_remarks(self.virtual_cluster, self.source, self.quota_problems)
         if self.fleet is not None and self.fleet.is_cut_off:
             share = f"at most 1/{self.fleet.members} of each limit is given out"
             yield f"virtual cluster {self.virtual_cluster}: cut off from its fleet, {share}: {self.fleet.trouble}"
+
+
+def quota_remarks(virtual_cluster: str, source: str, problems: int) -> Iterator[str]:
+    """The remark that a source of quotas has problems. It names no entity, as everybody may read it."""
+    if problems:
+        count = "1 problem" if problems == 1 else f"{problems} problems"
+        yield (
+            f"virtual cluster {virtual_cluster}: {count} with the quotas of source {source}: what cannot be read keeps "
+            "its last good value, all else is in force; quota_problem in the log and kafka-throttle explain have more"
+        )
 
 
 class Writing(Protocol):

@@ -18,6 +18,8 @@ from proxy.observe.http_refusals import HttpRefusals, Refusal
 MAX_BODY_BYTES: Final = 1_024
 MAX_HEADER_BYTES: Final = 16 * 1_024
 """The most that all headers of a request may have."""
+_RETRY_AFTER_S = "1"
+"""When it is worth to ask again for what cannot be had now."""
 BODY_WITHIN_S: Final = 5.0
 """How long the body of a request may take."""
 
@@ -94,8 +96,10 @@ class HttpGuard:
         except web.HTTPException as error:
             if error.status < HTTPStatus.BAD_REQUEST:
                 raise
-            allowed = [(hdrs.ALLOW, error.headers[hdrs.ALLOW])] if hdrs.ALLOW in error.headers else []
-            response = _error(error.status, _why(error, request), allowed)
+            headers = [(hdrs.ALLOW, error.headers[hdrs.ALLOW])] if hdrs.ALLOW in error.headers else []
+            if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+                headers.append((hdrs.RETRY_AFTER, _RETRY_AFTER_S))
+            response = _error(error.status, _why(error, request), headers)
             if error.keep_alive is False:
                 response.force_close()
             return response

@@ -97,7 +97,6 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "no more.",
         "quota_problem": "The source has a problem at `place`. The last good quotas stay in force.",
         "quota_problem_ended": "This problem is over.",
-        "quotas_not_taken_up": "A bug of the proxy: changed quotas are not in force. Please report the traceback.",
         "sensors_full": "A table of sensors is full, so newcomers share one: `newcomers` since the last such line; "
         "one line a minute at most.",
     },

@@ -108,6 +108,7 @@ def merged_throttled(pages: Sequence[ThrottledPage], sort: str, most: int) -> Th
         "clients": max(clients - twice, len({(line["user"], line["client_id"]) for line in merged})),
         "total": total - twice,
         "more": total - twice - len(merged),
+        "connections": sum(page["connections"] for page in pages),
         "throttled": merged,
     }
 
@@ -138,6 +139,7 @@ def merged_explanation(pages: Mapping[str, ExplanationPage]) -> ExplanationPage:
     caps = [cap for page in pages.values() for cap in page["caps"]]
     return {
         **first,
+        "throttled": any(page["throttled"] for page in pages.values()),
         "quotas": [
             _explanation(forms, workers) for forms in zip(*(page["quotas"] for page in pages.values()), strict=False)
         ],

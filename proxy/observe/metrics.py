@@ -229,7 +229,7 @@ class Metrics:
         )
         self.quota_problems = Counter(
             "kafka_throttle_quota_problems",
-            "Problems with quotas: a wrong quota (the entity keeps its last good one), or a failing source.",
+            "Problems with quotas: a wrong one (it keeps its last good value, all others apply), or a failing source.",
             ("virtual_cluster", "source"),
             registry=registry,
         )

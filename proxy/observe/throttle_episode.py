@@ -114,6 +114,10 @@ class ThrottledClients:
         """Whether a sensor throttles any client now."""
         return sensor in self._of_sensor
 
+    def throttles_client(self, user: str, client_id: str) -> bool:
+        """Whether a client is throttled now, by whatever quota at whatever node."""
+        return (user, client_id) in self._of_client
+
     def sensors(self) -> Iterator[SensorKey]:
         """The sensors that throttle clients now. Others may begin and end to do so between two items."""
         return (sensor for sensor in list(self._of_sensor) if sensor is not None)

@@ -32,6 +32,12 @@ class Cluster(Protocol):
     name: str
     quota_manager: ClientQuotaManager
     throttled: ThrottledClients
+    is_one_of_several: bool
+    """Whether other instances serve clients with the same quotas."""
+
+    @property
+    def open_connections(self) -> int:
+        """How many connections of clients are open."""
 
     def share_of(self, row: SensorKey | RateKey) -> Explained | None:
         """The share of a limit that this instance enforces, and why; None if it has no fleet."""
@@ -154,4 +160,7 @@ def throttled_form(
         "more": total - len(forms),
         "throttled": forms,
         "quotas_unknown": [cluster.origin.form() for cluster in clusters if not cluster.origin.known],
+        "connections": sum(cluster.open_connections for cluster in clusters),
+        "entities": sum(len(cluster.quota_manager.table) for cluster in clusters),
+        "other_instances": any(cluster.is_one_of_several for cluster in clusters),
     }

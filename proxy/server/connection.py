@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from common.printable import printable
+from protocol.api_key import ALTER_CLIENT_QUOTAS
 from proxy.clock import Clock
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts
@@ -64,6 +65,8 @@ class ConnectionHost(Protocol):
     """The latency that the proxy adds at this listener."""
     decision_turns: DecisionTurns
     """The turns that all connections of the process take for slow decisions."""
+    alteration_turns: DecisionTurns
+    """The turns of requests that alter the quotas of the virtual cluster, which wait for the source."""
 
     def connect(self, connection: "Connection", opening: OpenUpstream, reached: Reached) -> Cancellable:
         """Connect to the connection's node. `reached` is called later with the result, never at once."""
@@ -319,8 +322,10 @@ class Connection:
         A relay that is closed by then only takes back what was charged. If it is closed before the turn has come,
         nothing was charged yet.
         """
+        alters = ask.api_key == ALTER_CLIENT_QUOTAS
+        turns = self._host.alteration_turns if alters else self._host.decision_turns
         try:
-            async with self._host.decision_turns.turn(self.whose(), ask):
+            async with turns.turn(self.whose(), ask):
                 if self.closing and not ask.settles:
                     return
                 if isinstance(decision, SlowDecision):

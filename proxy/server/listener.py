@@ -34,7 +34,7 @@ from proxy.upstream.node_socket import Cancellable, Reached
 from proxy.upstream.topology import addressing
 from quotas.client_quotas import ClientQuotaManager
 from quotas.connection_quotas import ListenerKey
-from quotas.entities import plain_ip
+from quotas.entities import NOBODY, plain_ip
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -76,6 +76,7 @@ class Listener:
         self._gate = gate
         sharing = sharing or Sharing()
         self.decision_turns = sharing.decision_turns
+        self.alteration_turns = book.alteration_turns
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, listener=config.name)
         self._reported_of_sasl = False
         self._ends = ConnectionEnds(self.key, gate.log, closed)
@@ -111,6 +112,15 @@ class Listener:
     def peers(self) -> Iterator[tuple[str, str]]:
         """The user and the address of each open connection. Connections may open and close between two items."""
         return ((one.facts.user, incoming.address) for one, incoming in list(self._incoming_of.items()))
+
+    def clients(self) -> Iterator[tuple[str, bytes, str]]:
+        """The user, the raw client-id and the address of each open connection that has sent a request.
+
+        Connections may open and close between two items.
+        """
+        for one, incoming in list(self._incoming_of.items()):
+            if (client_id := one.facts.client_id) is not None and one.facts.user != NOBODY:
+                yield one.facts.user, client_id, incoming.address
 
     def serve(self, sockets: dict[int, socket]) -> None:
         """Start to accept connections on these bound sockets, given by port."""

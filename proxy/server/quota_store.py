@@ -1,7 +1,8 @@
 """The quotas of one virtual cluster: taken from their source, put in force, and written back when altered."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -9,10 +10,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import structlog
 
 from common.at_most_every import AtMostEvery
+from common.duties import Duty
 from common.printable import printable
 from proxy.clock import Clock
 from proxy.decisions.steps import QuotaAlteration
-from quotas.changes import NO_QUOTAS, Alteration, Changes, Limit, Quotas, Tables, changes_between, tables_of
+from proxy.server.sharing import DecisionTurns
+from quotas.changes import (
+    NO_QUOTAS,
+    Alteration,
+    Changes,
+    Limit,
+    Quotas,
+    SourceUnavailable,
+    Tables,
+    changes_between,
+    tables_of,
+)
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaKey, Scope
 from quotas.shared_map import SharedMap
@@ -56,6 +69,8 @@ class QuotaStore:
         """Called with the new tables whenever quotas have changed."""
         self.when_taken_up: Callable[[], None] = lambda: None
         """Called whenever what the source has is in force, also if only its problems have changed."""
+        self.alteration_turns = DecisionTurns()
+        """Turns for requests that alter these quotas: they wait for the source, and nothing else waits for them."""
         self._reports = reports
         self._quota_manager = quota_manager
         self._clock = clock
@@ -67,9 +82,12 @@ class QuotaStore:
         self._preparing = ThreadPoolExecutor(1, "quota-tables")
         """Separate from `_threads`, which may be blocked by a source."""
         self._taking_up = asyncio.Lock()
-        self._stopping = False
-        self._altering: dict[tuple[Entity, QuotaKey], float | None] = {}
-        """What alterations under way have set: their log lines name the client."""
+        self._duty = Duty("putting quotas in force", virtual_cluster)
+        self._is_due = asyncio.Event()
+        """The source may have something that is not in force."""
+        self._taking_up_again: asyncio.Task[None] | None = None
+        self._altering: Counter[_Setting] = Counter()
+        """What alterations under way have set, and how many of them: their log lines name the client."""
         self._known = False
         self.refuses_while_unknown = False
         """Whether connections are refused while the quotas are not known: `quotas.when_unknown`."""
@@ -80,8 +98,9 @@ class QuotaStore:
     async def start(self) -> None:
         """Start the source and put its quotas in force; from now on changes in the source are applied."""
         loop = asyncio.get_running_loop()
-        await self._in_thread(self.source.start, lambda: _call_soon(loop, self._on_change))
+        await self._in_thread(self.source.start, lambda: _call_soon(loop, self._is_due.set))
         await self.take_up()
+        self._taking_up_again = loop.create_task(self._duty.keep(self._keep_taking_up))
 
     @property
     def known(self) -> bool:
@@ -89,6 +108,11 @@ class QuotaStore:
         if not self._known:
             self._known = self.source.state.known and self.source.quotas is self.quotas
         return self._known
+
+    @property
+    def problems_to_report(self) -> int:
+        """How many problems the source has; 0 if another process reports them."""
+        return len(self.problems) if self._reports else 0
 
     def may_serve(self) -> bool:
         """Whether connections may come: as long as the quotas are not known, the configuration says so."""
@@ -114,9 +138,11 @@ class QuotaStore:
 
     async def stop(self) -> None:
         """Wait until alterations under way are written, then stop the source."""
-        self._stopping = True
         if self._alterations_under_way:
             await asyncio.wait(self._alterations_under_way)
+        if self._taking_up_again is not None:
+            async with self._taking_up:
+                self._taking_up_again.cancel()
         await self._in_thread(self.source.stop)
         self._threads.shutdown(wait=False)
         self._preparing.shutdown(wait=False)
@@ -125,10 +151,12 @@ class QuotaStore:
         """Run a call that may block in the store's own threads, so that nothing else waits for it."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
-    def _on_change(self) -> None:
-        """The quotas or problems of the source have changed."""
-        if not self._stopping:
-            self._spawn(self.take_up()).add_done_callback(self._tell_failure)
+    async def _keep_taking_up(self) -> None:
+        """Put in force what changes in the source."""
+        while True:
+            await self._is_due.wait()
+            self._is_due.clear()
+            await self.take_up()
 
     def _spawn(self, work: Coroutine[Any, Any, Result]) -> "asyncio.Task[Result]":
         task = asyncio.get_running_loop().create_task(work)
@@ -136,48 +164,51 @@ class QuotaStore:
         task.add_done_callback(self._alterations_under_way.discard)
         return task
 
-    def _tell_failure(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("quotas_not_taken_up", exc_info=error)
-
     async def take_up(self) -> None:
         """Put the source's current quotas in force. Clients that are muted stay muted until their time is over.
 
-        A thread works out what changes; it is put in force in steps of a few ms.
+        A thread works out what changes; it is put in force in steps of a few ms. After an error it is tried again, each
+        second.
         """
-        async with self._taking_up:
-            problems = dict(self.source.problems)
-            if self._reports:
-                self._tell_problems(problems)
-            self.problems = problems
-            if self.source.quotas is not self.quotas:
-                await self._put_in_force(self.source.quotas)
-            self._known = self.known
-            self.when_taken_up()
+        try:
+            async with self._taking_up:
+                problems = dict(self.source.problems)
+                if self._reports:
+                    self._tell_problems(problems)
+                self.problems = problems
+                if self.source.quotas is not self.quotas:
+                    await self._put_in_force(self.source.quotas)
+                self._known = self.known
+                self.when_taken_up()
+        except Exception:
+            self._is_due.set()
+            raise
 
     async def _put_in_force(self, quotas: Quotas) -> None:
         loop, are_first = asyncio.get_running_loop(), not self._known
-        news = await loop.run_in_executor(self._preparing, self._news, quotas, dict(self._altering))
+        news = await loop.run_in_executor(self._preparing, self._news, quotas, frozenset(self._altering))
+        changed = news.changes.keys()
+        if changed:
+            self.since_ms = self._clock.epoch_ms()
+            self.when_changed(news.tables)
+            now_ms = self._clock.now_ms()
+            for _ in self._quota_manager.replacing(news.tables.enforced, now_ms, news.tables.shadow, changed):
+                await asyncio.sleep(0)
         self._tables, self._entities_of, self.quotas = news.tables, news.entities_of, quotas
-        if not news.changes:
+        if not changed:
             return
-        self.since_ms = self._clock.epoch_ms()
-        self.when_changed(news.tables)
-        now_ms, changed = self._clock.now_ms(), news.changes.keys()
-        for _ in self._quota_manager.replacing(news.tables.enforced, now_ms, news.tables.shadow, changed):
-            await asyncio.sleep(0)
         if self._reports:
             self._log.info("quotas_changed", entities=len(quotas), changed=len(changed))
         if self._reports and not are_first:
             self._audit_changes(news)
 
-    def _news(self, now: Quotas, altering: Mapping[tuple[Entity, QuotaKey], float | None]) -> "_News":
+    def _news(self, now: Quotas, altering: Collection["_Setting"]) -> "_News":
         """The changes since quotas were last taken up, with the tables they lead to."""
         changes = changes_between(self.quotas, now)
         others = (
             change
             for change in _single_changes(self.quotas, changes)
-            if altering.get((change.entity, change.key), _OTHER) != change.new
+            if (change.entity, change.key, change.new) not in altering
         )
         audited = list(islice(others, _MOST_AUDITED))
         unlisted = sum(1 for _ in others)
@@ -216,14 +247,18 @@ class QuotaStore:
 
     async def write(self, alterations: Sequence[Alteration]) -> Sequence[Exception | None]:
         """As `alter_quotas`, for a caller that logs them itself, and is not cancelled."""
-        altering = {(each.entity, key): limit for each in alterations for key, limit in each.limits.items()}
-        self._altering |= altering
+        altering = Counter((each.entity, key, limit) for each in alterations for key, limit in each.limits.items())
+        self._altering += altering
         try:
             results = await self._in_thread(self.source.alter, alterations)
-            await self.take_up()
+            try:
+                await self.take_up()
+            except Exception as error:
+                self._duty.failed(error)
+                late = SourceUnavailable("written, but not in force yet: an error in the proxy, which tries it again")
+                results = [result or late for result in results]
         finally:
-            for changed in altering:
-                self._altering.pop(changed, None)
+            self._altering -= altering
         return results
 
     async def _alter(
@@ -263,8 +298,8 @@ class _Change(NamedTuple):
         return {"entity": printable(str(self.entity)), "quota": self.key.text, "old": self.old, "new": self.new}
 
 
-_OTHER = object()
-"""In place of a limit: no alteration that is under way sets this quota."""
+_Setting = tuple[Entity, QuotaKey, float | None]
+"""A limit that an alteration sets, None if it removes the quota."""
 
 
 def _single_changes(before: Quotas, changes: Changes) -> Iterator[_Change]:

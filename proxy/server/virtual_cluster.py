@@ -7,6 +7,7 @@ from pathlib import Path
 
 from proxy.clock import Clock
 from proxy.config.settings import UsageConfig, VirtualClusterConfig, pinned_costs
+from proxy.decisions.client_ids import measured_client_id
 from proxy.gate.address_quotas import AddressQuotas
 from proxy.gate.admission import AddressStanding
 from proxy.gate.connection_gate import ConnectionGate
@@ -39,6 +40,7 @@ from quotas.changes import Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
 from quotas.connection_quotas import RateKey
 from quotas.entities import plain_ip
+from quotas.explain import Client
 from quotas.limits import UNLIMITED
 from quotas.quota_table import QuotaTable
 from quotas.records.traced_sensors import TracedBuckets, TracedSensors
@@ -152,6 +154,8 @@ class VirtualCluster:
 
     def set_rules(self, config: VirtualClusterConfig) -> None:
         """Apply the settings of quotas, throttling, byte caps, SASL, connections and listeners."""
+        self.is_one_of_several = config.is_one_of_several
+        """Whether other instances serve clients with the same quotas."""
         self.book.refuses_while_unknown = config.quotas.when_unknown == "refuse"
         self.quota_manager.costs.pin(pinned_costs(config.quotas))
         self.caps.set(config.caps)
@@ -203,6 +207,7 @@ class VirtualCluster:
             None if self.fleet is None else self.fleet.totals(),
             [str(server) for server in self.upstream.discovery.silent],
             [f"node {node_id} is not connected to at {why}" for node_id, why in directory.refused.items()],
+            self.book.problems_to_report,
         )
 
     @property
@@ -219,6 +224,12 @@ class VirtualCluster:
         """All open connections."""
         return (connection for listener in self.listeners for connection in list(listener.connections))
 
+    @property
+    def open_connections(self) -> int:
+        """How many connections of clients are open."""
+        counters = (each for listener in self.listeners for each in listener.relays.counters.values())
+        return sum(each.connections_open for each in counters)
+
     def nodes(self) -> Iterator[NodeState]:
         """The nodes that the cluster has or had."""
         directory = self.upstream.directory
@@ -229,6 +240,15 @@ class VirtualCluster:
     def peers(self) -> Iterator[tuple[str, str]]:
         """The user and the address of each open connection."""
         return (peer for listener in self.listeners for peer in listener.peers())
+
+    def clients(self) -> Iterator[Client]:
+        """The client of each open connection that has sent a request, with its address."""
+        table = self.quota_manager.table
+        return (
+            Client(user, measured_client_id(client_id, table), address)
+            for listener in self.listeners
+            for user, client_id, address in listener.clients()
+        )
 
     def cap_totals(self) -> Iterator[CapTotals]:
         """The totals of each byte cap. The listener is "" for the caps of the whole virtual cluster."""

@@ -8,6 +8,9 @@ from quotas.changes import Limit, limit_of, scope_of
 from quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, QuotaKey, Scope
 from quotas.limits import valid_limit
 
+_NOT_WRITTEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+"""What is raised for JSON that `entry_form` does not write."""
+
 
 class InvalidEntry(ValueError):
     """The JSON is not what `entry_form` writes. The text says why."""
@@ -38,18 +41,35 @@ def entity_of(names: Any) -> Entity:
 
 def entry_of(entry: Any) -> tuple[Entity, Mapping[QuotaKey, Limit]]:
     """The entity and the quotas that were written as `entry_form`. Raises InvalidEntry."""
+    entity, limits, wrong = readable_part_of(entry)
+    if wrong:
+        raise InvalidEntry(wrong[0])
+    return entity, limits
+
+
+def readable_part_of(entry: Any) -> tuple[Entity, Mapping[QuotaKey, Limit], list[str]]:
+    """The entity, those of its quotas that are as `entry_form` writes them, and what is wrong with the others.
+
+    Raises InvalidEntry where the entity or its scope cannot be read.
+    """
     try:
-        entity, limits = entity_of(entry["entity"]), {}
+        entity, limits, wrong = entity_of(entry["entity"]), {}, []
         scope = Scope(entry.get(SCOPE, Scope.NODE.value))
-        for text, limit in entry["limits"].items():
+        items = entry["limits"].items()
+    except InvalidEntry:
+        raise
+    except _NOT_WRITTEN as error:
+        raise InvalidEntry(f"not what was written: {error!r}") from error
+    for text, limit in items:
+        try:
             key = QuotaKey.parse(text)
             value = valid_limit(entity, key.quota_type, limit["value"])
             limits[key] = limit_of(key, value, _string(limit["layer"]), scope)
-    except InvalidQuota as error:
-        raise InvalidEntry(str(error)) from error
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise InvalidEntry(f"not what was written: {error!r}") from error
-    return entity, MappingProxyType(limits)
+        except InvalidQuota as error:
+            wrong.append(str(error))
+        except _NOT_WRITTEN as error:
+            wrong.append(f"{text} of {entity}: not what was written: {error!r}")
+    return entity, MappingProxyType(limits), wrong
 
 
 def _string(found: Any) -> str:

@@ -51,8 +51,8 @@ class FileSource:
 
     `replace` takes up a file that has changed; it does not wait for the disk. Without a state file, or if several
     instances of the proxy share the file, which `shared_by` says in words, nothing can be altered. A state file that
-    cannot be read or is damaged leaves the last good changes in force, and is not written to until it has been
-    repaired. One that is deleted takes its changes with it, as it would at the next start.
+    cannot be read leaves the last good changes in force, and so does each change in it that is wrong; it is not written
+    to until it has been repaired. One that is deleted takes its changes with it, as it would at the next start.
     """
 
     name = "file"
@@ -68,6 +68,9 @@ class FileSource:
         self._overlay: Overlay = {}
         self._text = OverlayText()
         self._state_problem = ""
+        """Why the state file cannot be read."""
+        self._wrong: Mapping[str, str] = {}
+        """What is wrong in the state file as it was read last, by its place there."""
         self._read_s: float | None = None
         """When what was read of the state file was last known to be current, by `time.monotonic`."""
         self._seen = _UNREAD
@@ -152,8 +155,8 @@ class FileSource:
             if before and self._seen is None:
                 self._overlay = before
                 raise SourceUnavailable(f"{path}: is gone; it is made anew as soon as that is certain")
-            if self._state_problem:
-                raise SourceUnavailable(f"{path}: {self._state_problem}; it is not written to before that is repaired")
+            if problem := self._state_problem or next(iter(self._wrong.values()), ""):
+                raise SourceUnavailable(f"{path}: {problem}; it is not written to before that is repaired")
             overlay, entries = self._overlay, self._entries
             changed = change(overlay, entries)
             if changed != overlay:
@@ -190,6 +193,7 @@ class FileSource:
             problems = {place: problem for edits in self._edits.values() for place, problem in edits.items()}
             if self._state_problem:
                 problems[str(self._state_file)] = self._state_problem
+            problems |= {f"{self._state_file}: {place}": problem for place, problem in self._wrong.items()}
             if quotas == self.quotas and problems == self.problems:
                 return
             self.problems = problems
@@ -246,7 +250,7 @@ class FileSource:
 
     def _is_known(self, path: Path) -> bool:
         """Whether the file is there, well, and as it was read or written last."""
-        if self._state_problem or self._seen in (None, _UNREAD):
+        if self._state_problem or self._wrong or self._seen in (None, _UNREAD):
             return False
         try:
             return signature_of(path.stat()) == self._seen
@@ -254,16 +258,17 @@ class FileSource:
             return False
 
     def _read(self, path: Path) -> None:
-        """Take the overlay from the file; keep the last good one, and say why, where there is none to be had."""
+        """Take the overlay from the file. What is wrong in it keeps the last good one, change by change."""
         try:
             with path.open("rb") as file:
                 self._seen = signature_of(os.fstat(file.fileno()))
                 content = file.read(MAX_STATE_BYTES + 1)
             if len(content) > MAX_STATE_BYTES:
                 raise DamagedOverlay(f"expected at most {MAX_STATE_BYTES} bytes")
-            self._overlay, self._state_problem = parse_overlay(content), ""
+            self._overlay, self._wrong = parse_overlay(content, self._overlay)
+            self._state_problem = ""
         except FileNotFoundError:
-            self._overlay, self._state_problem, self._seen = {}, "", None
+            self._overlay, self._wrong, self._state_problem, self._seen = {}, {}, "", None
         except OSError as error:
             self._state_problem, self._seen = f"cannot be read: {error.strerror or error}", _UNREAD
         except DamagedOverlay as error:

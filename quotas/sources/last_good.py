@@ -10,8 +10,9 @@ from typing import Final
 from common.atomic_file import write_whole
 from common.backoff import Backoff
 from common.duties import Duty
-from quotas.changes import NO_QUOTAS, Alteration, Quotas, following
-from quotas.sources.entry_forms import InvalidEntry, entry_form, entry_of
+from quotas.changes import NO_QUOTAS, Alteration, Limit, Quotas, following
+from quotas.entities import Entity, QuotaKey
+from quotas.sources.entry_forms import InvalidEntry, entry_form, readable_part_of
 from quotas.sources.source import Source, SourceState
 
 VERSION: Final = 1
@@ -38,7 +39,7 @@ class LastGood:
     """A source that remembers on disk what another one gave; otherwise that source.
 
     The file is written by a thread of its own, whole or not at all, at most once a second, mode 0600. What goes wrong
-    with it is a problem and nothing more.
+    with it is a problem and nothing more: what can be read of a damaged file is used.
     """
 
     def __init__(self, source: Source, path: Path, write_every_s: float = _WRITE_EVERY_S) -> None:
@@ -117,9 +118,13 @@ class LastGood:
     # --------------------------------------------------------------- reading
 
     def _load(self) -> Quotas | None:
-        """What the file holds; None if it is not there, or not ours, which is a problem."""
+        """What can be read of the file; None if it is not there, or not ours, which is a problem."""
         try:
-            return parse(_read(self._path), self.name)
+            quotas, wrong = parse(_read(self._path), self.name)
+            if wrong:
+                more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+                self._problems = self._put_aside(f"the last good quotas lack what cannot be read: {wrong[0]}{more}")
+            return quotas
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -129,7 +134,7 @@ class LastGood:
             problem = f"{error}: it is left alone, and no last good quotas are kept; expected another state_file"
             self._problems = {str(self._path): problem}
         except _Damaged as error:
-            self._problems = self._put_aside(str(error))
+            self._problems = self._put_aside(f"no last good quotas: {error}")
         return None
 
     def _put_aside(self, why: str) -> Mapping[str, str]:
@@ -140,8 +145,8 @@ class LastGood:
         try:
             self._path.replace(aside)
         except OSError as error:
-            return {str(self._path): f"no last good quotas: {why}; cannot be kept as {aside.name}: {_words(error)}"}
-        return {str(aside): f"no last good quotas: {why}; kept from {self._path.name}"}
+            return {str(self._path): f"{why}; cannot be kept as {aside.name}: {_words(error)}"}
+        return {str(aside): f"{why}; kept from {self._path.name}"}
 
     # --------------------------------------------------------------- writing
 
@@ -200,8 +205,8 @@ def content(quotas: Quotas, source: str) -> Iterator[bytes]:
     yield b"\n]}\n"
 
 
-def parse(text: bytes, source: str) -> Quotas:
-    """The quotas in a file of this source. Raises _Damaged."""
+def parse(text: bytes, source: str) -> tuple[Quotas, Sequence[str]]:
+    """The quotas in a file of this source, and what is wrong with others that it holds. Raises _Damaged."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -212,12 +217,23 @@ def parse(text: bytes, source: str) -> Quotas:
         raise _Damaged(f"expected version {VERSION} of a file of last good quotas")
     if found.get("source") != source:
         raise _OfAnother(f"holds the last good quotas of the source {found.get('source')!r}")
+    quotas: dict[Entity, Mapping[QuotaKey, Limit]] = {}
+    wrong: list[str] = []
     try:
-        return following(NO_QUOTAS, dict(map(entry_of, found["quotas"])))
-    except InvalidEntry as error:
-        raise _Damaged(str(error)) from error
+        for entry in found["quotas"]:
+            try:
+                entity, limits, of_entry = readable_part_of(entry)
+            except InvalidEntry as error:
+                wrong.append(str(error))
+                continue
+            wrong += of_entry
+            if limits:
+                quotas[entity] = limits
     except (LookupError, TypeError) as error:
         raise _Damaged(f"not what was written: {error!r}") from error
+    if wrong and not quotas:
+        raise _Damaged(wrong[0])
+    return following(NO_QUOTAS, quotas), wrong
 
 
 def _read(path: Path) -> bytes:

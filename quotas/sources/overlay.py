@@ -12,7 +12,8 @@ for the default. `limit` is what was set, null where the key was removed; `over`
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from quotas.changes import Alteration, AlterationRefused, Limit, Quotas, check_scope, has_scope, limit_of
@@ -63,7 +64,7 @@ _UNCHANGED: Final = Changed({})
 
 
 class DamagedOverlay(ValueError):
-    """A state file that is not as it was written. The text says where and what."""
+    """A state file, or a part of it, that is not as it was written. The text says where and what."""
 
 
 # ------------------------------------------------------------------- changing
@@ -241,10 +242,14 @@ def _entry(entity: Entity, changes: Changed) -> dict[str, Any]:
     return {**entry, SCOPE: {"scope": changes.scope.scope.value, "over": changes.scope.over.value}}
 
 
-def parse_overlay(content: bytes) -> Overlay:
-    """The overlay that a state file holds. DamagedOverlay if anything in it is not as it should be."""
+def parse_overlay(content: bytes, last_good: Overlay = MappingProxyType({})) -> tuple[Overlay, Mapping[str, str]]:
+    """The overlay that a state file holds, and what is wrong in it, by its place.
+
+    A change that is wrong takes no other away: the `last_good` change of the same key stays. Raises DamagedOverlay for
+    a file that holds no list of changes.
+    """
     try:
-        document = json.loads(content.decode(), object_pairs_hook=_without_twins, parse_constant=_no_number)
+        document = json.loads(content.decode(), object_pairs_hook=_without_twins)
     except (ValueError, RecursionError) as error:
         raise DamagedOverlay(f"expected JSON in UTF-8: {error}") from error
     fields = _fields(document, "the file", {"version", "overlay"})
@@ -253,29 +258,53 @@ def parse_overlay(content: bytes) -> Overlay:
     if not isinstance(fields["overlay"], list):
         raise DamagedOverlay("overlay: expected a list")
     overlay: dict[Entity, Changed] = {}
+    problems: dict[str, str] = {}
     for i, entry in enumerate(fields["overlay"]):
         try:
-            entity, changes = _parse_entry(entry)
+            entity, fields_of_entry = _parse_entity(entry)
             if entity in overlay:
                 raise DamagedOverlay(f"{entity}: a second time")
         except ValueError as error:
-            raise DamagedOverlay(f"overlay[{i}]: {error}") from error
+            problems[f"overlay[{i}]"] = str(error)
+            continue
+        changes, wrong = _parse_changes(entity, fields_of_entry, last_good.get(entity, _UNCHANGED))
+        if wrong:
+            problems[f"overlay[{i}]"] = "; ".join(wrong)
         _put(overlay, entity, changes)
-    return overlay
+    return overlay, problems
 
 
-def _parse_entry(entry: Any) -> tuple[Entity, Changed]:
+def _parse_entity(entry: Any) -> tuple[Entity, dict[str, Any]]:
+    """The entity of an entry, and the fields of the entry."""
     optional = {SCOPE} if isinstance(entry, dict) and SCOPE in entry else set()
     fields = _fields(entry, "an entry", {"entity", "limits", *optional})
     if not isinstance(fields["entity"], dict) or not isinstance(fields["limits"], dict):
         raise DamagedOverlay("entity, limits: expected an object for each")
-    entity = Entity(**{_known_part(part): _name(name) for part, name in fields["entity"].items()})
-    changes = {}
+    return Entity(**{_known_part(part): _name(name) for part, name in fields["entity"].items()}), fields
+
+
+def _parse_changes(entity: Entity, fields: dict[str, Any], last_good: Changed) -> tuple[Changed, list[str]]:
+    """The changes of an entity, and what is wrong with others: in their place are the last good ones."""
+    changes: dict[QuotaKey, Change] = {}
+    wrong: list[str] = []
     for text, change in fields["limits"].items():
-        key = QuotaKey.parse(text)
-        limit, over = (_limit(entity, key, value) for value in _change(text, change))
-        changes[key] = Change(limit, over)
-    return entity, Changed(changes, _scope_change(fields[SCOPE]) if optional else None)
+        try:
+            key = QuotaKey.parse(text)
+        except InvalidQuota as error:
+            wrong.append(str(error))
+            continue
+        try:
+            changes[key] = Change(*(_limit(entity, key, value) for value in _change(text, change)))
+        except ValueError as error:
+            wrong.append(str(error))
+            if key in last_good.limits:
+                changes[key] = last_good.limits[key]
+    try:
+        scope = _scope_change(fields[SCOPE]) if SCOPE in fields else None
+    except ValueError as error:
+        wrong.append(str(error))
+        scope = last_good.scope
+    return Changed(changes, scope), wrong
 
 
 def _scope_change(value: Any) -> ScopeChange:
@@ -332,10 +361,6 @@ def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) < len(pairs):
         raise DamagedOverlay(f"a field twice in {_short(pairs)}")
     return fields
-
-
-def _no_number(text: str) -> Callable[..., Any]:
-    raise DamagedOverlay(f"expected a number, got {text}")
 
 
 def _short(value: Any) -> str:

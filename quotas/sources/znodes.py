@@ -5,11 +5,12 @@ All of it as Kafka 3.9 in ZooKeeper mode does it. A *path* here begins below `/c
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from ipaddress import ip_address
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
@@ -33,9 +34,14 @@ MAX_NODE_BYTES: Final = 65_536
 _PAIRS = "clients"
 """The node between a user and the client-ids that make pairs with it."""
 
+NOTHING_WRONG: Final[Mapping[QuotaKey | str, str]] = MappingProxyType({})
+
 _KAFKAS_OWN = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
 _LARGEST = {QuotaType.PRODUCE: MAX_BYTE_RATE, QuotaType.FETCH: MAX_BYTE_RATE, QuotaType.CONNECTION: MAX_CONNECTION_RATE}
 """The quotas that are whole numbers, and what a broker can hold of each."""
+_MOST_SHOWN = 4
+"""How many problems of a node, and how many of its unknown keys, are in a message."""
+
 _JSON_TYPES = {
     dict: "an object",
     list: "an array",
@@ -145,33 +151,44 @@ def _checked_address(text: str) -> str:
 class Content(NamedTuple):
     """What a node says: the limits in the unit of their type, and the keys that are no quota of its entity.
 
-    A scope is an unknown key if no quota in the node has one.
+    `wrong` says what is wrong with the values of other keys: a quota, SCOPE, or a key that is not known. A scope is an
+    unknown key if no quota in the node has one.
     """
 
     limits: Mapping[QuotaKey, float]
-    unknown: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
     scope: Scope = Scope.NODE
+    wrong: Mapping[QuotaKey | str, str] = NOTHING_WRONG
 
 
 def content_of(entity: Entity, data: bytes) -> Content:
-    """What the node of an entity says. Raises InvalidQuota where anything in it is nonsense.
+    """What the node of an entity says. A wrong value of one key takes no other key away.
 
-    No data at all says nothing, as in the nodes between. A broker takes a bad number for the end of the node: what it
-    has read before is in force then, in the order produce, fetch, request, mutations.
+    Raises InvalidQuota for what is no configuration at all. No data says nothing, as in the nodes between. A broker
+    takes a bad number for the end of the node: what it has read before is in force then, in the order produce, fetch,
+    request, mutations.
     """
-    limits, unknown, scope = {}, [], Scope.NODE
+    limits: dict[QuotaKey, float] = {}
+    unknown: list[str] = []
+    wrong: dict[QuotaKey | str, str] = {}
+    scope = Scope.NODE
     for text, value in (config := _config_in(data)).items():
-        if not isinstance(value, str):
-            raise InvalidQuota(f"expected {_shown(text)} to be a string, got {_kind(value)}")
-        if (key := _quota_key(entity, text)) is not None:
-            limits[key] = limit_in(entity, key, value)
-        elif text == SCOPE:
-            scope = _scope_in(value)
-        elif text not in _KAFKAS_OWN:
-            unknown.append(text)
-    if SCOPE in config and not has_scope(limits):
+        key = _quota_key(entity, text)
+        try:
+            if not isinstance(value, str):
+                raise InvalidQuota(f"expected {_shown(text)} to be a string, got {_kind(value)}")
+            if key is not None:
+                limits[key] = limit_in(entity, key, value)
+            elif text == SCOPE:
+                scope = _scope_in(value)
+            elif text not in _KAFKAS_OWN:
+                unknown.append(text)
+        except InvalidQuota as error:
+            wrong[text if key is None else key] = str(error)
+    has_one_with_scope = has_scope((*limits, *(key for key in wrong if isinstance(key, QuotaKey))))
+    if SCOPE in config and SCOPE not in wrong and not has_one_with_scope:
         unknown.append(SCOPE)
-    return Content(limits, tuple(unknown), scope)
+    return Content(limits, tuple(unknown), scope, wrong)
 
 
 def _scope_in(text: str) -> Scope:
@@ -415,7 +432,7 @@ _NOTHING = _Node()
 
 
 class EntityNodes:
-    """What the nodes of all entities say, as far as they have been read; of one that is nonsense, what it said last.
+    """What the nodes of all entities say, as far as they have been read; of what is wrong there, what they said last.
 
     `place` is the path of `/config`, with which layers and problems begin; `last_good` are what holds before anything
     is read. `quotas` and `problems` are snapshots, and `version` goes up with every change of them.
@@ -486,32 +503,42 @@ class EntityNodes:
     ) -> bytes:
         """What to write for these limits, and the scope if given, to change and all else to stay.
 
-        Of nonsense, what is in force stays. Raises InvalidQuota if no quota of the entity would have the scope.
+        Of wrong values, what is in force stays. Raises InvalidQuota if no quota of the entity would have the scope.
         """
         entity = entity_at(path)
+        in_force = self._nodes.get(path, _NOTHING).limits
         try:
-            content_of(entity, data)
+            wrong: Collection[QuotaKey | str] = content_of(entity, data).wrong
         except InvalidQuota:
-            in_force = self._nodes.get(path, _NOTHING).limits
-            as_it_is = {key: in_force[key].value if key in in_force else None for key in keys_of(entity)}
-            changed = rewritten(data, {**as_it_is, **limits}, scope or scope_of(in_force))
-        else:
-            changed = rewritten(data, limits, scope)
+            wrong = {*keys_of(entity), SCOPE}
+        of_quotas = [key for key in wrong if isinstance(key, QuotaKey)]
+        as_it_is = {key: in_force[key].value if key in in_force else None for key in of_quotas}
+        if scope is None and SCOPE in wrong:
+            scope = scope_of(in_force)
+        changed = rewritten(data, {**as_it_is, **limits}, scope)
         if scope is Scope.CLUSTER:
             check_scope(entity, content_of(entity, changed).limits)
         return changed
 
     def _read(self, path: str, entity: Entity, data: bytes, old: _Node) -> _Node:
+        """What a node says. Of a key with a wrong value, what it said last."""
         try:
             content = content_of(entity, data)
         except InvalidQuota as error:
             return _still(old, str(error))
-        layer = self.full(path)
-        unknown = ", ".join(_shown(key) for key in content.unknown[:4])
-        return _Node(
-            {key: limit_of(key, value, layer, content.scope) for key, value in content.limits.items()},
-            f"ignored, for it is no quota of {entity}: {unknown}" if unknown else "",
-        )
+        layer, scope = self.full(path), scope_of(old.limits) if SCOPE in content.wrong else content.scope
+        limits = {key: limit_of(key, value, layer, scope) for key, value in content.limits.items()}
+        problems = []
+        for key, why in content.wrong.items():
+            if isinstance(key, QuotaKey) and key in old.limits:
+                limits[key] = limit_of(key, old.limits[key].value, old.limits[key].layer, scope)
+            problems.append(f"{why}; {_left_of(key, old)}")
+        if content.unknown:
+            unknown = ", ".join(map(_shown, content.unknown[:_MOST_SHOWN]))
+            problems.append(f"ignored, for it is no quota of {entity}: {unknown}")
+        if (more := len(problems) - _MOST_SHOWN) > 0:
+            problems[_MOST_SHOWN:] = [f"and {more} more"]
+        return _Node(limits, ". ".join(problems))
 
     def _put(self, path: str, entity: Entity, new: _Node) -> None:
         """Replace what a node says, and choose anew which node counts for its entity."""
@@ -555,6 +582,14 @@ class EntityNodes:
             self._problems[path] = problem
         else:
             del self._problems[path]
+
+
+def _left_of(key: QuotaKey | str, old: _Node) -> str:
+    """In words: what is in force in place of a key with a wrong value."""
+    if key == SCOPE:
+        return f"the scope {scope_of(old.limits).value} is in force"
+    stays = isinstance(key, QuotaKey) and key in old.limits
+    return "the last good quota stays in force" if stays else "nothing is in force for it"
 
 
 def _still(node: _Node, problem: str) -> _Node:

@@ -3,10 +3,14 @@
 import contextlib
 import json
 import socket
+import time
 
 import pytest
+from click.testing import CliRunner
+from confluent_kafka import Producer
 
 from protocol.messages.api_versions import versions_request
+from proxy.cli.main import main
 from tests.integration import logins, steady_producers
 from tests.integration.logins import LIBRARIES, MECHANISMS, OAUTHBEARER, PASSWORDS, PLAIN, SHA_512, Client
 from tests.integration.proxy_process import HOST, ProxyProcess
@@ -92,6 +96,51 @@ def test_every_mechanism_has_the_quota_of_its_user(sasl_proxy, topic, library):
             TIMEOUT_S,
             f"the end of a connection with {mechanism}",
         )
+
+
+def explained(proxy, *options):
+    """The clients in an explanation, and the limits of what they produce."""
+    done = CliRunner().invoke(main, ["explain", "-c", str(proxy.config_path), "--json", *options])
+    assert done.exit_code == 0, done.output
+    form = json.loads(done.stdout)
+    rules = [
+        (each["client"]["user"], each.get("throttled"), quota["rule"] and quota["rule"]["limit"])
+        for each in (form, *form["others"])
+        for quota in each["quotas"]
+        if quota["quota"] == "producer_byte_rate"
+    ]
+    return rules, form["notes"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_throttled_client_is_explained_without_naming_its_user(
+    sasl_kafka, password_file, topic, workers, tmp_path_factory
+):
+    past = tmp_path_factory.mktemp("past", numbered=True)
+    past.chmod(0o700)
+    history = {"history": {"directory": str(past)}} if workers == 1 else {}
+    servers = sasl_kafka.bootstrap(logins.LISTENER)
+    with ProxyProcess(servers, QUOTAS, upstream=admin(password_file), workers=workers, **history) as proxy:
+
+        def producer(user):
+            login = logins.confluent_settings(PLAIN, user, PASSWORDS[user])
+            return Producer({"bootstrap.servers": proxy.bootstrap, "client.id": "nightly", **login})
+
+        bob, odd = producer("bob"), producer("proxy")
+        odd.produce(topic, b"x", partition=0)
+        assert odd.flush(TIMEOUT_S) == 0
+        bob.produce(topic, bytes(60 * RATE), partition=0)  # muted for 49 s, or as long as the cap lets it
+        assert bob.flush(TIMEOUT_S) == 0
+        throttled(proxy, "nightly")
+        expected = [("bob", True, RATE), ("proxy", False, None)]
+        assert explained(proxy, "--client-id", "nightly") == (expected, [])
+        assert explained(proxy, "--user", "bob") == ([("bob", True, RATE)], [])
+        [(anonymous, _, limit)], [note] = explained(proxy, "--client-id", "weekly")
+        assert (anonymous, limit) == ("ANONYMOUS", None)
+        assert note.startswith("no client with client_id='weekly' is connected, and none was measured: what follows is")
+        if workers == 1:
+            time.sleep(2)
+            assert explained(proxy, "--client-id", "nightly", "--at", "-1s")[0] == [("bob", None, RATE)]
 
 
 def test_odd_names_are_users(sasl_proxy, topic):

@@ -5,8 +5,10 @@ import time
 
 import pytest
 
+from proxy.decisions.quota_api import REQUEST_TIMED_OUT
 from quotas.sources.znodes import notification
 from tests.integration.proxy_process import HOST, ProxyProcess
+from tests.integration.quota_client import QuotaClient
 from tests.integration.raw_client import RawClient
 from tests.integration.test_quota_changes import delay_s, is_soon
 from tests.integration.zookeeper_process import ZooKeeper
@@ -66,6 +68,21 @@ def test_a_change_in_zookeeper_is_felt_within_a_second(zookeeper, newest_kafka):
     source = {"source": "zookeeper", "zookeeper": {"servers": [zookeeper.address]}}
     with ProxyProcess(newest_kafka, source=source) as proxy, zookeeper.client() as client:
         assert is_soon(lambda: delay_s(proxy.node_ports[1], lambda client_id: write(client, client_id, 1)))
+
+
+def test_who_changes_a_quota_while_zookeeper_is_away_is_told_to_try_again(newest_kafka):
+    source = {"source": "zookeeper", "zookeeper": {"servers": [f"{HOST}:1"]}, "admin_listeners": ["plain"]}
+    with ProxyProcess(newest_kafka, source=source, ready=False) as proxy:
+        with QuotaClient((HOST, proxy.port)) as client:
+            [refused] = client.alter([((("user", "alice"),), [("producer_byte_rate", 1000.0, False)])])
+        assert refused.error_code == REQUEST_TIMED_OUT
+        assert refused.error_message.endswith("nothing is written")
+        of_alice = ("--entity-type", "users", "--entity-name", "alice")
+        with pytest.raises(RuntimeError, match=r"TimeoutException: .*nothing is written"):
+            newest_kafka.tool(
+                "kafka-configs", "--bootstrap-server", proxy.bootstrap, "--alter",
+                "--add-config", "producer_byte_rate=5", *of_alice,
+            )  # fmt: skip
 
 
 @pytest.mark.nightly

@@ -190,7 +190,7 @@ def test_a_notification_that_is_nonsense_has_everything_read_again(zookeeper, ka
         eventually(lambda: source.problems == {})
 
 
-def test_nodes_that_are_nonsense_keep_their_last_good_quotas_and_disturb_no_others(zookeeper, kazoo, chroot):
+def test_wrong_values_keep_their_last_good_quotas_and_disturb_no_others(zookeeper, kazoo, chroot):
     nonsense = {
         "no-json": b"5",
         "no-config": b'{"version":1}',
@@ -200,18 +200,20 @@ def test_nodes_that_are_nonsense_keep_their_last_good_quotas_and_disturb_no_othe
         "huge": b'{"version":1,"config":{"x":"' + b"y" * 1_000_000 + b'"}}',
     }
     good = {"producer_byte_rate": "1", "request_percentage": "2"}
+    read = {user: {PRODUCE: 1, REQUEST: 2} for user in ("no-json", "no-config", "huge")}
+    read |= {"number": {PRODUCE: 1}, "zero": {PRODUCE: 1}, "word": {PRODUCE: 9, REQUEST: 2}}
     for user in nonsense:
         put(kazoo, f"{chroot}/config/users/{user}", written(good))
     with source_at(zookeeper.address, chroot) as source:
-        before = values(source)
-        assert before == {Entity(user): {PRODUCE: 1, REQUEST: 2} for user in nonsense}
+        assert values(source) == {Entity(user): {PRODUCE: 1, REQUEST: 2} for user in nonsense}
         for user, data in nonsense.items():
             put(kazoo, f"{chroot}/config/users/{user}", data)
             notify(kazoo, chroot, f"users/{user}")
         put(kazoo, f"{chroot}/config/clients/%", written(good))
         notify(kazoo, chroot, "clients/%")
         set_and_notify(kazoo, chroot, "users/bob", producer_byte_rate=3)
-        eventually(lambda: values(source) == {**before, BOB: {PRODUCE: 3}})
+        in_force = {Entity(user): limits for user, limits in read.items()}
+        eventually(lambda: values(source) == {**in_force, BOB: {PRODUCE: 3}})
         eventually(lambda: f"{chroot}/config/clients/%" in source.problems)
         of_entities = {path: text for path, text in source.problems.items() if "/changes/" not in path}
         assert set(of_entities) == {f"{chroot}/config/users/{user}" for user in nonsense} | {
@@ -222,14 +224,16 @@ def test_nodes_that_are_nonsense_keep_their_last_good_quotas_and_disturb_no_othe
         assert source.alter([Alteration(Entity(user), {FETCH: 4.0}) for user in nonsense]) == [None] * len(nonsense)
         assert values(source) == {
             BOB: {PRODUCE: 3},
-            **{Entity(user): {PRODUCE: 1, REQUEST: 2, FETCH: 4} for user in nonsense},
+            **{entity: limits | {FETCH: 4} for entity, limits in in_force.items()},
         }
         assert not any("/users/" in path for path in source.problems)
         last_good = source.quotas
     for user, data in nonsense.items():
         put(kazoo, f"{chroot}/config/users/{user}", data)
     with source_at(zookeeper.address, chroot, last_good) as restarted:
-        assert restarted.quotas == last_good
+        whole = {Entity(user): {FETCH: 4} for user in ("no-json", "no-config", "huge")}
+        expected = {entity: limits | whole.get(entity, {}) for entity, limits in in_force.items()}
+        assert values(restarted) == {**expected, BOB: {PRODUCE: 3}}
         assert len([path for path in restarted.problems if "/users/" in path]) == len(nonsense)
 
 

@@ -17,6 +17,7 @@ from proxy.relay.actions import Throttled
 from quotas.changes import Limit, tables_of
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.explain import Client
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import SAMPLES, Cost
 from quotas.sensors.windowed_rate import Sensors
@@ -47,6 +48,12 @@ class Cluster(SimpleNamespace):
         self.throttled = ThrottledClients()
         self.share = None
         self.user_names = {}
+        self.open = []
+        self.is_one_of_several = False
+        self.open_connections = 0
+
+    def clients(self):
+        return self.open
 
     def node_ids(self):
         return [2, 1]
@@ -251,8 +258,48 @@ async def test_the_explanation_says_if_new_clients_share_a_sensor(api, clock, cl
     assert [(use["node_id"], use["shared_by"]) for use in reported["use"]] == [(1, {"client-id": None})]
 
 
-async def test_a_client_without_parameters_is_anonymous_and_has_no_client_id(api):
+async def test_a_client_id_alone_is_explained_for_the_users_that_have_it_throttled_ones_first(api, clusters, clock):
+    clusters[0].open = [Client("bob", "etl", "10.0.0.2"), Client("carol", "web", "10.0.0.2")]
+    use_and_be_throttled(clusters[0], clock)
+    past = next(iter(clusters[0].last_throttles))
+    clusters[0].throttled.add(ThrottleEpisode(past, clock.now_ms(), clock.now_ms() + 5_000))
+    _, body, _ = await api.get("explain?client_id=etl")
+    assert body["client"] == {"user": "alice", "client_id": "etl", "ip": None}
+    assert body["throttled"] is True
+    [produce] = [reported for reported in body["quotas"] if reported["quota"] == "producer_byte_rate"]
+    assert produce["rule"]["entity"] == {"user": "alice"}
+    assert produce["throttles"][0]["user"] == "alice"
+    [other] = body["others"]
+    assert other["client"] == {"user": "bob", "client_id": "etl", "ip": None}
+    assert other["throttled"] is False
+    [produce] = [reported for reported in other["quotas"] if reported["quota"] == "producer_byte_rate"]
+    assert produce["rule"]["entity"] == {"client-id": None}
+    assert (body["more"], body["notes"]) == (0, [])
+    _, body, _ = await api.get("explain?ip=10.0.0.2")
+    assert [each["client"] for each in (body, *body["others"])] == [
+        {"user": user, "client_id": client_id, "ip": "10.0.0.2"}
+        for user, client_id in (("bob", "etl"), ("carol", "web"))
+    ]
+    _, body, _ = await api.get("explain?user=bob")
+    assert (body["client"]["client_id"], body["others"]) == ("etl", [])
+    _, body, _ = await api.get("explain?user=bob&client_id=")
+    assert (body["client"]["client_id"], body["others"], body["notes"]) == ("", [], [])
+
+
+async def test_of_very_many_clients_ten_are_explained_and_the_others_counted(api, clusters):
+    clusters[0].open = [Client(f"u{i:02}", "etl", "10.0.0.2") for i in range(25)]
+    clusters[0].is_one_of_several = True
+    _, body, _ = await api.get("explain?client_id=etl")
+    assert [each["client"]["user"] for each in (body, *body["others"])] == [f"u{i:02}" for i in range(10)]
+    assert body["more"] == 15
+    assert body["notes"] == ["only clients of this instance are known here: other instances may have more"]
+
+
+async def test_where_nobody_is_connected_it_is_said_whose_quotas_are_explained(api):
     _, body, headers = await api.get("explain")
+    [note] = body["notes"]
+    assert note.startswith("no client is connected, and none was measured: what follows is for the user ANONYMOUS")
+    assert note.endswith(" (clients that do not log in) and an empty client-id")
     assert body["client"] == {"user": "ANONYMOUS", "client_id": "", "ip": None}
     assert body["live"] is True
     assert body["known"] is True
@@ -379,6 +426,7 @@ async def throttled(api, query=""):
 
 async def test_no_client_is_throttled_at_first(api):
     nothing = {"clients": 0, "total": 0, "more": 0, "throttled": [], "quotas_unknown": []}
+    nothing |= {"connections": 0, "entities": 2, "other_instances": False}
     assert await throttled(api) == {"sort": "left", **nothing}
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+from dataclasses import replace
 from struct import pack
 from types import SimpleNamespace
 
@@ -26,12 +27,13 @@ from proxy.server.connection import Connection
 from proxy.server.sharing import DecisionTurns
 from proxy.side import Side
 from proxy.upstream.node_socket import NodeSocket, NodeUnreachable
-from quotas.entities import ANONYMOUS, Entity, QuotaType
+from quotas.changes import Limit
+from quotas.entities import ANONYMOUS, Entity, QuotaKey, QuotaType
 from quotas.fair_queue import Whose, entity_of
 from quotas.quota_table import QuotaTable
 from tests.fakes.clock import FakeClock
 from tests.fakes.stream import FakeStream
-from tests.quota_frames import alter_request, altered
+from tests.quota_frames import alter_request, altered, describe_request, described
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import FixedNodes, quota_manager_with
 from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
@@ -53,6 +55,7 @@ class Shell:
         self.last_throttles, self.throttled = LastThrottles(quota_manager, self.clock), ThrottledClients()
         self.latency = AddedLatency("main", "plain", {})
         self.decision_turns = DecisionTurns()
+        self.alteration_turns = DecisionTurns()
         facts = ConnectionFacts(ListenerFacts("main", FixedNodes(), quota_manager, carried), 1, "ANONYMOUS")
         self.connection = Connection(
             Relay(quota_manager, RelayCounters(), limits or RelayLimits(), facts.bind),
@@ -151,6 +154,25 @@ async def test_the_response_to_an_alteration_comes_when_it_is_written():
     await until(lambda: shell.node.written)
     assert altered(bytes(shell.client.written)) == [(0, None, ETL)]
     assert shell.node.written == heartbeat(2)
+
+
+async def test_a_source_that_is_slow_to_write_holds_up_no_other_decision():
+    altering, describing = Shell(), Shell()
+    describing.decision_turns = altering.decision_turns
+    quotas = {Entity(f"u{i}"): {QuotaKey(QuotaType.PRODUCE): Limit(1.0, "file")} for i in range(500)}
+    facts = describing.connection.facts
+    facts.listener = replace(facts.listener, quotas=lambda: quotas)
+    altering.connection.facts.may_alter = describing.connection.facts.may_describe = True
+    altering.written = asyncio.Event()
+    many = [((("client-id", "c" * 200 + str(i)),), [("producer_byte_rate", 7.0, False)]) for i in range(4_000)]
+    await altering.client_sends(alter_request(many))
+    await describing.client_sends(describe_request([]))
+    await until(lambda: describing.client.written)
+    assert described(bytes(describing.client.written)).error_code == 0
+    assert not altering.client.written
+    altering.written.set()
+    await until(lambda: altering.client.written)
+    assert len(altered(bytes(altering.client.written))) == 4_000
 
 
 async def test_an_alteration_is_written_though_its_client_is_gone():

@@ -19,10 +19,12 @@ from proxy.observe.explained import Origin
 from proxy.observe.http_access import Access, Account, Right
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals
+from proxy.observe.throttle_episode import ThrottledClients
 from proxy.relay.actions import Throttled
 from quotas.changes import Limit, tables_of
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.explain import Client
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
 from quotas.shares.division import Claim
@@ -187,6 +189,9 @@ def cluster():
         quotas=quotas,
         origin=Origin("main", "file", {}),
         node_ids=lambda: [2],
+        throttled=ThrottledClients(),
+        clients=lambda: [],
+        is_one_of_several=False,
         share_of=lambda sensor: None,
         standing_of=lambda address, shadow: AddressStanding(address, 3, 4, None),
         user_names={},
@@ -238,9 +243,9 @@ async def test_a_running_proxy_reports_its_measurements(path, proxy):
         "  node 2: 150.0 bytes/s used, 1 throttle, 11.4 s in all\n"
     )
     assert out.endswith(
-        "\n\nbytes/s of all clients together, beyond which reads wait and no client is throttled:\n"
+        "\n\nthrottled by node 2 itself at 2023-11-14T22:13:20.000Z for 0.2 s\n"
+        "\nbytes/s of all clients together, beyond which reads wait and no client is throttled:\n"
         "  all listeners, ingress: 1000000 bytes/s; 2 reads have waited, 1.5 s in all, 1 wait now\n"
-        "\nthrottled by node 2 itself at 2023-11-14T22:13:20.000Z for 0.2 s\n"
     )
 
 
@@ -258,11 +263,34 @@ async def test_the_share_of_an_instance_of_a_fleet_is_explained(path, cluster, p
     assert "here, share 49.5%: no instance claims the limit, so that each has the same part\n" in out
 
 
+async def test_a_client_id_alone_is_explained_for_each_user_that_has_it(path, cluster, proxy):
+    cluster.clients = lambda: [Client(f"u{i:02}", "etl", "10.0.0.2") for i in range(11)]
+    status, out, _ = await asyncio.to_thread(explain, path, "--client-id", "etl")
+    assert status == 0
+    assert out.startswith("virtual cluster main, source file: user='u00', client_id='etl'\n12 clients fit, first ")
+    assert "\n\nuser='u01', client_id='etl'\n\nproducer_byte_rate: " in out
+    assert "\n\nand 2 more clients: --user and --client-id choose one\n" in out
+    status, out, _ = await asyncio.to_thread(explain, path, "--user", "alice")
+    assert out.startswith("virtual cluster main, source file: user='alice', client_id='etl'\n\nproducer_byte_rate: 100")
+    status, out, _ = await asyncio.to_thread(explain, path, "--user", "alice", "--client-id", "")
+    assert out.startswith("virtual cluster main, source file: user='alice', client_id=''\n\nproducer_byte_rate: 100")
+
+
+def test_without_a_proxy_it_is_said_whose_quotas_are_explained(path):
+    status, out, _ = explain(path, "--client-id", "etl")
+    assert status == 0
+    assert out.startswith(
+        "virtual cluster main, source file: user='ANONYMOUS', client_id='etl'\n"
+        "without a proxy it is not known which clients are connected: what follows is for the user ANONYMOUS (clients "
+        "that do not log in)\n\nproducer_byte_rate: 5 bytes/s\n"
+    )
+
+
 async def test_its_json_is_passed_on(path, proxy):
     _, out, _ = await asyncio.to_thread(explain, path, "--user", "alice", "--ip", "10.0.0.1", "--json")
     form = json.loads(out)
     assert form["live"] is True
-    assert form["client"] == {"user": "alice", "client_id": "", "ip": "10.0.0.1"}
+    assert form["client"] == {"user": "alice", "client_id": "etl", "ip": "10.0.0.1"}
     assert form["quotas"][0]["use"][0]["rate"] == 150.0
 
 
@@ -326,6 +354,9 @@ async def test_a_token_bucket_is_shown_with_its_tokens(path):
     facts = ConnectionFacts(ListenerFacts("main", None, quota_manager, None), 1, "alice")
     throttles.note("10.0.0.1", Throttled(QuotaType.CONTROLLER_MUTATION, 4000, b"etl"), facts, clock.now_ms())
     cluster = SimpleNamespace(
+        throttled=ThrottledClients(),
+        clients=lambda: [],
+        is_one_of_several=False,
         name="main",
         quota_manager=quota_manager,
         last_throttles=throttles,
@@ -359,6 +390,9 @@ def without_quotas(origin):
         origin=origin,
         node_ids=lambda: [1],
         user_names={},
+        throttled=ThrottledClients(),
+        clients=lambda: [],
+        is_one_of_several=False,
         cap_totals=lambda: [],
     )
 

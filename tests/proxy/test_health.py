@@ -71,6 +71,12 @@ def test_a_cluster_that_is_cut_off_from_its_fleet_is_ready_and_says_so():
     ]
 
 
+def test_problems_of_the_source_of_quotas_are_a_remark_without_names():
+    [remark] = health(quota_problems=2).remarks()
+    assert remark.startswith("virtual cluster main: 2 problems with the quotas of source upstream: what cannot ")
+    assert list(health(quota_problems=2).not_ready()) == []
+
+
 def test_what_cannot_be_written_is_a_remark_until_it_can():
     spool = SimpleNamespace(problem="No space left on device")
     assert list(unwritten("usage records", spool)) == ["usage records: not written now: No space left on device"]

@@ -56,7 +56,8 @@ class House:
         )
         self.poller = Poller()
         self.may_serve = True
-        book = SimpleNamespace(quotas={}, entities_of=None, alter_quotas=print, may_serve=lambda: self.may_serve)
+        store = {"quotas": {}, "entities_of": None, "alter_quotas": print, "alteration_turns": None}
+        book = SimpleNamespace(**store, may_serve=lambda: self.may_serve)
         last_throttles = SimpleNamespace(note=print)
         self.listener = Listener(
             "main",

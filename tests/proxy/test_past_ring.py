@@ -11,6 +11,7 @@ from types import MappingProxyType
 import pytest
 
 from common.private_directory import DirectoryUnusable
+from proxy.observe.known_clients import Names
 from proxy.observe.last_throttles import PastThrottle
 from proxy.observe.past.look_up import Past, Trace
 from proxy.observe.past.moments import NotHeld, second_text
@@ -20,7 +21,6 @@ from proxy.observe.past.segments import SEGMENTS
 from proxy.observe.throttled_line import ThrottledLine
 from quotas.changes import NO_QUOTAS, Limit, following, tables_of
 from quotas.entities import Entity, QuotaKey, QuotaType, SensorTags
-from quotas.explain import Client
 from quotas.records.usage_record import TraceEvent
 
 BEGIN = 1_764_072_000
@@ -93,7 +93,7 @@ def written_until(directory, second):
 
 
 def explained(past, second, client_id="etl", user="alice", now=None):
-    form = past.explained("main", Client(user, client_id), second_text(second), now or second + 60)
+    form = past.explained("main", Names(user, client_id), second_text(second), now or second + 60)
     return form, next(of_quota for of_quota in form["quotas"] if of_quota["quota"] == PRODUCE.text)
 
 
@@ -133,6 +133,33 @@ def test_a_second_is_explained_with_the_quotas_of_its_time(directory, past):
     _, of_bob = explained(past, BEGIN, user="bob")
     assert (of_bob["rule"], of_bob["throttled"]) == (None, [])
     assert explained(past, BEGIN + 1, user="bob")[1]["rule"]["limit"] == 7
+
+
+def test_a_client_id_alone_is_explained_for_those_who_were_throttled_with_it(directory, past):
+    ring = ring_in(directory)
+    ring.put_quotas(in_force(BEGIN - 100, alice=1000, bob=7))
+    many = [line("etl", Entity(f"u{i:02}"), f"u{i:02}", muted_ms=1) for i in range(20)]
+    ring.put_seconds(throttled(BEGIN, line("etl", Entity("bob"), "bob", muted_ms=900), line(), line("web"), *many))
+    ring.close_segment()
+    form = past.explained("main", Names(client_id="etl"), second_text(BEGIN), BEGIN + 60)
+    assert [each["client"]["user"] for each in (form, *form["others"])] == [
+        "bob",
+        "alice",
+        *(f"u{i:02}" for i in range(8)),
+    ]
+    assert (form["more"], form["notes"]) == (12, [])
+    for each, limit, muted_ms in ((form, 7, 900), (form["others"][0], 1000, 800)):
+        [produce] = [of_quota for of_quota in each["quotas"] if of_quota["quota"] == PRODUCE.text]
+        assert produce["rule"]["limit"] == limit
+        assert produce["throttled"][0]["throttled_ms"] == muted_ms
+    [other] = past.explained("main", Names(user="alice"), second_text(BEGIN), BEGIN + 60)["others"]
+    assert other["client"]["client_id"] == "web"
+    nobody = past.explained("main", Names(client_id="app"), second_text(BEGIN), BEGIN + 60)
+    assert nobody["client"] == {"user": "ANONYMOUS", "client_id": "app", "ip": None}
+    assert nobody["notes"] == [
+        "no client with client_id='app' was throttled then, and it is not kept who else was connected: what follows is "
+        "for the user ANONYMOUS (clients that do not log in)"
+    ]
 
 
 def test_a_quota_that_comes_just_after_the_second_with_which_a_segment_begins_is_not_of_it(directory, past):
@@ -264,7 +291,7 @@ def test_quotas_that_need_more_than_half_a_segment_are_left_out_and_that_is_said
     ring = ring_in(directory)
     ring.put_quotas(in_force(BEGIN, **{os.urandom(200).hex(): 1 for _ in range(4_000)}))
     ring.put_seconds(throttled(BEGIN))
-    form = past.explained("main", Client("alice", "etl"), second_text(BEGIN), BEGIN + 9)
+    form = past.explained("main", Names("alice", "etl"), second_text(BEGIN), BEGIN + 9)
     assert form["quotas"] == []
     [note] = form["notes"]
     assert note.startswith("the quotas of this time were not kept")

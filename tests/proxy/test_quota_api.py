@@ -406,13 +406,13 @@ def test_nothing_to_do_is_done_at_once(version):
         assert len(altered(decision.response, version)) == len(entries)
 
 
-def test_an_alteration_that_could_not_be_written_has_an_error():
+def test_an_alteration_that_could_not_be_written_has_an_error_which_may_be_retried_if_the_source_is_away():
     entries = [(ALICE, [put(P, 5)]), (APP, [put(P, 0)]), (ADDRESS, [put(C, 5)]), ((("user", "b"),), [put(P, 5)])]
     results = [AlterationRefused("not here"), SourceUnavailable("disk: full"), None]
     assert alter(entries, results=results) == [
         (44, "not here", ALICE),
         (INVALID, f"Quota {P} must be greater than 0", APP),
-        (-1, "disk: full", ADDRESS),
+        (7, "disk: full", ADDRESS),
         (0, None, (("user", "b"),)),
     ]
 

@@ -1,15 +1,17 @@
 """The one owner of a virtual cluster's quotas: what its source has is in force, without holding the event loop."""
 
 import asyncio
+import time
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from common import duties
 from proxy.decisions.steps import QuotaAlteration
 from proxy.relay.actions import Decision
 from proxy.server.quota_store import QuotaStore
-from quotas.changes import Alteration, tables_of
+from quotas.changes import Alteration, SourceUnavailable, tables_of
 from quotas.client_quotas import KEYS_PER_STEP, ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
 from quotas.quota_table import QuotaTable
@@ -209,6 +211,83 @@ async def test_a_change_through_the_api_has_one_log_line_with_the_client(state):
         "new": 7.0,
         "source": "file",
     }
+
+
+@pytest.mark.parametrize("limits", [(7.0, 8.0), (7.0, 7.0), (8.0, None)], ids=str)
+async def test_of_changes_of_one_quota_at_the_same_time_each_has_one_log_line_with_its_client(state, limits):
+    with capture_logs() as logs:
+        async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}) as bound:
+            bound.source = SlowSource(bound.source, 0.05)
+            bound.book.source = bound.source
+            first, second = limits
+            one = asyncio.create_task(bound.alter(EVERYBODY, first))
+            await asyncio.sleep(0.02)
+            await asyncio.gather(one, bound.alter(EVERYBODY, second))
+            await asyncio.sleep(0.1)
+    lines = [(line["event"], line["new"]) for line in audited(logs)]
+    assert sorted(lines, key=repr) == sorted([("quota_altered", first), ("quota_altered", second)], key=repr)
+
+
+class SlowSource:
+    """A source that takes some time to write, and then has the change at once."""
+
+    def __init__(self, source, takes_s):
+        self._source = source
+        self._takes_s = takes_s
+
+    def __getattr__(self, name):
+        return getattr(self._source, name)
+
+    def alter(self, alterations):
+        time.sleep(self._takes_s)
+        return self._source.alter(alterations)
+
+
+def failing_once(monkeypatch, thing, name):
+    """Have a method of `thing` raise at its next call, after it has begun. The calls since then are returned."""
+    calls, method = [], getattr(thing, name)
+
+    def failing(*args):
+        calls.append(args)
+        yield from method(*args)
+        if len(calls) == 1:
+            raise RuntimeError("a bug")
+
+    monkeypatch.setattr(thing, name, failing)
+    return calls
+
+
+async def test_what_could_not_be_put_in_force_is_shown_and_tried_again(monkeypatch, state):
+    monkeypatch.setattr(duties, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(file, "_POLL_S", 0.01)
+    async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=1) as bound:
+        calls = failing_once(monkeypatch, bound.quota_manager, "replacing")
+        other = FileSource(entries_of({EVERYBODY: {PRODUCE: 10.0}}), "proxy.yaml", state)
+        await asyncio.to_thread(other.alter, [Alteration(Entity(client_id="c0"), {PRODUCE: 7.0})])
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(calls) < 2 or bound.book.quotas != bound.source.quotas:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert bound.quota_manager.sensors.limit(bound.bind(0).produce) == 7.0
+        [trouble] = duties.troubles()
+        assert trouble == "main: an error in the proxy itself, in putting quotas in force: RuntimeError('a bug')"
+
+
+async def test_who_changes_a_quota_is_told_that_it_is_not_in_force_yet(monkeypatch, state):
+    monkeypatch.setattr(duties, "_AGAIN_S", 0.01)
+    async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=1) as bound:
+
+        def failing(*args):
+            raise RuntimeError("a bug")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(bound.quota_manager, "replacing", failing)
+            [result] = await bound.alter(Entity(client_id="c0"), 7.0)
+        assert isinstance(result, SourceUnavailable)
+        assert str(result).startswith("written, but not in force yet")
+        assert any("putting quotas in force" in trouble for trouble in duties.troubles())
+        async with asyncio.timeout(TIMEOUT_S):
+            while bound.quota_manager.sensors.limit(bound.bind(0).produce) != 7.0:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 async def test_of_very_many_changes_the_first_hundred_are_listed(state):

@@ -179,6 +179,8 @@ def crowd():
         share_of=lambda row: None,
         quotas=quotas,
         origin=Origin("main", "file", {}),
+        open_connections=0,
+        is_one_of_several=False,
         clock=clock,
     )
     gc.unfreeze()

@@ -97,6 +97,25 @@ async def test_it_says_so_when_no_client_is_throttled(path, proxy):
     assert proxy.asked == [{"sort": "left", "limit": "20"}]
 
 
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"connections": 0}, "no client is connected"),
+        ({"entities": 0}, "no quota is in force"),
+        ({"connections": 0, "entities": 0}, "no client is connected; no quota is in force"),
+        ({"connections": 1}, "1 connection is open, all within their quotas"),
+        ({}, "7 connections are open, all within their quotas"),
+        (
+            {"other_instances": True, "connections": 0},
+            "no client is connected; clients of other instances are shown there",
+        ),
+    ],
+)
+async def test_it_says_why_no_client_is_throttled(path, proxy, facts, why):
+    proxy.form |= {"connections": 7, "entities": 2, "other_instances": False, "quotas_unknown": []} | facts
+    assert (await top(path, "--once")).out == f"no client is throttled now: {why}\n"
+
+
 async def test_quotas_that_are_not_known_yet_are_a_line_above(path, proxy):
     origin = {"virtual_cluster": "main", "source": "upstream", "known": False}
     problems = {"upstream cluster": "a:9092: Connection refused\x1b"}

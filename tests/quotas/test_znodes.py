@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from quotas.changes import Limit
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, Scope
 from quotas.sources.znodes import (
+    Content,
     Create,
     Delete,
     EntityNodes,
@@ -225,27 +226,29 @@ def test_a_node_is_read_with_kafkas_keys_and_our_own():
         b'{"version":1,"config":{"producer_byte_rate":"1024","request_percentage":"12.3",'
         b'"shadow_producer_byte_rate":"2048"}}'
     )
-    assert content_of(ALICE, data) == ({PRODUCE: 1024.0, REQUEST: 12.3, SHADOW_PRODUCE: 2048.0}, (), Scope.NODE)
+    assert content_of(ALICE, data) == Content({PRODUCE: 1024.0, REQUEST: 12.3, SHADOW_PRODUCE: 2048.0})
 
 
 def test_secrets_and_unknown_keys_are_no_quotas():
     data = written(
         {"SCRAM-SHA-256": "salt=x", "connection_creation_rate": "3", "window": "9", "consumer_byte_rate": "5"}
     )
-    assert content_of(ALICE, data) == ({FETCH: 5.0}, ("connection_creation_rate", "window"), Scope.NODE)
+    assert content_of(ALICE, data) == Content({FETCH: 5.0}, ("connection_creation_rate", "window"))
     assert content_of(Entity(ip="10.0.0.1"), node(connection_creation_rate="0")).limits == {CONNECTION: 0.0}
 
 
 def test_a_node_without_data_says_nothing():
-    assert content_of(ALICE, b"") == content_of(ALICE, written({})) == ({}, (), Scope.NODE)
+    assert content_of(ALICE, b"") == content_of(ALICE, written({})) == Content({})
 
 
 def test_a_node_has_one_scope_which_needs_a_quota_that_has_one():
-    assert content_of(ALICE, node(producer_byte_rate="5", scope="cluster")) == ({PRODUCE: 5.0}, (), Scope.CLUSTER)
+    assert content_of(ALICE, node(producer_byte_rate="5", scope="cluster")) == Content(
+        {PRODUCE: 5.0}, scope=Scope.CLUSTER
+    )
     assert content_of(ALICE, node(controller_mutation_rate="5", scope="cluster")).unknown == ("scope",)
     assert content_of(Entity(ip="10.0.0.1"), node(connection_creation_rate="5", scope="node")).unknown == ("scope",)
-    with pytest.raises(InvalidQuota, match="expected scope to be node or cluster, got 'all'"):
-        content_of(ALICE, node(producer_byte_rate="5", scope="all"))
+    wrong = content_of(ALICE, node(producer_byte_rate="5", scope="all"))
+    assert wrong == Content({PRODUCE: 5.0}, wrong={"scope": "expected scope to be node or cluster, got 'all'"})
 
 
 def test_a_changed_limit_keeps_the_scope_of_a_node_and_the_last_one_takes_it_along():
@@ -266,7 +269,7 @@ def test_the_scope_of_a_node_is_in_its_limits_and_survives_nonsense():
     nodes.take("users/alice", b"oops")
     assert nodes.quotas == {ALICE: in_force}
     written_anew = nodes.changes_to("users/alice", b"oops", {PRODUCE: 6.0})
-    assert content_of(ALICE, written_anew) == ({PRODUCE: 6.0, MUTATION: 2.0}, (), Scope.CLUSTER)
+    assert content_of(ALICE, written_anew) == Content({PRODUCE: 6.0, MUTATION: 2.0}, scope=Scope.CLUSTER)
     with pytest.raises(InvalidQuota, match="scope of user=alice: expected producer_byte_rate or"):
         nodes.changes_to("users/alice", b"", {MUTATION: 1.0}, Scope.CLUSTER)
 
@@ -282,8 +285,13 @@ BAD = {
     "no config": b'{"version":1}',
     "null for config": b'{"version":1,"config":null}',
     "an array for config": b'{"version":1,"config":[]}',
+    "brackets without end": b"[" * 50_000,
+    "1 MiB": b'{"version":1,"config":{"x":"' + b"y" * 2**20 + b'"}}',
+}
+
+
+WRONG = {
     "a number for a string": b'{"version":1,"config":{"producer_byte_rate":5}}',
-    "a number for another string": b'{"version":1,"config":{"producer_byte_rate":"5","x":1}}',
     "null for a string": b'{"version":1,"config":{"producer_byte_rate":null}}',
     "an object for a string": b'{"version":1,"config":{"producer_byte_rate":{}}}',
     "a blank": node(producer_byte_rate=" 5"),
@@ -295,15 +303,70 @@ BAD = {
     "a long that is none": node(producer_byte_rate=str(2**63)),
     "digits without end": node(producer_byte_rate="9" * 10_000),
     "words": node(request_percentage="ten"),
-    "one good, one bad": node(producer_byte_rate="5", consumer_byte_rate="x"),
-    "a bad shadow": node(producer_byte_rate="5", shadow_producer_byte_rate="x"),
-    "brackets without end": b"[" * 50_000,
-    "1 MiB": b'{"version":1,"config":{"x":"' + b"y" * 2**20 + b'"}}',
 }
+"""Wrong values of one quota."""
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_value_takes_no_other_quota_of_its_node_away(kind):
+    [(text, value)] = json.loads(WRONG[kind])["config"].items()
+    others = {"producer_byte_rate": "7", "controller_mutation_rate": "2.5", "request_percentage": "9.5"}
+    others.pop(text, None)
+    nodes = EntityNodes(PLACE)
+    nodes.take("users/alice", written({**others, text: value, "SCRAM-SHA-256": "x"}))
+    assert nodes.quotas == {ALICE: limits(**others)}
+    [problem] = nodes.problems.values()
+    assert "expected " in problem
+    assert problem.endswith("; nothing is in force for it")
+    assert len(problem) < 250
+    nodes.take("users/alice", written({**others, text: "8"}))
+    nodes.take("users/alice", written({text: value, **others}))
+    assert nodes.quotas[ALICE][QuotaKey.parse(text)] == Limit(8.0, f"{PLACE}/users/alice")
+    assert nodes.problems[f"{PLACE}/users/alice"].endswith("; the last good quota stays in force")
+    nodes.take("users/alice", written(others))
+    assert nodes.quotas == {ALICE: limits(**others)}
+    assert nodes.problems == {}
+
+
+def test_each_wrong_value_and_each_unknown_key_of_a_node_is_reported():
+    nodes = EntityNodes(PLACE)
+    nodes.take("users/alice", node(producer_byte_rate="5", scope="cluster"))
+    content = {"producer_byte_rate": "x", "consumer_byte_rate": "6", "scope": "all", "produser_byte_rate": "6", "y": 1}
+    nodes.take("users/alice", written(content))
+    in_force = {PRODUCE: Limit(5.0, f"{PLACE}/users/alice", Scope.CLUSTER)}
+    assert nodes.quotas[ALICE] == in_force | {FETCH: Limit(6.0, f"{PLACE}/users/alice", Scope.CLUSTER)}
+    assert nodes.problems == {
+        f"{PLACE}/users/alice": "expected producer_byte_rate to be a whole number of at most 9223372036854775807, "
+        "got 'x'; the last good quota stays in force. expected scope to be node or cluster, got 'all'; the scope "
+        "cluster is in force. expected 'y' to be a string, got a number; nothing is in force for it. ignored, for it "
+        "is no quota of user=alice: 'produser_byte_rate'"
+    }
+
+
+def test_of_very_many_wrong_values_some_are_reported_and_the_others_counted():
+    nodes = EntityNodes(PLACE)
+    nodes.take("users/alice", written({f"x{i}": i for i in range(1_000)} | {"producer_byte_rate": "5"}))
+    assert nodes.quotas == {ALICE: limits(producer_byte_rate=5)}
+    [problem] = nodes.problems.values()
+    assert problem.endswith(". and 996 more")
+    assert len(problem) < 500
+
+
+def test_an_alteration_repairs_the_wrong_values_of_its_node_and_keeps_the_others():
+    nodes = EntityNodes(PLACE)
+    nodes.take("users/alice", node(producer_byte_rate="1"))
+    wrong = written({"producer_byte_rate": "x", "consumer_byte_rate": "6", "request_percentage": "y", "window": "9"})
+    nodes.take("users/alice", wrong)
+    assert json.loads(nodes.changes_to("users/alice", wrong, {MUTATION: 3.0}))["config"] == {
+        "producer_byte_rate": "1",
+        "consumer_byte_rate": "6",
+        "window": "9",
+        "controller_mutation_rate": "3.0",
+    }
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_an_invalid_node_is_refused_whole_with_a_reason(kind):
+def test_what_is_no_configuration_is_refused_whole_with_a_reason(kind):
     with pytest.raises(InvalidQuota, match="expected") as refused:
         content_of(ALICE, BAD[kind])
     assert len(str(refused.value)) < 200
@@ -328,10 +391,12 @@ def test_whatever_a_node_holds_it_is_read_or_refused(data):
 
 
 def test_what_is_refused_is_not_shown_for_it_may_be_a_secret():
-    for data in (b"stored_key=secret", b'["secret"]', written({})[:-2] + b'"SCRAM-SHA-256":["secret"]}}'):
+    for data in (b"stored_key=secret", b'["secret"]'):
         with pytest.raises(InvalidQuota) as refused:
             content_of(ALICE, data)
         assert "secret" not in str(refused.value)
+    wrong = content_of(ALICE, written({})[:-2] + b'"SCRAM-SHA-256":["secret"]}}').wrong
+    assert wrong == {"SCRAM-SHA-256": "expected 'SCRAM-SHA-256' to be a string, got an array"}
 
 
 def test_a_rewrite_changes_its_own_keys_and_leaves_all_others_as_they_are():
@@ -594,7 +659,7 @@ def test_each_change_of_quotas_or_problems_is_a_new_version_and_nothing_else_is(
 def test_an_alteration_of_an_invalid_node_starts_from_the_quotas_in_force():
     nodes = EntityNodes(PLACE)
     nodes.take("users/alice", node(producer_byte_rate="1", consumer_byte_rate="2"))
-    bad = b'{"version":1,"config":{"producer_byte_rate":7,"SCRAM-SHA-256":"x"}}'
+    bad = b'{"version":1,"config":{"producer_byte_rate":7,"consumer_byte_rate":"","SCRAM-SHA-256":"x"}}'
     nodes.take("users/alice", bad)
     written_anew = nodes.changes_to("users/alice", bad, {REQUEST: 3.0})
     expected = {"producer_byte_rate": "1", "consumer_byte_rate": "2", "request_percentage": "3.0", "SCRAM-SHA-256": "x"}

@@ -100,7 +100,12 @@ def past_path(at: str) -> str:
     return f"/past?{urlencode({'at': at})}"
 
 
-def explain_path(virtual_cluster: str, user: str = "", client_id: str = "", ip: str = "", at: str = "") -> str:
-    """The path of the page that explains the quotas of a client, now or in a second of the past."""
-    given = {"virtual_cluster": virtual_cluster, "user": user, "client_id": client_id, "ip": ip, "at": at}
-    return f"/explain?{urlencode({name: value for name, value in given.items() if value})}"
+def explain_path(
+    virtual_cluster: str, user: str | None = None, client_id: str | None = None, ip: str | None = None, at: str = ""
+) -> str:
+    """The path of the page that explains the quotas of a client, now or in a second of the past.
+
+    Without a user or a client-id it explains all clients that fit; an empty client-id is one that is empty.
+    """
+    given = {"virtual_cluster": virtual_cluster, "user": user, "client_id": client_id, "ip": ip, "at": at or None}
+    return f"/explain?{urlencode({name: value for name, value in given.items() if value is not None})}"

@@ -89,8 +89,9 @@ def _clients(cluster: Cluster, process: Process) -> Iterator[tuple[Hit, bool]]:
             part if isinstance(part, str) else "" for part in (entity.user, entity.client_id, entity.ip)
         )
         yield Hit(name, user, client_id, ip), False
-    for user, address in cluster.peers():
-        yield Hit(name, user, "", ""), False
+    for client in cluster.clients():
+        yield Hit(name, client.user, client.client_id, ""), False
+    for _, address in cluster.peers():
         yield Hit(name, "", "", address), False
     for use in process.addresses():
         if use.virtual_cluster == name:

@@ -11,6 +11,7 @@ from aiohttp import hdrs, web
 from proxy.observe.api import ClientWanted, ThrottledWanted
 from proxy.observe.endpoints import BadParameter, parameters_in
 from proxy.observe.explained import Form
+from proxy.observe.known_clients import Names
 from proxy.observe.page.live import Live, Sections
 from proxy.observe.page.rendering import Rendering, explain_path, past_path, samples_as_json, static_files
 from proxy.observe.page.sections import MAX_ROWS, Shown
@@ -80,6 +81,7 @@ class StatusPage:
             "/history": self._history,
             "/search": self._search,
             "/explain": self._explain,
+            "/ask": self._ask,
             "/past": self._past,
             "/static/{name}": self._static,
         }
@@ -129,7 +131,8 @@ class StatusPage:
             return _see(past_path(at) if at else "/")
         found = await self._shown.find(text)
         if found.only is not None:
-            return _see(explain_path(*found.only, at))
+            hit = found.only
+            return _see(explain_path(hit.virtual_cluster, hit.user or None, hit.client_id or None, hit.ip or None, at))
         clusters = list(self._shown.clusters)
         return self.page(
             "search", {"text": text, "at": at, "found": found, "clusters": clusters, "is_address": is_ip(text)}
@@ -137,13 +140,24 @@ class StatusPage:
 
     @_with_error_page
     async def _explain(self, request: web.Request) -> web.StreamResponse:
-        """Which quotas apply to a client, and why. Empty parameters count as not given: forms send them."""
-        given = {name: value for name, value in request.query.items() if value}
-        form = await self._explained(parameters_in(given, ClientWanted))
+        """Which quotas apply to a client, and why; or the clients that fit, if these are several."""
+        given = {name: value for name, value in request.query.items() if value or name == "client_id"}
+        wanted = parameters_in(given, ClientWanted)
+        form = await self._explained(wanted)
+        names = wanted.names
+        if form["others"]:
+            return self.page("clients", {"form": form, "names": str(names), "asked": names, "at": given.get("at", "")})
         shown = [one for one in form["quotas"] if any(one.get(fact) for fact in _WORTH_A_SECTION)]
         free = [one for one in form["quotas"] if one not in shown]
         facts = {"form": form, "shown": shown, "free": free, "at_ms": self._shown.clock.epoch_ms()}
-        return self.page("explain", {**facts, "at": given.get("at", "")})
+        return self.page("explain", {**facts, "asked": Names(**form["client"]), "at": given.get("at", "")})
+
+    @_with_error_page
+    async def _ask(self, request: web.Request) -> web.StreamResponse:
+        """The way from the form to the explanation: what is left empty in it is not given."""
+        given = {name: value.strip() for name, value in request.query.items() if value.strip()}
+        wanted = parameters_in(given, ClientWanted)
+        return _see(explain_path(wanted.virtual_cluster or "", *wanted.names, at=wanted.at or ""))
 
     @_with_error_page
     async def _past(self, request: web.Request) -> web.StreamResponse:

@@ -1,24 +1,25 @@
 """What was in a second of the past, from the segments on disk. Blocks on the disk: to be called in a thread."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import starmap
 from pathlib import Path
 from typing import NamedTuple
 
-from proxy.decisions.client_ids import measured_client_id
 from proxy.observe.explained import Observed, Origin, explained_form, limit_form, number, time_form
 from proxy.observe.forms import (
     ChangeForm,
     OperationForm,
     OperationsForm,
     OriginForm,
+    PastExplainedClientForm,
     PastExplanationForm,
     PastExplanationPage,
     PastThrottledForm,
     PastThrottledPage,
     WhenForm,
 )
+from proxy.observe.known_clients import MAX_EXPLAINED, Names, as_measured
 from proxy.observe.past.moments import Held, NotHeld, second_of, second_text
 from proxy.observe.past.records import Damaged, Head, Kinds, Others, PastLine, QuotasOf, Seconds, Version
 from proxy.observe.past.segments import Reading, held_in, may_hold
@@ -114,6 +115,12 @@ class _PastQuotas:
             is_later = version.since_ms is not None and version.since_ms >= end_ms
             self.versions[entity] = Version(version.before) if is_later else version
 
+    def of(self, wanted: Set[Entity]) -> "_PastQuotas":
+        """Those of some entities."""
+        versions = {entity: version for entity, version in self.versions.items() if entity in wanted}
+        quotas = {entity: limits for entity, limits in self.quotas.items() if entity in wanted}
+        return replace(self, versions=versions, quotas=quotas)
+
     def tables(self) -> Tables:
         enforced, shadow = tables_of(self.quotas)
         return Tables(enforced.remembering(self.kinds.enforced), shadow.remembering(self.kinds.shadow))
@@ -199,46 +206,30 @@ class Past:
             "quotas_unknown": unknown,
         }
 
-    def explained(self, virtual_cluster: str, client: Client, at: str, now_s: float) -> PastExplanationPage:
-        """The explanation of a client's quotas at a time. The client-id is as the client gave it."""
+    def explained(self, virtual_cluster: str, names: Names, at: str, now_s: float) -> PastExplanationPage:
+        """The explanation of the quotas of the client with these names at a time. A client-id is as the client gave it.
+
+        If the names fit several clients, those are explained that were throttled then.
+        """
         found = self._find(at, now_s)
-        raw = client.client_id.encode(errors="replace")
-        short = measured_client_id(raw, QuotaTable())
-        quotas = found.quotas_of(virtual_cluster, _entities_of(client) | _entities_of(client._replace(client_id=short)))
-        tables = quotas.tables()
-        client = client._replace(client_id=measured_client_id(raw, tables.enforced))
-        explanations = explain(quotas.quotas, tables, client, known=quotas.known) if quotas.kept else []
         lines = found.lines.get(virtual_cluster, [])
+        clients, more, notes = _clients_in(lines, names)
+        entities = {client: _entities_of(client) | _entities_of(_with_short_id(client)) for client in clients}
+        quotas = found.quotas_of(virtual_cluster, frozenset().union(*entities.values()))
         trace = Trace() if self._traced is None else self._traced(virtual_cluster, found.second)
-        origin = Origin(virtual_cluster, quotas.source, {}, quotas.known)
-        form = explained_form(origin, client, [(each, Observed()) for each in explanations], (), None)
-        explained: list[PastExplanationForm] = [
-            {
-                **of_quota,
-                "changes": list(quotas.changes(explanation.key)),
-                "throttled": [_line_form(each, virtual_cluster, quotas) for each in lines if _is_of(each, explanation)],
-                **_operations(trace, explanation),
-            }
-            for explanation, of_quota in zip(explanations, form["quotas"], strict=True)
-        ]
-        notes = {_NOT_KEPT: not quotas.kept, _DAMAGED: found.damaged, _NO_HOSTS: client.ip is not None}
-        precisions = {of_quota["precision"] for of_quota in explained}
+        explained = _Explained(virtual_cluster, lines, trace)
+        first, *others = (explained.client(client, quotas.of(entities[client])) for client in clients)
+        remarks = {_NOT_KEPT: not quotas.kept, _DAMAGED: found.damaged, _NO_HOSTS: names.ip is not None}
         return {
-            **origin.form(),
+            **Origin(virtual_cluster, quotas.source, {}, quotas.known).form(),
             **_when(found),
-            "client": form["client"],
-            "live": form["live"],
-            "quotas": explained,
-            "node_throttles": form["node_throttles"],
-            "caps": form["caps"],
-            "precision": "exact" if "exact" in precisions else "second",
-            "node_throttled": [
-                _line_form(each, virtual_cluster, quotas)
-                for each in lines
-                if each.line.first.quota_type is None
-                and (each.line.first.user, each.line.first.client_id) == (client.user, client.client_id)
-            ],
-            "notes": [note for note, applies in notes.items() if applies],
+            **first,
+            "live": False,
+            "node_throttles": [],
+            "caps": [],
+            "others": others,
+            "more": more,
+            "notes": [*notes, *(remark for remark, applies in remarks.items() if applies)],
         }
 
     def _find(self, at: str, now_s: float) -> _Second:
@@ -285,6 +276,72 @@ def _read(path: Path, second: int, found: _Second) -> bool:
 def _when(found: _Second) -> WhenForm:
     """The second, the last one if several were recorded together, and how many damaged records were skipped."""
     return {"at": second_text(found.first_s), "until": second_text(found.last_s), "skipped": found.damaged}
+
+
+def _clients_in(lines: Sequence[PastLine], names: Names) -> tuple[list[Client], int, list[str]]:
+    """The clients to explain, at least one, how many more there are, and what is to be said of them."""
+    if names.client is not None:
+        return [names.client], 0, []
+    client_ids = set() if names.client_id is None else {names.client_id, as_measured(names.client_id, QuotaTable())}
+    ip = None if names.ip is None else plain_ip(names.ip)
+    muted_ms: dict[Client, int] = {}
+    for each in lines:
+        first = each.line.first
+        fits = names.user in (None, first.user) and (not client_ids or first.client_id in client_ids)
+        if fits and ip in (None, first.ip):
+            client = Client(first.user, first.client_id, names.ip)
+            muted_ms[client] = muted_ms.get(client, 0) + each.line.throttled_ms
+    if not muted_ms:
+        which = f"no client with {names}" if any(name is not None for name in names) else "no client"
+        stand_in, note = names.stand_in(f"{which} was throttled then, and it is not kept who else was connected")
+        return [stand_in], 0, [note]
+    first_ones = sorted(muted_ms, key=lambda client: (-muted_ms[client], client.user, client.client_id))
+    return first_ones[:MAX_EXPLAINED], max(len(first_ones) - MAX_EXPLAINED, 0), []
+
+
+def _with_short_id(client: Client) -> Client:
+    """The client under the client-id that is measured if no quota names it."""
+    return client._replace(client_id=as_measured(client.client_id, QuotaTable()))
+
+
+class _Explained(NamedTuple):
+    """What a second has for the explanations of its clients."""
+
+    virtual_cluster: str
+    lines: Sequence[PastLine]
+    trace: Trace
+
+    def client(self, client: Client, quotas: _PastQuotas) -> PastExplainedClientForm:
+        """The explanation of one client, with the quotas that may cover it."""
+        tables = quotas.tables()
+        client = client._replace(client_id=as_measured(client.client_id, tables.enforced))
+        explanations = explain(quotas.quotas, tables, client, known=quotas.known) if quotas.kept else []
+        origin = Origin(self.virtual_cluster, quotas.source, {}, quotas.known)
+        form = explained_form(origin, client, [(each, Observed()) for each in explanations], (), None)
+        explained: list[PastExplanationForm] = [
+            {
+                **of_quota,
+                "changes": list(quotas.changes(explanation.key)),
+                "throttled": [self._line(each, quotas) for each in self.lines if _is_of(each, explanation)],
+                **_operations(self.trace, explanation),
+            }
+            for explanation, of_quota in zip(explanations, form["quotas"], strict=True)
+        ]
+        precisions = {of_quota["precision"] for of_quota in explained}
+        return {
+            "precision": "exact" if "exact" in precisions else "second",
+            "client": form["client"],
+            "quotas": explained,
+            "node_throttled": [
+                self._line(each, quotas)
+                for each in self.lines
+                if each.line.first.quota_type is None
+                and (each.line.first.user, each.line.first.client_id) == (client.user, client.client_id)
+            ],
+        }
+
+    def _line(self, line: PastLine, quotas: _PastQuotas) -> PastThrottledForm:
+        return _line_form(line, self.virtual_cluster, quotas)
 
 
 def _entities_of(client: Client) -> set[Entity]:

@@ -5,7 +5,6 @@ from typing import Any
 
 from aiohttp import web
 
-from common.duties import troubles
 from proxy.clock import Clock
 from proxy.config.settings import Config
 from proxy.observe.api import (
@@ -18,8 +17,9 @@ from proxy.observe.api import (
     routes_of,
 )
 from proxy.observe.endpoints import Parameters
-from proxy.observe.explained import Origin
+from proxy.observe.explained import Origin, explained_together
 from proxy.observe.forms import CapsPage, CostsPage, ExplanationPage, QuotasPage, ThrottledPage
+from proxy.observe.known_clients import merged_clients
 from proxy.observe.merged_forms import merged_caps, merged_costs, merged_explanation, merged_throttled
 from proxy.observe.page.history import History, Moment
 from proxy.observe.page.merged_facts import MERGED, merged_hits
@@ -35,8 +35,10 @@ from quotas.sources.source import Source
 class ClusterOfWorkers:
     """A virtual cluster of which the workers serve the clients."""
 
-    def __init__(self, name: str, store: QuotaStore, source: Source) -> None:
+    def __init__(self, name: str, store: QuotaStore, source: Source, *, is_one_of_several: bool) -> None:
         self.name = name
+        self.is_one_of_several = is_one_of_several
+        """Whether other instances, beside the workers of this one, serve clients with the same quotas."""
         self._store = store
         self._source = source
 
@@ -80,7 +82,13 @@ class AnswersOfWorkers:
         """The quotas of a client, why they apply, and what is measured of it."""
         if wanted.at is not None:
             raise web.HTTPNotFound(text="at: nothing is held of the past, as history.directory is not set")
-        return merged_explanation(await self._answers("explain", wanted))
+        if wanted.names.client is not None:
+            return merged_explanation(await self._answers("explain", wanted))
+        cluster = named_cluster(self.clusters, wanted.virtual_cluster)
+        known = merged_clients(list((await self._answers("clients", wanted)).values()))
+        clients, notes = known.explained(wanted.names, cluster.is_one_of_several)
+        pages = [merged_explanation(await self._answers("explain", wanted.of(client))) for client in clients]
+        return explained_together(pages, known.more, notes)
 
     async def quotas(self, wanted: QuotasWanted) -> QuotasPage:
         """The quotas in force, entity by entity."""
@@ -95,7 +103,9 @@ class AnswersOfWorkers:
         if wanted.at is not None:
             raise web.HTTPNotFound(text="at: nothing is held of the past, as history.directory is not set")
         pages = list((await self._answers("throttled", wanted)).values())
-        return merged_throttled(pages, wanted.sort, wanted.limit)
+        clusters = [each for each in self.clusters.values() if wanted.virtual_cluster in (None, each.name)]
+        others = any(cluster.is_one_of_several for cluster in clusters)
+        return {**merged_throttled(pages, wanted.sort, wanted.limit), "other_instances": others}
 
 
 class PageOfWorkers:
@@ -108,6 +118,7 @@ class PageOfWorkers:
         workers: Workers,
         clock: Clock,
         not_ready: Callable[[], Sequence[str]],
+        remarks: Callable[[], Sequence[str]],
     ) -> None:
         self.name = config.usage.instance or own_name()
         self.clusters: Sequence[str] = list(answers.clusters)
@@ -115,6 +126,7 @@ class PageOfWorkers:
         self._answers = answers
         self._workers = workers
         self._not_ready = not_ready
+        self._remarks = remarks
         self._latest: dict[str, Facts] = {}
         """The facts of sections when a worker answered last."""
         self._ended = _nothing()
@@ -134,8 +146,8 @@ class PageOfWorkers:
     async def facts(self, section: Section) -> Facts:
         """The present facts of a section, of the workers that answer in time."""
         if section.name == "state":
-            remarks = [*self._workers.remarks(), *troubles()]
-            return {"reasons": list(self._not_ready()), "remarks": remarks, "at_ms": self.clock.epoch_ms()}
+            facts = {"reasons": list(self._not_ready()), "remarks": list(self._remarks())}
+            return {**facts, "at_ms": self.clock.epoch_ms()}
         if section.name == "hour":
             return hour_facts(self.history)
         if answers := list((await self._workers.ask("facts", section.name)).values()):

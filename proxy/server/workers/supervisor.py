@@ -25,7 +25,7 @@ from proxy.config.settings import Config, VirtualClusterConfig
 from proxy.installed import installed_version, make_in_use
 from proxy.net.turns import finish_in_turns
 from proxy.observe import logs
-from proxy.observe.health import Readiness
+from proxy.observe.health import Readiness, quota_remarks
 from proxy.observe.http_secrets import http_access
 from proxy.observe.merged_metrics import Family, MergedMetrics, exported
 from proxy.observe.metrics import Metrics
@@ -68,6 +68,7 @@ class SuppliedCluster:
 
     def __init__(self, config: VirtualClusterConfig, config_path: Path, clock: Clock, metrics: Metrics) -> None:
         self.name = config.name
+        self.is_one_of_several = config.is_one_of_several
         self.source = source_of(config, config_path)
         self.store = QuotaStore(
             config.name,
@@ -119,9 +120,13 @@ class Supervisor:
         """The exit status of the process."""
         self._readiness = Readiness(self.not_ready)
         answers = AnswersOfWorkers(
-            self._workers, [ClusterOfWorkers(each.name, each.store, each.source) for each in self._clusters]
+            self._workers,
+            [
+                ClusterOfWorkers(each.name, each.store, each.source, is_one_of_several=each.is_one_of_several)
+                for each in self._clusters
+            ],
         )
-        self._shown = PageOfWorkers(config, answers, self._workers, clock, self.not_ready)
+        self._shown = PageOfWorkers(config, answers, self._workers, clock, self.not_ready, self.remarks)
         self._page = StatusPage(self._shown, answers.explain, *bounds_of(config))
         site = MetricsSite(
             metrics, self._readiness.look, *bounds_of(config), self.remarks, self._gather, self._workers.not_live
@@ -145,7 +150,12 @@ class Supervisor:
 
     def remarks(self) -> list[str]:
         """What is wrong though clients can be served, one line each."""
-        return [*self._workers.remarks(), *troubles()]
+        of_quotas = [
+            remark
+            for cluster in self._clusters
+            for remark in quota_remarks(cluster.name, cluster.source.name, cluster.store.problems_to_report)
+        ]
+        return [*self._workers.remarks(), *of_quotas, *troubles()]
 
     # ------------------------------------------------------------- for workers
 

@@ -15,6 +15,7 @@ from proxy.relay.actions import CloseReason, Throttled
 from quotas.changes import Limit, tables_of
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.explain import Client
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
 from quotas.sources.source import SourceState
@@ -47,6 +48,9 @@ class Cluster(SimpleNamespace):
             fleet=None,
             user_names={},
             share=None,
+            is_one_of_several=False,
+            open_connections=4,
+            client_ids={},
         )
 
     def node_ids(self):
@@ -57,6 +61,9 @@ class Cluster(SimpleNamespace):
 
     def peers(self):
         return iter(self.open)
+
+    def clients(self):
+        return [Client(user, self.client_ids.get(user, "etl"), address) for user, address in self.open]
 
     def health(self):
         return ClusterHealth(

@@ -66,7 +66,11 @@ async def test_a_time_alone_shows_who_was_throttled_then_with_links_to_that_seco
 
 
 async def test_a_client_is_explained_as_of_that_second(site):
-    text = (await site.get(f"/search?q=alice&at={AT}")).text
+    text = (await site.get(f"/explain?user=alice&at={AT}")).text
+    assert f"Clients with <bdi>user=&#39;alice&#39;</bdi>, throttled at <time>{AT}</time>" in text
+    link = "/explain?virtual_cluster=main&amp;user=alice&amp;client_id=etl&amp;at=2023-11-14T22%3A13%3A11Z"
+    assert f'<a href="{link}">' in text
+    text = (await site.get(f"/explain?user=alice&client_id=etl&at={AT}")).text
     for expected in (
         f"<dd><time>{AT}</time></dd>",
         "exact, from the trace",

@@ -36,7 +36,7 @@ def test_quotas_connections_and_addresses_are_found(clock, cluster):
     cluster.quotas = {**QUOTAS, Entity(client_id="batch"): {PRODUCE: Limit(1.0, "state.json")}}
     cluster.open = [("carol", "10.1.2.3")]
     assert [hit for hit, _ in found(clock, cluster, "batch").hits] == [Hit("main", "", "batch", "")]
-    assert [hit for hit, _ in found(clock, cluster, "carol").hits] == [Hit("main", "carol", "", "")]
+    assert [hit for hit, _ in found(clock, cluster, "carol").hits] == [Hit("main", "carol", "etl", "")]
     assert [hit for hit, _ in found(clock, cluster, "10.1.2").hits] == [Hit("main", "", "", "10.1.2.3")]
 
 
@@ -47,7 +47,7 @@ def test_equal_names_come_first_then_those_that_begin_so(clock, cluster):
 
 def test_one_client_with_exactly_this_name_is_meant(clock, cluster):
     cluster.open = [("carol", "10.1.2.3")]
-    assert found(clock, cluster, "Carol").only == Hit("main", "carol", "", "")
+    assert found(clock, cluster, "Carol").only == Hit("main", "carol", "etl", "")
     cluster.open += [("carol-2", "10.1.2.3")]
     assert found(clock, cluster, "carol").only is None
 
@@ -57,7 +57,7 @@ def test_of_very_many_clients_some_are_shown_and_an_exact_name_always(clock, clu
     some = found(clock, cluster, "user")
     assert len(some.hits) == MAX_HITS
     assert some.more == 10_000 - MAX_HITS
-    assert found(clock, cluster, "user-9999").only == Hit("main", "user-9999", "", "")
+    assert found(clock, cluster, "user-9999").only == Hit("main", "user-9999", "etl", "")
 
 
 def test_no_step_compares_very_many_names(clock, cluster):

@@ -172,10 +172,38 @@ async def test_an_explanation_of_an_address_and_bad_requests(site):
     assert (await site.get("/explain?virtual_cluster=other")).status == 404
 
 
+async def test_a_name_that_several_clients_have_leads_to_each_of_them(site, shown):
+    cluster = shown.clusters[0]
+    cluster.throttle("alice", "etl")
+    cluster.throttle("alice", "")
+    cluster.open = [("bob", "10.0.0.2"), ("<i>", "10.0.0.3")]
+    text = (await site.get("/explain?client_id=etl")).text
+    assert "<h1>Clients with <bdi>client_id=&#39;etl&#39;</bdi></h1>" in text
+    link = '<a href="/explain?virtual_cluster=main&amp;user=alice&amp;client_id=etl"><bdi>alice</bdi>'
+    assert f"<li>{link}" in text
+    assert '<span class="tag">throttled</span></li>' in text
+    assert text.index("user=alice") < text.index("user=bob")
+    assert "<i>" not in text
+    index = (await site.get("/")).text
+    assert "/explain?virtual_cluster=main&amp;user=alice&amp;client_id=&amp;ip=10.0.0.1" in index
+    one = (await site.get("/explain?user=bob")).text
+    assert "Which quotas apply to this client" in one
+    nobody = (await site.get("/explain?client_id=web")).text
+    assert "no client with client_id=&#39;web&#39; is connected" in nobody
+    assert 'action="/ask"' in nobody
+
+
+async def test_what_is_left_empty_in_the_form_is_not_asked_for(site):
+    asked = {"virtual_cluster": "main", "user": "", "client_id": "etl", "ip": " ", "at": ""}
+    found = await site.get("/ask", params=asked, allow_redirects=False)
+    assert (found.status, found.headers["Location"]) == (303, "/explain?virtual_cluster=main&client_id=etl")
+    assert (await site.get("/ask", params={"ip": "nonsense"})).status == 400
+
+
 async def test_a_search_leads_to_the_one_client_that_is_meant_or_lists_several(site, shown):
     shown.clusters[0].open = [("carol", "10.1.2.3"), ("dora", "10.1.2.4")]
     one = await site.get("/search", params={"q": "carol"}, allow_redirects=False)
-    assert (one.status, one.headers["Location"]) == (303, "/explain?virtual_cluster=main&user=carol")
+    assert (one.status, one.headers["Location"]) == (303, "/explain?virtual_cluster=main&user=carol&client_id=etl")
     several = await site.get("/search", params={"q": "10.1.2"})
     assert "10.1.2.3" in several.text
     assert "10.1.2.4" in several.text
@@ -248,6 +276,7 @@ async def test_open_pages_leave_connections_for_others(shown):
             await stack.enter_async_context(site.session.get("/live"))
         refused = await site.get("/live")
         assert (refused.status, refused.headers["Connection"]) == (503, "close")
+        assert refused.headers["Retry-After"] == "1"
         assert (await site.get("/explain")).status == 200
 
 

@@ -48,6 +48,9 @@ def throttled(*lines, total=None):
         "more": total - len(lines),
         "throttled": list(lines),
         "quotas_unknown": [],
+        "connections": 3,
+        "entities": 2,
+        "other_instances": False,
     }
 
 
@@ -64,7 +67,7 @@ def explained(*uses, notes=(), throttles=()):
         "use": list(uses),
         "throttles": list(throttles),
     }
-    return {"virtual_cluster": "main", "quotas": [quota], "node_throttles": [], "caps": []}
+    return {"virtual_cluster": "main", "quotas": [quota], "node_throttles": [], "caps": [], "throttled": False}
 
 
 def use(node_id, rate, limit, debt_ms=0):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from common import duties
 from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
-from quotas.entities import Entity, QuotaKey, QuotaType
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.sources import file as file_source
 from quotas.sources.file import FileSource
 from quotas.sources.overlay import Entry
@@ -204,7 +204,7 @@ def test_changes_of_another_process_meanwhile_are_not_lost(watched, state):
 WRITER = """
 import sys
 from pathlib import Path
-from quotas.entities import Entity, QuotaKey, QuotaType
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.sources.file import FileSource
 from quotas.changes import (Alteration)
 source = FileSource({}, "proxy.yaml", Path(sys.argv[1]))
@@ -295,7 +295,7 @@ def test_a_disk_that_is_full_half_way_leaves_the_old_state(state):
     script = """
 import resource, signal, sys
 from pathlib import Path
-from quotas.entities import Entity, QuotaKey, QuotaType
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.sources.file import FileSource
 from quotas.changes import (Alteration)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -347,6 +347,23 @@ def test_a_damaged_state_file_leaves_the_last_good_in_force_and_is_not_written_t
     assert watched.source.state[:2] == (True, True)
     assert 0 <= watched.source.state.age_s < 60
     assert BOB not in watched.source.quotas
+
+
+def test_a_wrong_change_in_the_state_file_takes_no_other_away_and_nothing_is_written_until_it_is_repaired(state):
+    state.parent.mkdir()
+    limits = {"producer_byte_rate": {"limit": "5 MB", "over": None}, "consumer_byte_rate": {"limit": 7, "over": None}}
+    entries = [{"entity": {"user": None}, "limits": limits}, {"entity": {"usr": "x"}, "limits": {}}]
+    state.write_text(json.dumps({"version": 1, "overlay": entries}))
+    source = Watched(state).source
+    assert source.quotas[Entity(DEFAULT)] == {FETCH: Limit(7.0, state.name)}
+    assert source.problems == {
+        f"{state}: overlay[0]": "producer_byte_rate: expected a number or null, got '5 MB'",
+        f"{state}: overlay[1]": "entity: expected user, client-id, ip, got 'usr'",
+    }
+    assert source.state[:2] == (True, True)
+    assert "got '5 MB'; it is not written to before that is repaired" in refused(source)
+    assert "5 MB" in state.read_text()
+    source.stop()
 
 
 def test_a_state_file_that_is_damaged_at_the_start_is_reported(state):

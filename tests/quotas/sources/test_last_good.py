@@ -217,7 +217,7 @@ def values(draw, entity):
 def test_all_quotas_of_all_entities_survive_bit_for_bit(data):
     quotas = {entity: data.draw(values(entity)) for entity in data.draw(st.sets(entities(), max_size=4))}
     text = b"".join(content(quotas, "upstream"))
-    assert parse(text, "upstream") == quotas
+    assert parse(text, "upstream") == (quotas, [])
     json.loads(text)
 
 
@@ -228,7 +228,7 @@ def test_a_change_is_written_without_an_end(path):
     inner = Inner(ALICE)
     with started(inner, path):
         inner.give(BOB)
-        wait_until(lambda: path.exists() and parse(path.read_bytes(), "upstream") == BOB)
+        wait_until(lambda: path.exists() and parse(path.read_bytes(), "upstream") == (BOB, []))
 
 
 def wait_until(condition):
@@ -312,6 +312,26 @@ def test_an_invalid_file_is_moved_aside_and_reported(path, text, why):
     assert not path.exists()
 
 
+@pytest.mark.parametrize(("limit", "why"), BAD_LIMITS, ids=str)
+def test_of_a_file_with_mistakes_all_else_is_used_and_the_file_is_kept_aside(path, limit, why):
+    run_once(ALICE, path)
+    [(alice, limits)] = ALICE.items()
+    good = path.read_text().removesuffix("\n]}\n")
+    wrong = f'{{"entity": {{"user": "a"}}, "limits": {{{limit}, "consumer_byte_rate": {{"value": 7, "layer": "x"}}}}}}'
+    path.write_text(f'{good},\n{wrong},\n{{"entity": {{"group": "g"}}, "limits": {{}}}}\n]}}\n')
+    content, inner = path.read_bytes(), Inner()
+    aside = path.with_name("last-good.json.damaged")
+    with started(inner, path) as source:
+        assert inner.started_with == {alice: limits, Entity("a"): {QuotaKey(QuotaType.FETCH): Limit(7.0, "x")}}
+        assert source.state.known
+        [(place, problem)] = source.problems.items()
+        assert place == str(aside)
+        assert problem.startswith("the last good quotas lack what cannot be read: ")
+        assert why in problem
+        assert problem.endswith(", and 1 more; kept from last-good.json")
+    assert aside.read_bytes() == content
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -384,7 +404,7 @@ def test_a_disk_that_fails_is_a_problem_that_goes_with_it_and_quotas_stay(path, 
             changes.until(lambda: source.problems)
             assert source.problems == {str(path): f"the last good quotas cannot be written: {why}"}
             assert source.quotas == BOB
-            assert parse(path.read_bytes(), "upstream") in (ALICE, BOB)
+            assert parse(path.read_bytes(), "upstream")[0] in (ALICE, BOB)
         changes.until(lambda: not source.problems)
     assert kept(path) == BOB
     assert list(path.parent.iterdir()) == [path]
@@ -482,7 +502,7 @@ def test_a_process_killed_at_any_moment_leaves_a_whole_file(path):
             assert writer.stdout.readline() == "written\n"
             threading.Event().wait(kill_after_s)
             writer.kill()
-        quotas = parse(path.read_bytes(), "upstream")
+        quotas, _ = parse(path.read_bytes(), "upstream")
         assert len(quotas) == 300
         assert len({str(limits) for limits in quotas.values()}) == 1
     run_once(ALICE, path)

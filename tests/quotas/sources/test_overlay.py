@@ -25,6 +25,7 @@ from quotas.sources.overlay import (
 
 ALICE, BOB = Entity("alice"), Entity("bob")
 PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
+REQUEST = QuotaKey(QuotaType.REQUEST)
 FILE = {ALICE: Entry({PRODUCE: 10.0, FETCH: 20.0})}
 
 names = st.one_of(st.none(), st.just(DEFAULT), st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
@@ -161,7 +162,7 @@ def test_setting_a_limit_keeps_the_scope_and_removing_the_last_removes_it():
     overlay = scoped({}, {}, CLUSTER, producer_byte_rate=5, controller_mutation_rate=1)
     overlay = scoped(overlay, {}, None, producer_byte_rate=6)
     assert layered({}, overlay)[ALICE][PRODUCE] == Limit(6.0, "state", CLUSTER)
-    assert parse_overlay(format_overlay(overlay)) == overlay
+    assert parse_overlay(format_overlay(overlay)) == (overlay, {})
     for gone in (
         scoped(overlay, {}, None, producer_byte_rate=None),
         reverted(overlay, {}, ALICE, [PRODUCE]),
@@ -186,7 +187,7 @@ def test_a_scope_needs_a_quota_that_has_one():
 
 @given(overlays())
 def test_what_is_written_is_read_again(overlay):
-    assert parse_overlay(format_overlay(overlay)) == overlay
+    assert parse_overlay(format_overlay(overlay)) == (overlay, {})
 
 
 def test_each_entity_has_a_line():
@@ -220,6 +221,18 @@ def entry(entity={"user": "alice"}, key="producer_byte_rate", limit=5, over=None
         (damaged(version=2), "version: expected 1, got 2"),
         (damaged(other=1), "the file: expected an object with overlay and version, got {'version'"),
         (b'{"version": 1, "overlay": {}}', "overlay: expected a list"),
+    ],
+)
+def test_damage_is_reported_with_its_place(content, problem):
+    with pytest.raises(DamagedOverlay) as found:
+        parse_overlay(content)
+    assert problem in str(found.value)
+    assert len(str(found.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
         (damaged([entry(), 7]), "overlay[1]: an entry: expected an object with entity and limits, got 7"),
         (damaged([entry({})]), "overlay[0]: expected a user, a client-id or an ip, got nothing"),
         (damaged([entry({"usr": "a"})]), "overlay[0]: entity: expected user, client-id, ip, got 'usr'"),
@@ -234,7 +247,7 @@ def entry(entity={"user": "alice"}, key="producer_byte_rate", limit=5, over=None
         (damaged([entry(limit=-5)]), "overlay[0]: producer_byte_rate of user=alice: expected a whole number from 1"),
         (damaged([entry(over=0.5)]), "overlay[0]: producer_byte_rate of user=alice: expected a whole number from 1"),
         (damaged([entry(limit=10**400)]), "overlay[0]: producer_byte_rate: a number beyond a double"),
-        (damaged([entry()]).replace(b" 5,", b" NaN,"), "expected a number, got NaN"),
+        (damaged([entry()]).replace(b" 5,", b" NaN,"), "expected a whole number from 1 to 2^63-1, got nan"),
         (damaged([entry()]).replace(b" 5,", b" 1e999,"), "expected a whole number from 1 to 2^63-1, got inf"),
         (damaged([{"entity": {"user": "a"}, "limits": {"producer_byte_rate": 5}}]), "expected an object with limit"),
         (damaged([entry() | {"scope": "cluster"}]), "overlay[0]: scope: expected an object with over and scope"),
@@ -245,11 +258,26 @@ def entry(entity={"user": "alice"}, key="producer_byte_rate", limit=5, over=None
         (damaged([{"entity": ["user"], "limits": {}}]), "overlay[0]: entity, limits: expected an object for each"),
     ],
 )
-def test_damage_is_reported_with_its_place(content, problem):
-    with pytest.raises(DamagedOverlay) as found:
-        parse_overlay(content)
-    assert problem in str(found.value)
-    assert len(str(found.value)) < 400
+def test_what_is_wrong_takes_no_other_change_away(content, problem):
+    bob = b', {"entity": {"user": "bob"}, "limits": {"consumer_byte_rate": {"limit": 7, "over": null}}}]}'
+    overlay, problems = parse_overlay(content.removesuffix(b"]}") + bob)
+    assert overlay[BOB] == Changed({FETCH: Change(7.0, None)})
+    [(place, why)] = problems.items()
+    assert problem in f"{place}: {why}"
+    assert len(why) < 400
+
+
+def test_a_wrong_change_keeps_its_last_good_one():
+    scope = ScopeChange(Scope.CLUSTER, Scope.NODE)
+    good = {ALICE: Changed({PRODUCE: Change(5.0, None), FETCH: Change(6.0, None)}, scope)}
+    limits = {"producer_byte_rate": {"limit": "x", "over": None}, "request_percentage": {"limit": 9, "over": None}}
+    content = damaged([{"entity": {"user": "alice"}, "limits": limits, "scope": "all"}])
+    overlay, problems = parse_overlay(content, good)
+    assert overlay == {ALICE: Changed({PRODUCE: Change(5.0, None), REQUEST: Change(9.0, None)}, scope)}
+    assert problems == {
+        "overlay[0]": "producer_byte_rate: expected a number or null, got 'x'; scope: expected an object with over and "
+        "scope, got 'all'"
+    }
 
 
 @given(st.binary(max_size=60))
