@@ -502,9 +502,6 @@ class ExplanationPage(OriginForm, ExplainedClientForm):
     caps: list[ExplainedCapForm]
     """The byte caps that delay the client together with all others."""
 
-    notes: list[str]
-    """Further remarks, in words."""
-
 
 # --------------------------------------------------------------------- the past
 

@@ -313,7 +313,7 @@ async def test_the_explanation_of_a_user_names_the_logins_that_are_this_user(api
     clusters[0].user_names = {"AKIA2": "team-a", "AKIA1": "team-a", "?GSSAPI": "kerberos", "bob": "bob"}
 
     async def notes_on(user):
-        return (await api.get(f"explain?user={user}"))[1]["notes"]
+        return (await api.get(f"explain?user={user}&client_id=etl"))[1]["notes"]
 
     assert await notes_on("team-a") == ["logins that show 'AKIA1', 'AKIA2' are this user, by sasl.user_names"]
     assert await notes_on("AKIA1") == [
