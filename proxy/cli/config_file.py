@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,8 +11,7 @@ import click
 from common.places import placed
 from common.private_directory import DirectoryUnusable, look_at_directory
 from common.problems import Problem
-from common.yaml_file import YamlFileError, read_yaml_file
-from proxy.config.load import load_config
+from proxy.config.load import config_in, content_of, load_config
 from proxy.config.problems import ConfigErrors
 from proxy.config.secret_file import secret
 from proxy.config.sections import valid_sections
@@ -72,13 +70,14 @@ def load(path: Path) -> Config:
 def load_with_files(path: Path) -> Config:
     """As `load`, but also checks the files that the configuration names."""
     problems: list[Problem] = []
-    data: Any = None
     try:
-        data = config = load_config(path)
+        data = content_of(path)
+    except ConfigErrors as errors:
+        refuse(str(errors))
+    try:
+        data = config = config_in(path, data)
     except ConfigErrors as errors:
         problems += errors.problems
-        with suppress(YamlFileError):
-            data = read_yaml_file(path)
     problems += placed(list(_problems_of_files(data, path)), path)
     if problems:
         refuse(str(ConfigErrors(problems)))
