@@ -8,6 +8,7 @@ import click
 
 from common.places import placed
 from common.problems import bounded
+from proxy.cli.certificate_check import certificate_findings
 from proxy.cli.config_file import config_option, load, load_with_files, refuse
 from proxy.cli.explain import explain
 from proxy.cli.init import init
@@ -64,7 +65,9 @@ def run(path: Path) -> None:
 def check(path: Path, connect: bool) -> None:
     """Validate a configuration file; print every problem with its place."""
     config = load_with_files(path)
-    found = list(findings_at(config, path)) if connect else []
+    found = list(certificate_findings(config))
+    if connect:
+        found += findings_at(config, path)
     warnings = [*warnings_of(config, ephemeral_ports()), *override_warnings(config, path)]
     warnings += [each.shown() for each in found if each.is_warning]
     for warning in placed(bounded(warnings, "warnings"), path):
@@ -83,7 +86,8 @@ def summary(config: Config) -> str:
         lines.append(f"virtual cluster {cluster.name}: {len(cluster.quotas.entries)} quota entries, upstream {servers}")
         for listener in cluster.listeners:
             ports = ", ".join(show_range(claim.ports) for claim in listener_ports("", listener))
-            lines.append(f"  listener {listener.name}: {listener.advertised_host}, ports {ports} of {listener.bind}")
+            place = f"{listener.advertised_host}, ports {ports} of {listener.bind}"
+            lines.append(f"  listener {listener.name}: {cluster.client_protocol(listener)}, {place}")
     for section, http, path in (("metrics", config.metrics, "metrics"), ("admin", config.admin, "api/v1")):
         scheme = "http" if http.tls is None else "https"
         lines.append(f"{section}: {scheme}://{HostPort(http.bind, http.port)}/{path}")

@@ -639,6 +639,11 @@ class VirtualClusterConfig(Settings):
                 return {**data, "sasl": {**sasl, "required": True}}
         return data
 
+    def client_protocol(self, listener: ListenerConfig) -> str:
+        """What clients of a listener have to set as `security.protocol`."""
+        transport = "PLAINTEXT" if listener.tls is None else "SSL"
+        return f"SASL_{transport}" if self.sasl.required else transport
+
 
 class MetricsConfig(Settings):
     """The HTTP listener for Prometheus and for health probes."""
