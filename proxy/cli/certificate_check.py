@@ -9,8 +9,16 @@ from common.tls_trust import trust
 from protocol.errors import ProtocolError
 from protocol.identity.distinguished_names import validity_of
 from proxy.cli.findings import Finding, validity_findings
-from proxy.config.settings import Config, ListenerConfig, ListenerTlsConfig, UpstreamTlsConfig
-from proxy.server.tls_material import certificates_in, certify, tls_sections
+from proxy.config.sections import valid_sections
+from proxy.config.settings import (
+    Config,
+    CredentialsConfig,
+    EnsembleConfig,
+    ListenerConfig,
+    ListenerTlsConfig,
+    UpstreamTlsConfig,
+)
+from proxy.server.tls_material import TlsConfig, TlsMaterial, certificates_in, certify, tls_sections
 
 _TURNS_OF_A_HANDSHAKE = 4
 _NO_CHECK_TIME = 0x200000
@@ -20,15 +28,31 @@ _NO_CHECK_TIME = 0x200000
 def certificate_findings(config: Config) -> Iterator[Finding]:
     """What is wrong with the certificates that the file names, as far as it shows without the clusters."""
     for section in tls_sections(config).values():
-        for shown in section.certified.chain:
-            what = f"the certificate of {shown.subject or 'its authority'} in {shown.file}"
-            yield from validity_findings(f"{section.path}.certificate_file", what, shown.validity)
-        if isinstance(tls := section.files.tls, ListenerTlsConfig | UpstreamTlsConfig) and tls.ca_file is not None:
-            yield from _trusted_findings(f"{section.path}.ca_file", tls.ca_file)
+        yield from _section_findings(section.path, section.files.tls, section.certified)
+    for path, own in valid_sections(config, Path(), (CredentialsConfig, EnsembleConfig)):
+        if isinstance(own, CredentialsConfig | EnsembleConfig) and (tls := tls_of(own)) is not None:
+            yield from _section_findings(path, tls, certify(path, tls))
     for i, cluster in enumerate(config.virtual_clusters):
         for k, listener in enumerate(cluster.listeners):
             path = f"virtual_clusters[{i}].listeners[{k}]"
             yield from name_findings(path, listener, [listener.advertised_host])
+
+
+def tls_of(own: CredentialsConfig | EnsembleConfig) -> UpstreamTlsConfig | None:
+    """The files of a connection of the proxy's own, as a section `tls`; None if the connection is plain."""
+    is_secured = own.tls if isinstance(own, EnsembleConfig) else own.security_protocol.endswith("SSL")
+    if not is_secured:
+        return None
+    files = {setting: getattr(own, setting) for setting in ("ca_file", "certificate_file", "key_file")}
+    return UpstreamTlsConfig.model_validate({setting: file for setting, file in files.items() if file is not None})
+
+
+def _section_findings(path: str, tls: TlsConfig, material: TlsMaterial) -> Iterator[Finding]:
+    for shown in material.chain:
+        what = f"the certificate of {shown.subject or 'its authority'} in {shown.file}"
+        yield from validity_findings(f"{path}.certificate_file", what, shown.validity)
+    if isinstance(tls, ListenerTlsConfig | UpstreamTlsConfig) and tls.ca_file is not None:
+        yield from _trusted_findings(f"{path}.ca_file", tls.ca_file)
 
 
 def _trusted_findings(path: str, ca_file: str) -> Iterator[Finding]:

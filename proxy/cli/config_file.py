@@ -11,6 +11,7 @@ import click
 from common.places import placed
 from common.private_directory import DirectoryUnusable, look_at_directory
 from common.problems import Problem
+from proxy.cli.certificate_check import tls_of
 from proxy.config.load import config_in, content_of, load_config
 from proxy.config.problems import ConfigErrors
 from proxy.config.secret_file import secret
@@ -19,6 +20,7 @@ from proxy.config.settings import (
     AdminConfig,
     Config,
     CredentialsConfig,
+    EnsembleConfig,
     HistoryConfig,
     MetricsConfig,
     ServerTlsConfig,
@@ -33,6 +35,7 @@ _SECTIONS_WITH_FILES = (
     ServerTlsConfig,
     UpstreamTlsConfig,
     CredentialsConfig,
+    EnsembleConfig,
     AdminConfig,
     MetricsConfig,
     UsageConfig,
@@ -99,8 +102,8 @@ def _problems_of_files(data: Any, path: Path) -> Iterator[Problem]:
                     admin_access(section, path)
                 case MetricsConfig():
                     metrics_access(section)
-                case CredentialsConfig():
-                    yield from _problems_of_credentials(place, section)
+                case CredentialsConfig() | EnsembleConfig():
+                    yield from _problems_of_own(place, section)
                 case UsageConfig(directory=str(directory)):
                     yield from _problems_of_directory("usage.directory", Path(directory))
                 case HistoryConfig(directory=str(directory)):
@@ -117,18 +120,14 @@ def _problems_of_directory(setting: str, directory: Path) -> Iterator[Problem]:
         yield Problem(setting, str(error))
 
 
-def _problems_of_credentials(path: str, admin: CredentialsConfig) -> Iterator[Problem]:
+def _problems_of_own(path: str, own: CredentialsConfig | EnsembleConfig) -> Iterator[Problem]:
+    """The problems of the files for connections of the proxy's own."""
     try:
-        secret(admin.password_file, f"{path}.password_file")
+        secret(own.password_file, f"{path}.password_file")
     except ConfigErrors as errors:
         yield from errors.problems
-    for setting in ("ca_file", "certificate_file", "key_file"):
-        name = getattr(admin, setting)
-        try:
-            if name is not None:
-                Path(name).read_bytes()
-        except OSError as error:
-            yield Problem(f"{path}.{setting}", f"{name} cannot be read: {error.strerror or error}")
+    if (tls := tls_of(own)) is not None:
+        certify(path, tls)
 
 
 def cluster_of(config: Config, name: str | None) -> VirtualClusterConfig:

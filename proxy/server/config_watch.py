@@ -19,7 +19,7 @@ from proxy.config.load import load_config
 from proxy.config.problems import ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
 from proxy.config.settings import Config
-from proxy.config.warnings import ephemeral_ports, warnings_of
+from proxy.config.warnings import ephemeral_ports, warnings_of, written_file_warnings
 from proxy.observe import logs
 from proxy.observe.http_secrets import HttpAccess, http_access
 from proxy.observe.metrics import Metrics
@@ -118,15 +118,17 @@ class ConfigWatch:
         self.config = loaded.config
         await self._apply(loaded)
         logs.set_level(loaded.config.log.level)
-        self.warn()
+        await self.warn()
         self._metrics.config_reloads.labels("applied").inc()
         self._note_reload(is_applied=True)
         log.info("config_reloaded")
         return True
 
-    def warn(self) -> None:
+    async def warn(self) -> None:
         """Log warnings about settings that are allowed but probably not intended."""
-        for warning in bounded(warnings_of(self.config, ephemeral_ports()), "warnings"):
+        config = self.config
+        of_files = await asyncio.to_thread(lambda: list(written_file_warnings(config)))
+        for warning in bounded([*warnings_of(config, ephemeral_ports()), *of_files], "warnings"):
             log.warning("config_warning", problem=str(warning))
 
     def _refuse(self, problems: list[str], **when: float) -> None:

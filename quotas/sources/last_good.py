@@ -167,6 +167,7 @@ class LastGood:
         if is_done or is_nothing_read or not self._may_write:
             return True
         try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self._path, content(quotas, self.name))
         except OSError as error:
             self._note(self._path, f"the last good quotas cannot be written: {_words(error)}")
@@ -188,6 +189,19 @@ def _words(error: OSError) -> str:
 
 
 # ---------------------------------------------------------------------- the file
+
+
+def problem_in(path: Path, source: str) -> str | None:
+    """What is wrong with the content of a file of last good quotas; None if nothing is, or if there is no file."""
+    try:
+        parse(_read(path), source)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot be read: {_words(error)}"
+    except (_OfAnother, _Damaged) as error:
+        return str(error)
+    return None
 
 
 def content(quotas: Quotas, source: str) -> Iterator[bytes]:
