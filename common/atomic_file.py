@@ -50,18 +50,20 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> os.stat_result:
     return written
 
 
-def obstacle(path: Path) -> str | None:
-    """Why `write_whole` would fail, as far as it shows before; None if nothing shows. Missing directories may be made.
+def obstacle(path: Path, *, makes_folders: bool = False) -> str | None:
+    """Why `write_whole` would fail, as far as it shows before; None if nothing shows. Nothing is written.
 
-    Nothing is written.
+    With `makes_folders`, missing directories are made before.
     """
     if path.is_dir():
         return "is a directory, expected a file"
     if _is_mount(path):
         return f"is {_MOUNT}"
     folder = path.parent
-    while not folder.exists():
+    while makes_folders and not folder.exists():
         folder = folder.parent
+    if not folder.exists():
+        return f"cannot be written, because there is no directory {folder}"
     if os.access(folder, os.W_OK | os.X_OK):
         return None
     if os.statvfs(folder).f_flag & os.ST_RDONLY:

@@ -72,15 +72,18 @@ def warnings_of(config: Config, ephemeral: range) -> list[Problem]:
 
 def written_file_warnings(config: Config) -> Iterator[Problem]:
     """Files that the proxy could not write. Looks at the disk, and may wait for it."""
-    files = []
     for i, cluster in enumerate(config.virtual_clusters):
-        lost = "changes of quotas are refused" if cluster.quotas.source == "file" else "a start needs the source"
-        files.append((f"virtual_clusters[{i}].quotas.state_file", cluster.quotas.state_file, lost))
+        makes_changes = cluster.quotas.source == "file"
+        lost = "changes of quotas are refused" if makes_changes else "a start needs the source"
+        place = f"virtual_clusters[{i}].quotas.state_file"
+        yield from _unwritten(place, cluster.quotas.state_file, lost, makes_folders=makes_changes)
     lost = "after a restart each client begins with a full burst"
-    files.append(("restart.sensors_file", config.restart.sensors_file, lost))
-    for setting, file, lost in files:
-        if file is not None and (why := obstacle(Path(file))) is not None:
-            yield Problem(setting, f"{file} {why}; {lost}")
+    yield from _unwritten("restart.sensors_file", config.restart.sensors_file, lost)
+
+
+def _unwritten(setting: str, file: str | None, lost: str, *, makes_folders: bool = False) -> Iterator[Problem]:
+    if file is not None and (why := obstacle(Path(file), makes_folders=makes_folders)) is not None:
+        yield Problem(setting, f"{file} {why}; {lost}")
 
 
 def _several_warnings(path: str, cluster: VirtualClusterConfig) -> Iterator[Problem]:

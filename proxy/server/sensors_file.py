@@ -20,7 +20,6 @@ async def keep(path: Path, sensing: Sensing, clock: Clock) -> None:
         pieces.append(of_rows(copies).packed())
         await asyncio.sleep(0)
     try:
-        await asyncio.to_thread(path.parent.mkdir, mode=0o700, parents=True, exist_ok=True)
         await asyncio.to_thread(write_whole, path, pieces)
     except OSError as error:
         log.warning("sensors_not_kept", file=str(path), problem=error.strerror or str(error))

@@ -167,7 +167,6 @@ class LastGood:
         if is_done or is_nothing_read or not self._may_write:
             return True
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self._path, content(quotas, self.name))
         except OSError as error:
             self._note(self._path, f"the last good quotas cannot be written: {_words(error)}")

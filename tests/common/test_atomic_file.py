@@ -128,8 +128,10 @@ def test_a_directory_whose_sync_fails_says_so(path, monkeypatch):
 
 
 def test_nothing_is_in_the_way_of_a_file_that_can_be_written_or_made(path):
+    missing = path.parent / "no" / "such" / "folder"
     assert obstacle(path) is None
-    assert obstacle(path.parent / "no" / "such" / "folder" / "file") is None
+    assert obstacle(missing / "file", makes_folders=True) is None
+    assert obstacle(missing / "file") == f"cannot be written, because there is no directory {missing}"
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -140,7 +142,7 @@ def test_a_directory_in_the_place_of_a_file_is_in_the_way(path):
 def test_a_directory_that_may_not_be_written_to_is_in_the_way(path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda where, mode: where != path.parent)
     expected = f"cannot be written, because this process may not write to {path.parent}"
-    assert obstacle(path) == obstacle(path.parent / "new" / "file") == expected
+    assert obstacle(path) == obstacle(path.parent / "new" / "file", makes_folders=True) == expected
 
 
 def test_a_file_that_is_a_mount_is_in_the_way_and_is_named_when_it_is_written(path, tmp_path, monkeypatch):
