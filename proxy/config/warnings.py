@@ -147,18 +147,16 @@ def _principal_warnings(path: str, sasl: SaslConfig) -> Iterator[Problem]:
 
 
 def _reach_warnings(path: str, listener: ListenerConfig, cluster: VirtualClusterConfig) -> Iterator[Problem]:
-    """Listeners that clients of other machines do not reach, or that they reach in plain text."""
+    """Listeners that clients of other machines do not reach, or where their passwords are in plain text."""
     if is_loopback(listener.bind):
         return
     host = listener.advertised_host
     if host == "localhost" or (is_ip(host) and is_loopback(host)):
         problem = f"{host!r} is for each client its own machine: clients of other machines do not reach the nodes"
         yield Problem(f"{path}.advertised_host", problem)
-    elif listener.tls is None and cluster.upstream.tls is not None:
-        told = "what clients send, passwords of SASL PLAIN, too, can be overheard on the way to the proxy"
-        if not cluster.sasl.required:
-            told = "what clients send and read can be overheard on the way to the proxy"
-        yield Problem(f"{path}.tls", f"expected tls, as the nodes speak TLS, got nothing: {told}")
+    elif listener.tls is None and cluster.upstream.tls is not None and cluster.sasl.required:
+        told = "passwords of SASL PLAIN can be overheard on the way to the proxy"
+        yield Problem(f"{path}.tls", f"expected tls, as clients log in and the nodes speak TLS, got nothing: {told}")
 
 
 def _trust_warnings(path: str, listener: ListenerConfig) -> Iterator[Problem]:
