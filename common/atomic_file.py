@@ -7,12 +7,16 @@ cannot do at all is no failure either.
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 UNSUPPORTED: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 """The errors of file systems for operations that they do not have."""
+_MOUNT = "a mount of its own, which no other file can replace: mount its directory instead"
+_MOUNTS = Path("/proc/self/mountinfo")
+_ESCAPE = re.compile(rb"\\([0-7]{3})")
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ESTALE})
 
 
@@ -46,15 +50,50 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> os.stat_result:
     return written
 
 
+def obstacle(path: Path, *, makes_folders: bool = False) -> str | None:
+    """Why `write_whole` would fail, as far as it shows before; None if nothing shows. Nothing is written.
+
+    With `makes_folders`, missing directories are made before.
+    """
+    if path.is_dir():
+        return "is a directory, expected a file"
+    if _is_mount(path):
+        return f"is {_MOUNT}"
+    folder = path.parent
+    while makes_folders and not folder.exists():
+        folder = folder.parent
+    if not folder.exists():
+        return f"cannot be written, because there is no directory {folder}"
+    if os.access(folder, os.W_OK | os.X_OK):
+        return None
+    if os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return f"cannot be written, because {folder} is on a file system that is mounted read-only"
+    return f"cannot be written, because this process may not write to {folder}"
+
+
+def _is_mount(path: Path) -> bool:
+    """Whether something is mounted at exactly this path. `os.path.ismount` does not see a file of the same disk."""
+    wanted = os.fsencode(os.path.realpath(path))
+    with contextlib.suppress(OSError):
+        return any(
+            _ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), line.split()[4]) == wanted
+            for line in _MOUNTS.read_bytes().splitlines()
+        )
+    return False
+
+
 def publish(file: int, aside: Path, path: Path) -> None:
     """Rename an open file from `aside` to `path`. Raises OSError, and only if `path` does not lead to it then."""
     if not is_at(aside, file):
         raise OSError(errno.ESTALE, "the file was removed or replaced while it was written", str(aside))
     try:
         aside.replace(path)
-    except OSError:  # over a network it may be done all the same
-        if not is_at(path, file):
-            raise
+    except OSError as error:  # over a network it may be done all the same
+        if is_at(path, file):
+            return
+        if error.errno == errno.EBUSY:
+            raise OSError(errno.EBUSY, f"it is {_MOUNT}", str(path)) from error
+        raise
 
 
 def is_at(path: Path, file: int) -> bool:

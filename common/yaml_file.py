@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
@@ -14,7 +15,8 @@ from common.problems import Problem, Problems, show
 from common.remote_path import AnyPath
 
 MAX_FILE_BYTES = 4_194_304
-MAX_NODES = 500_000
+MAX_VALUES = 100_000
+"""So many take some 4 s of processor time to read."""
 MAX_DEPTH = 50
 
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
@@ -22,6 +24,8 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _INT64_MAX = 2**63 - 1
 _INT64_END = 2.0**63
 """The double that a program writes for 2^63-1: no double is between the two."""
+_VALUES = f"{MAX_VALUES} values"
+_LEVELS = f"{MAX_DEPTH} levels"
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
@@ -35,6 +39,30 @@ class YamlFileError(Problems):
 
 class YamlFileUnreadable(YamlFileError):
     """The file cannot be read, at least not now."""
+
+
+class _TooMuch(MarkedYAMLError):
+    """The document has too many values, or too many levels."""
+
+    def __init__(self, limit: str, mark: Any) -> None:
+        super().__init__(problem=f"expected at most {limit}, got more", problem_mark=mark)
+
+
+class _Composer(Composer):
+    """Gives up at the first value or level too many: what is behind it is not read."""
+
+    def __init__(self, loader: Any = None) -> None:
+        super().__init__(loader)
+        self._values = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """The next node. `index` is None for a key, and for the root."""
+        if self.depth >= MAX_DEPTH:
+            raise _TooMuch(_LEVELS, self.parser.peek_event().start_mark)
+        self._values += index is not None
+        if self._values >= MAX_VALUES:
+            raise _TooMuch(_VALUES, self.parser.peek_event().start_mark)
+        return super().compose_node(parent, index)
 
 
 class _Constructor(SafeConstructor):
@@ -74,10 +102,16 @@ def read_yaml_file(path: Path) -> Any:
 def yaml_nodes(text: str) -> Node | None:
     """The nodes of the one document in a text, with their lines. They may have cycles. None if it is not YAML."""
     try:
-        node: Node | None = YAML(typ="safe", pure=True).compose(text)
-    except (YAMLError, RecursionError, ValueError):
+        node: Node | None = _yaml().compose(text)
+    except (YAMLError, ValueError):
         return None
     return node
+
+
+def _yaml() -> YAML:
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Composer, yaml.Constructor = _Composer, _Constructor
+    return yaml
 
 
 def read_bounded(path: AnyPath) -> bytes:
@@ -104,8 +138,7 @@ def text_of(data: bytes, name: str) -> str:
 
 def parse_yaml(text: str, name: str) -> Any:
     """The content of `text`, which is that of the file `name`; None if it is empty. Raises YamlFileError."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.Constructor = _Constructor
+    yaml = _yaml()
     try:
         node = yaml.compose(text)
         if node is None:
@@ -114,6 +147,8 @@ def parse_yaml(text: str, name: str) -> Any:
         return yaml.constructor.construct_document(node)
     except YamlFileError:
         raise
+    except _TooMuch as error:
+        raise YamlFileError(_place(error.problem_mark, name), error.problem) from error
     except MarkedYAMLError as error:
         place, problem = _place(error.problem_mark, name), _first_line(error.problem)
         if error.problem_mark is not None and (tab := _tab_in(text, error.problem_mark)):
@@ -123,8 +158,6 @@ def parse_yaml(text: str, name: str) -> Any:
         line = text.count("\n", 0, error.position) + 1
         problem = f"the character U+{ord(text[error.position]):04X} is not allowed"
         raise YamlFileError(f"{name}: line {line}", problem) from error
-    except RecursionError as error:
-        raise YamlFileError(name, f"expected at most {MAX_DEPTH} levels, got more") from error
     except (YAMLError, ValueError, OverflowError) as error:
         # An escape for a character that there is not, such as "\\U00110000".
         raise YamlFileError(name, _first_line(str(error))) from error
@@ -142,12 +175,12 @@ def _refuse_what_explodes(root: Node, name: str) -> None:
         if id(node) in open_nodes:
             raise YamlFileError(_place(node.start_mark, name), "an alias inside the value that it refers to")
         if depth > MAX_DEPTH:
-            raise YamlFileError(_place(node.start_mark, name), f"expected at most {MAX_DEPTH} levels, got more")
+            raise _TooMuch(_LEVELS, node.start_mark)
         open_nodes.add(id(node))
         total = 1 + sum(size(child, depth + 1) for child in _children(node, name))
         open_nodes.discard(id(node))
-        if total > MAX_NODES:
-            raise YamlFileError(_place(node.start_mark, name), f"expected at most {MAX_NODES} values, got more")
+        if total > MAX_VALUES:
+            raise _TooMuch(_VALUES, node.start_mark)
         sizes[id(node)] = total
         return total
 

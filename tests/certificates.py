@@ -74,6 +74,10 @@ class Authority:
         self.file = folder / f"{name}.pem"
         self.file.write_bytes((below or self).certify(self, _DAY))
 
+    def renew(self, valid: datetime.timedelta) -> None:
+        """Put a certificate of another validity in the place of the own one."""
+        self.file.write_bytes(self.certify(self, valid))
+
     def certify(self, other: "Authority", valid: datetime.timedelta) -> bytes:
         """A certificate of an authority, as PEM; its time is over if `valid` < 0."""
         builder = (

@@ -76,9 +76,9 @@ FLEET = [
             glance("Connections muted now", "sum(kafka_throttle_connections_muted{<cluster>})"),
             glance("Connections", "sum(kafka_throttle_connections{<cluster>}) or vector(0)"),
             glance(
-                "Days to the next expiry",
-                "min(kafka_throttle_certificate_expiry_timestamp_seconds{<cluster>} - time()) / 86400",
-                good=14,
+                "Certificates that expire soon",
+                "sum(kafka_throttle_certificate_renewal_due_timestamp_seconds{<cluster>} < bool time()) or vector(0)",
+                bad=1,
             ),
         ],
     ),

@@ -1,4 +1,4 @@
-"""The subject of an X.509 certificate as Java writes it, its host names, and the end of its validity.
+"""The subject of an X.509 certificate as Java writes it, its host names, and its validity.
 
 For a client certificate, a broker's user is `X500Principal.getName()`: RFC 2253, with Java's choices where the RFC
 leaves them open.
@@ -6,6 +6,7 @@ leaves them open.
 
 import re
 from calendar import timegm
+from typing import Final, NamedTuple
 
 from protocol.errors import MalformedMessage, TruncatedMessage
 
@@ -31,11 +32,32 @@ _KEYWORDS = {
 }
 """Attribute types with a name. For all others Java writes the number, and the value as the hexadecimal of its DER."""
 
+_RENEWED_BEFORE: Final = 1 / 4
+"""The share of its validity that a certificate should still have when it is renewed."""
+_RENEWED_BEFORE_AT_MOST_S: Final = 30 * 86_400
+
 _ESCAPED = frozenset(',=+<>#;"\\')
 _MAX_ARC_BYTES = 32
 
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 """Half of a surrogate pair in UTF-8: Java replaces it by one U+FFFD, Python by one for each byte."""
+
+
+class Validity(NamedTuple):
+    """When a certificate begins and ends to be valid, in seconds since 1970."""
+
+    begins_s: int
+    ends_s: int
+
+    @property
+    def renewal_due_s(self) -> float:
+        """From when on the certificate expires soon: a quarter of its validity is left, but 30 days at most."""
+        return self.ends_s - min(_RENEWED_BEFORE * (self.ends_s - self.begins_s), _RENEWED_BEFORE_AT_MOST_S)
+
+    def urgency(self, now_s: float) -> float:
+        """How much of the time to renew it is over: from 0 on it expires soon, from 1 on it has expired."""
+        due_s = self.renewal_due_s
+        return (now_s - due_s) / max(self.ends_s - due_s, 1)
 
 
 class _Der:
@@ -104,18 +126,18 @@ def subject_of(certificate: bytes) -> str:
 
 def not_after(certificate: bytes) -> int:
     """When the validity of a certificate in DER ends, in seconds since 1970. Raises ProtocolError."""
-    return validity_of(certificate)[1]
+    return validity_of(certificate).ends_s
 
 
-def validity_of(certificate: bytes) -> tuple[int, int]:
-    """When the validity of a certificate in DER begins and ends, in seconds since 1970. Raises ProtocolError."""
+def validity_of(certificate: bytes) -> Validity:
+    """The validity of a certificate in DER. Raises ProtocolError."""
     fields = _fields_from_issuer(certificate)
     fields.take(_SEQUENCE)
     validity = fields.inside(_SEQUENCE)
     begin_tag = validity.tag()
     begins = _seconds(begin_tag, validity.content(begin_tag))
     end_tag = validity.tag()
-    return begins, _seconds(end_tag, validity.content(end_tag))
+    return Validity(begins, _seconds(end_tag, validity.content(end_tag)))
 
 
 def host_names_of(certificate: bytes) -> list[str]:

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,8 +11,8 @@ import click
 from common.places import placed
 from common.private_directory import DirectoryUnusable, look_at_directory
 from common.problems import Problem
-from common.yaml_file import YamlFileError, read_yaml_file
-from proxy.config.load import load_config
+from proxy.cli.certificate_check import tls_of
+from proxy.config.load import config_in, content_of, load_config
 from proxy.config.problems import ConfigErrors
 from proxy.config.secret_file import secret
 from proxy.config.sections import valid_sections
@@ -21,6 +20,7 @@ from proxy.config.settings import (
     AdminConfig,
     Config,
     CredentialsConfig,
+    EnsembleConfig,
     HistoryConfig,
     MetricsConfig,
     ServerTlsConfig,
@@ -35,6 +35,7 @@ _SECTIONS_WITH_FILES = (
     ServerTlsConfig,
     UpstreamTlsConfig,
     CredentialsConfig,
+    EnsembleConfig,
     AdminConfig,
     MetricsConfig,
     UsageConfig,
@@ -72,13 +73,14 @@ def load(path: Path) -> Config:
 def load_with_files(path: Path) -> Config:
     """As `load`, but also checks the files that the configuration names."""
     problems: list[Problem] = []
-    data: Any = None
     try:
-        data = config = load_config(path)
+        data = content_of(path)
+    except ConfigErrors as errors:
+        refuse(str(errors))
+    try:
+        data = config = config_in(path, data)
     except ConfigErrors as errors:
         problems += errors.problems
-        with suppress(YamlFileError):
-            data = read_yaml_file(path)
     problems += placed(list(_problems_of_files(data, path)), path)
     if problems:
         refuse(str(ConfigErrors(problems)))
@@ -100,8 +102,8 @@ def _problems_of_files(data: Any, path: Path) -> Iterator[Problem]:
                     admin_access(section, path)
                 case MetricsConfig():
                     metrics_access(section)
-                case CredentialsConfig():
-                    yield from _problems_of_credentials(place, section)
+                case CredentialsConfig() | EnsembleConfig():
+                    yield from _problems_of_own(place, section)
                 case UsageConfig(directory=str(directory)):
                     yield from _problems_of_directory("usage.directory", Path(directory))
                 case HistoryConfig(directory=str(directory)):
@@ -118,18 +120,14 @@ def _problems_of_directory(setting: str, directory: Path) -> Iterator[Problem]:
         yield Problem(setting, str(error))
 
 
-def _problems_of_credentials(path: str, admin: CredentialsConfig) -> Iterator[Problem]:
+def _problems_of_own(path: str, own: CredentialsConfig | EnsembleConfig) -> Iterator[Problem]:
+    """The problems of the files for connections of the proxy's own."""
     try:
-        secret(admin.password_file, f"{path}.password_file")
+        secret(own.password_file, f"{path}.password_file")
     except ConfigErrors as errors:
         yield from errors.problems
-    for setting in ("ca_file", "certificate_file", "key_file"):
-        name = getattr(admin, setting)
-        try:
-            if name is not None:
-                Path(name).read_bytes()
-        except OSError as error:
-            yield Problem(f"{path}.{setting}", f"{name} cannot be read: {error.strerror or error}")
+    if (tls := tls_of(own)) is not None:
+        certify(path, tls)
 
 
 def cluster_of(config: Config, name: str | None) -> VirtualClusterConfig:

@@ -1,4 +1,4 @@
-"""What `kafka-throttle check --connect` finds."""
+"""What `kafka-throttle check` finds beside the settings themselves."""
 
 import time
 from collections.abc import Iterator
@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 from common.printable import printable
 from common.problems import Problem
+from protocol.identity.distinguished_names import Validity
 
 _MOST_CHARACTERS = 1_000
-_SOON_S = 14 * 86_400
-"""A certificate that expires within this time is worth a warning."""
 
 
 class Finding(NamedTuple):
-    """A difference between the file and what is there. A warning does not keep the proxy from serving clients."""
+    """A difference between the file and what it names. A warning does not keep the proxy from serving clients."""
 
     problem: Problem
     is_warning: bool = False
@@ -24,8 +23,16 @@ class Finding(NamedTuple):
         return self.problem._replace(problem=printable(self.problem.problem, _MOST_CHARACTERS))
 
 
-def ends_soon(path: str, what: str, ends_s: float) -> Iterator[Finding]:
-    """A warning if a certificate that is valid until `ends_s` (epoch, s) expires soon."""
-    if 0 < ends_s - time.time() < _SOON_S:
-        day = datetime.fromtimestamp(ends_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        yield Finding(Problem(path, f"{what} expires soon, at {day}"), is_warning=True)
+def validity_findings(path: str, what: str, validity: Validity) -> Iterator[Finding]:
+    """What is wrong with the time of the certificate `what`."""
+    now_s = time.time()
+    urgency = validity.urgency(now_s)
+    if now_s < validity.begins_s:
+        yield Finding(Problem(path, f"{what} is not valid before {_shown(validity.begins_s)}"))
+    elif urgency >= 0:
+        when = "expires soon" if urgency < 1 else "has expired"
+        yield Finding(Problem(path, f"{what} {when}, at {_shown(validity.ends_s)}"), is_warning=urgency < 1)
+
+
+def _shown(epoch_s: float) -> str:
+    return datetime.fromtimestamp(epoch_s, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -10,10 +10,11 @@ from typing import NamedTuple
 from common.destinations import Destinations
 from common.look_ups import at_port, look_up
 from common.problems import Problem, listed
+from protocol.identity.distinguished_names import Validity
 from protocol.messages.metadata import MetadataNode, nodes_request
-from proxy.cli.findings import Finding, ends_soon
+from proxy.cli.findings import Finding, validity_findings
 from proxy.cli.listener_check import listener_findings
-from proxy.cli.node_tls import CertificateEnd, handshake_with
+from proxy.cli.node_check import reach
 from proxy.config.kinds import HostPort
 from proxy.config.settings import Config, UsageTopicConfig, VirtualClusterConfig
 from proxy.server.quota_sources import source_of
@@ -70,21 +71,21 @@ async def _look_at(path: str, cluster: VirtualClusterConfig) -> tuple[list[Findi
     reached = [node for node in nodes if node.node_id not in unfit]
     others = [node for node in reached if _address(node) not in servers]
     refusals += filter(None, await asyncio.gather(*(_asked(node, credentials, timeout_s) for node in others)))
-    found = list(_findings_of(path, refusals))
-    if upstream.tls is not None:
-        where = f"{path}.upstream.tls"
-        context = certify(where, upstream.tls).context
-        handshakes = (
-            handshake_with(node.host, node.port, context, timeout_s, announced=credentials.announced)
-            for node in reached
-        )
-        for node, outcome in zip(reached, await asyncio.gather(*handshakes), strict=True):
-            if isinstance(outcome, CertificateEnd):
-                found += ends_soon(where, f"the certificate of {_shown(node)}", outcome.ends_s)
-            elif outcome is not None:
-                setting, problem = outcome
-                found.append(Finding(Problem(f"{path}.{setting}", f"{_shown(node)}: {problem}")))
-    return found, nodes
+    lost = {refusal.server for refusal in refusals}
+    context = None if upstream.tls is None else certify(f"{path}.upstream.tls", upstream.tls).context
+    places = {server: str(server) for server in upstream.bootstrap_servers}
+    places |= {HostPort(node.host, node.port): _shown(node) for node in reached}
+    outcomes = await asyncio.gather(*(reach(place, upstream, context) for place in places))
+    found: list[Finding] = []
+    for (place, shown), outcome in zip(places.items(), outcomes, strict=True):
+        if isinstance(outcome, Validity):
+            found += validity_findings(f"{path}.upstream.tls", f"the certificate of {shown}", outcome)
+        elif outcome is not None and (outcome.is_connected or not lost & {shown, str(place)}):
+            refusals.append(Refusal(shown, f"a client's connection: {outcome.problem}", [outcome.setting]))
+    if nodes and cluster.sasl.required and not upstream.admin.security_protocol.startswith("SASL"):
+        problem = "expected false, as the nodes serve the proxy without SASL: they refuse clients that log in, got true"
+        found.append(Finding(Problem(f"{path}.sasl.required", problem)))
+    return [*_findings_of(path, refusals), *found], nodes
 
 
 async def _look_at_topic(topic: UsageTopicConfig) -> Iterator[Finding]:

@@ -8,12 +8,14 @@ import click
 
 from common.places import placed
 from common.problems import bounded
+from proxy.cli.certificate_check import certificate_findings
 from proxy.cli.config_file import config_option, load, load_with_files, refuse
 from proxy.cli.explain import explain
 from proxy.cli.init import init
 from proxy.cli.live_check import findings_at
 from proxy.cli.overrides import override_warnings
 from proxy.cli.quotas import quotas
+from proxy.cli.state_file_check import state_file_findings
 from proxy.cli.top import top
 from proxy.cli.usage import usage
 from proxy.cli.usage_plan import apply, plan
@@ -25,7 +27,7 @@ from proxy.config.checks import listener_ports
 from proxy.config.kinds import HostPort, show_range, worker_count
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config
-from proxy.config.warnings import ephemeral_ports, warnings_of
+from proxy.config.warnings import ephemeral_ports, warnings_of, written_file_warnings
 from proxy.installed import installed_version, make_in_use, run_again_pure
 
 
@@ -64,8 +66,11 @@ def run(path: Path) -> None:
 def check(path: Path, connect: bool) -> None:
     """Validate a configuration file; print every problem with its place."""
     config = load_with_files(path)
-    found = list(findings_at(config, path)) if connect else []
-    warnings = [*warnings_of(config, ephemeral_ports()), *override_warnings(config, path)]
+    found = [*certificate_findings(config), *state_file_findings(config)]
+    if connect:
+        found += findings_at(config, path)
+    warnings = [*warnings_of(config, ephemeral_ports()), *written_file_warnings(config)]
+    warnings += override_warnings(config, path)
     warnings += [each.shown() for each in found if each.is_warning]
     for warning in placed(bounded(warnings, "warnings"), path):
         click.echo(f"warning: {warning}", err=True)
@@ -83,7 +88,8 @@ def summary(config: Config) -> str:
         lines.append(f"virtual cluster {cluster.name}: {len(cluster.quotas.entries)} quota entries, upstream {servers}")
         for listener in cluster.listeners:
             ports = ", ".join(show_range(claim.ports) for claim in listener_ports("", listener))
-            lines.append(f"  listener {listener.name}: {listener.advertised_host}, ports {ports} of {listener.bind}")
+            place = f"{listener.advertised_host}, ports {ports} of {listener.bind}"
+            lines.append(f"  listener {listener.name}: {cluster.client_protocol(listener)}, {place}")
     for section, http, path in (("metrics", config.metrics, "metrics"), ("admin", config.admin, "api/v1")):
         scheme = "http" if http.tls is None else "https"
         lines.append(f"{section}: {scheme}://{HostPort(http.bind, http.port)}/{path}")

@@ -9,12 +9,13 @@ from contextlib import suppress
 from heapq import heappop, heappush
 from ipaddress import ip_address
 from itertools import islice
+from os.path import normpath
 from typing import Any, NamedTuple
 
 from common.destinations import Destinations
 from common.kinds import MAX_PORT
 from common.problems import Problem, either, show
-from common.settings import found_at, items, part, repeated_names, valid
+from common.settings import Settings, found_at, items, part, repeated_names, valid
 from proxy.config.kinds import host_port, is_advertisable, node_place, show_range, worker_count
 from proxy.config.settings import (
     QUOTAS_TOPIC,
@@ -219,6 +220,45 @@ def _source_problems(data: Any) -> Iterator[Problem]:
             yield Problem(f"{path}.topic", f"expected nothing with the source {source!r}, got {show(topic)}")
 
 
+def _own_connection_problems(data: Any) -> Iterator[Problem]:
+    """Nodes that speak TLS to the proxy itself, at the same ports, but not to clients."""
+    for path, upstream in found_at(data, "virtual_clusters[].upstream"):
+        protocol = part(part(upstream, "admin"), "security_protocol")
+        if protocol in ("SSL", "SASL_SSL") and part(upstream, "tls") is None:
+            problem = "expected tls, as the nodes speak TLS with upstream.admin, got nothing: clients would speak plain"
+            yield Problem(f"{path}.tls", f"{problem} TCP to them; {{}} is tls with all its defaults")
+
+
+def _written_file_problems(data: Any) -> Iterator[Problem]:
+    """Files that the proxy writes, and that something else has, too: one would overwrite the other."""
+    named = list(_files_named(data, ""))
+    places: dict[str, list[str]] = {}
+    for path, file in named:
+        places.setdefault(file, []).append(path)
+    for path, file in named:
+        others = [other for other in places[file] if other != path]
+        if _is_written(path) and others and (not _is_written(others[0]) or places[file][0] != path):
+            yield Problem(path, f"expected a file that nothing else has, got that of {others[0]}")
+
+
+def _is_written(path: str) -> bool:
+    return path.endswith((".state_file", ".sensors_file"))
+
+
+def _files_named(data: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Each setting that names a file, with the file."""
+    if isinstance(data, list | tuple):
+        for i, item in enumerate(data):
+            yield from _files_named(item, f"{path}[{i}]")
+    elif isinstance(data, Mapping | Settings):
+        for key in data if isinstance(data, Mapping) else type(data).model_fields:
+            value, at = part(data, str(key)), f"{path}.{key}" if path else str(key)
+            if isinstance(value, str) and str(key).endswith("_file"):
+                yield at, normpath(value)
+            else:
+                yield from _files_named(value, at)
+
+
 def _fleet_problems(data: Any) -> Iterator[Problem]:
     """Fleets without an ensemble, and two at one place: each would count the instances of the other."""
     taken: dict[tuple[str, ...], str] = {}
@@ -306,6 +346,8 @@ CHECKS = (
     _loop_problems,
     _node_network_problems,
     _source_problems,
+    _own_connection_problems,
+    _written_file_problems,
     _fleet_problems,
     _node_name_problems,
     _admin_listener_problems,

@@ -14,12 +14,21 @@ from proxy.config.settings import Config
 
 def load_config(path: Path) -> Config:
     """The configuration in the file. ConfigErrors with every problem; ConfigUnreadable if it cannot be read."""
+    return config_in(path, content_of(path))
+
+
+def content_of(path: Path) -> Any:
+    """The lists, dicts and scalars in a file. ConfigErrors if it is not YAML; ConfigUnreadable."""
     try:
-        data = read_yaml_file(path)
+        return read_yaml_file(path)
     except YamlFileUnreadable as error:
         raise ConfigUnreadable(error.problems) from error
     except YamlFileError as error:
         raise ConfigErrors(error.problems) from error
+
+
+def config_in(path: Path, data: Any) -> Config:
+    """The configuration in the file at `path`, whose content is `data`. ConfigErrors with every problem."""
     return with_places(path, lambda: config_of(data, path.absolute().parent))
 
 

@@ -261,12 +261,21 @@ class ClusterConnectionsConfig(Settings):
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         spellings: dict[str, str] = {}
+        if problem := self._nobody_served():
+            return self.unless([problem])
         return self.unless(
             f"expected each address once in max_connections_per_ip_overrides, got {spellings[plain_ip(address)]!r} "
             f"and {address!r}"
             for address in self.max_connections_per_ip_overrides
             if spellings.setdefault(plain_ip(address), address) != address
         )
+
+    def _nobody_served(self) -> Problem | None:
+        """The setting that closes all connections."""
+        for setting in ("max_connections_per_ip", "max_connections_per_user"):
+            if getattr(self, setting) == 0 and not getattr(self, f"{setting}_overrides"):
+                return Problem(setting, f"expected at least 1 without {setting}_overrides, got 0: nobody is served")
+        return None
 
 
 class ServerTlsConfig(Settings):
@@ -665,6 +674,11 @@ class VirtualClusterConfig(Settings):
             if isinstance(sasl, dict) and "required" not in sasl and protocol in ("SASL_PLAINTEXT", "SASL_SSL"):
                 return {**data, "sasl": {**sasl, "required": True}}
         return data
+
+    def client_protocol(self, listener: ListenerConfig) -> str:
+        """What clients of a listener have to set as `security.protocol`."""
+        transport = "PLAINTEXT" if listener.tls is None else "SSL"
+        return f"SASL_{transport}" if self.sasl.required else transport
 
 
 class MetricsConfig(Settings):

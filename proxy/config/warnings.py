@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from common.atomic_file import obstacle
 from common.problems import Problem
 from protocol.identity.principal_rules import principal_rules
 from protocol.identity.sasl_names import PLAIN, SCRAM
@@ -46,6 +47,7 @@ def warnings_of(config: Config, ephemeral: range) -> list[Problem]:
                 if both := common(claim.ports, ephemeral):
                     problem = f"expected ports outside of the system's ephemeral range {show_range(ephemeral)}"
                     warnings.append(Problem(claim.path, f"{problem}, got {show_range(both)}"))
+            warnings += _reach_warnings(f"{path}.listeners[{k}]", listener, cluster)
             warnings += _trust_warnings(f"{path}.listeners[{k}]", listener)
             warnings += _server_name_warnings(f"{path}.listeners[{k}]", listener)
             warnings += _rule_warnings(f"{path}.listeners[{k}].tls.principal_mapping_rules", listener.tls)
@@ -66,6 +68,22 @@ def warnings_of(config: Config, ephemeral: range) -> list[Problem]:
     warnings += _usage_warnings(config.usage)
     warnings += _http_warnings(config)
     return warnings
+
+
+def written_file_warnings(config: Config) -> Iterator[Problem]:
+    """Files that the proxy could not write. Looks at the disk, and may wait for it."""
+    for i, cluster in enumerate(config.virtual_clusters):
+        makes_changes = cluster.quotas.source == "file"
+        lost = "changes of quotas are refused" if makes_changes else "a start needs the source"
+        place = f"virtual_clusters[{i}].quotas.state_file"
+        yield from _unwritten(place, cluster.quotas.state_file, lost, makes_folders=makes_changes)
+    lost = "after a restart each client begins with a full burst"
+    yield from _unwritten("restart.sensors_file", config.restart.sensors_file, lost)
+
+
+def _unwritten(setting: str, file: str | None, lost: str, *, makes_folders: bool = False) -> Iterator[Problem]:
+    if file is not None and (why := obstacle(Path(file), makes_folders=makes_folders)) is not None:
+        yield Problem(setting, f"{file} {why}; {lost}")
 
 
 def _several_warnings(path: str, cluster: VirtualClusterConfig) -> Iterator[Problem]:
@@ -101,7 +119,11 @@ def _usage_warnings(usage: UsageConfig) -> Iterator[Problem]:
 
 def _own_connection_warnings(path: str, cluster: VirtualClusterConfig) -> Iterator[Problem]:
     """What the nodes want of clients' connections they want of the proxy's own, too."""
-    found = cluster.upstream.admin.security_protocol
+    admin = cluster.upstream.admin
+    found = admin.security_protocol
+    for setting in ("ca_file", "certificate_file"):
+        if getattr(admin, setting) is not None and not found.endswith("SSL"):
+            yield Problem(f"{path}.upstream.admin.{setting}", f"is without effect with security_protocol {found!r}")
     where = f"{path}.upstream.admin.security_protocol"
     if cluster.upstream.tls is not None and not found.endswith("SSL"):
         problem = "expected SSL or SASL_SSL, as clients' connections to the nodes speak TLS, got"
@@ -126,6 +148,19 @@ def _user_name_warnings(path: str, sasl: SaslConfig) -> Iterator[Problem]:
             yield Problem(place, problem)
     if sasl.principals:
         yield Problem(f"{path}.principals", f"is old, expected user_names: {sasl.users_by_mechanism()}")
+
+
+def _reach_warnings(path: str, listener: ListenerConfig, cluster: VirtualClusterConfig) -> Iterator[Problem]:
+    """Listeners that clients of other machines do not reach, or where their passwords are in plain text."""
+    if is_loopback(listener.bind):
+        return
+    host = listener.advertised_host
+    if host == "localhost" or (is_ip(host) and is_loopback(host)):
+        problem = f"{host!r} is for each client its own machine: clients of other machines do not reach the nodes"
+        yield Problem(f"{path}.advertised_host", problem)
+    elif listener.tls is None and cluster.upstream.tls is not None and cluster.sasl.required:
+        told = "passwords of SASL PLAIN can be overheard on the way to the proxy"
+        yield Problem(f"{path}.tls", f"expected tls, as clients log in and the nodes speak TLS, got nothing: {told}")
 
 
 def _trust_warnings(path: str, listener: ListenerConfig) -> Iterator[Problem]:

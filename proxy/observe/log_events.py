@@ -6,7 +6,7 @@ from typing import Final
 LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "The process": {
         "starting": "The process begins. `make` says whether compiled or pure Python runs.",
-        "listening": "A listener accepts connections at these ports.",
+        "listening": "A listener accepts connections at these ports, from clients with this `security.protocol`.",
         "ready": "`/readyz` says that the proxy is ready. Comes with each change.",
         "not_ready": "`/readyz` says that the proxy is not ready, for these reasons. Comes with each change.",
         "stopping": "The process ends: it accepts no more connections, and `connections` are open.",
@@ -61,8 +61,8 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "config_warning": "A setting is allowed, but may have been meant differently.",
         "certificate_renewed": "Changed files of a certificate are in use.",
         "certificate_rejected": "Changed files of a certificate have these problems. The old ones stay in use.",
-        "certificate_expires_soon": "A certificate expires within 30 days. Once a day.",
-        "certificate_expired": "A certificate has expired. Once a day.",
+        "certificate_expires_soon": "A certificate has a quarter of its validity left, or 30 days. Once a day.",
+        "certificate_expired": "A certificate has expired. At once, and once a day.",
     },
     "The cluster": {
         "cluster_reached": "The cluster has named its nodes: for the first time, after a failure, or others than "

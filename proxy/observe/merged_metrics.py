@@ -55,6 +55,7 @@ _OF_EACH_WORKER: Final = frozenset({"kafka_throttle_event_loop_lag_seconds"})
 _LEAST: Final = frozenset(
     {
         "kafka_throttle_certificate_expiry_timestamp_seconds",
+        "kafka_throttle_certificate_renewal_due_timestamp_seconds",
         "kafka_throttle_cluster_up",
         "kafka_throttle_quota_source_up",
         "kafka_throttle_quotas_known",

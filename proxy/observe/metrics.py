@@ -235,8 +235,16 @@ class Metrics:
         )
         self.certificate_ends = Gauge(
             "kafka_throttle_certificate_expiry_timestamp_seconds",
-            "Expiry of the listener's certificate; without a listener, of the client certificate for the nodes. The "
-            "listeners admin and metrics have no virtual cluster.",
+            "Expiry of the listener's certificate, or of an authority behind it that is more urgent to renew; without "
+            "a listener, of the client certificate for the nodes. The listeners admin and metrics have no virtual "
+            "cluster.",
+            ("virtual_cluster", "listener"),
+            registry=registry,
+        )
+        self.certificate_due = Gauge(
+            "kafka_throttle_certificate_renewal_due_timestamp_seconds",
+            "From when on this certificate expires soon: a quarter of its validity is left, but 30 days at most. From "
+            "then on the log and `check` warn, too.",
             ("virtual_cluster", "listener"),
             registry=registry,
         )

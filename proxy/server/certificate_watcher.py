@@ -1,8 +1,10 @@
 """Reloads certificates when their files change, and warns before they expire."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import NamedTuple
 
 import structlog
 
@@ -10,24 +12,22 @@ from common.duties import Duty
 from proxy.clock import Clock
 from proxy.config.problems import ConfigErrors
 from proxy.observe.metrics import Metrics
-from proxy.server.tls_material import Section, TlsMaterial, TlsPlace, certify
+from proxy.server.rejection import Rejection
+from proxy.server.tls_material import OwnCertificate, Section, TlsMaterial, TlsPlace, certify
 
 _LOOK_S = 1.0
-_REJECTED_AGAIN_S = 30.0
-"""After how long rejected files are read again, because the reason may be gone."""
-_SOON_S = 30 * 86_400
 _TELL_AGAIN_S = 86_400
 
 Show = Callable[[TlsPlace, TlsMaterial | None], None]
 """Makes a listener, or the way to the nodes, use this TLS material; with None it uses plain TCP from now on."""
 
 
-@dataclass(slots=True)
-class _Rejected:
-    """Files that cannot be used: what was reported about them, and when they are read again."""
+class _Told(NamedTuple):
+    """What the log said last of the certificates of a place, and when (epoch, s)."""
 
-    problems: list[str]
-    again_at_ms: float
+    certificate: OwnCertificate
+    has_expired: bool
+    at_s: float
 
 
 class CertificateWatcher:
@@ -43,9 +43,9 @@ class CertificateWatcher:
         self._metrics = metrics
         self._log = structlog.get_logger()
         self._kept: dict[TlsPlace, Section] = {}
-        self._rejected: dict[TlsPlace, _Rejected] = {}
-        self._ends_s: dict[TlsPlace, int] = {}
-        self._reported_s: dict[TlsPlace, float] = {}
+        self._rejections: defaultdict[TlsPlace, Rejection] = defaultdict(Rejection)
+        self._used: dict[TlsPlace, TlsMaterial] = {}
+        self._told: dict[TlsPlace, _Told] = {}
 
     def take_up(self, sections: Mapping[TlsPlace, Section]) -> None:
         """Use the TLS sections of a configuration that was just loaded."""
@@ -61,14 +61,10 @@ class CertificateWatcher:
             await asyncio.sleep(_LOOK_S)
             for place, section in list(self._kept.items()):
                 with self.duty:
-                    if await asyncio.to_thread(section.files.changed) or self._is_due(place):
+                    changed = await asyncio.to_thread(section.files.changed)
+                    if changed or self._rejections[place].is_due(self._clock.now_ms()):
                         await self._renew(place, section)
             self._tell_of_ends()
-
-    def _is_due(self, place: TlsPlace) -> bool:
-        """Whether files that could not be used are to be read again, though they have not changed."""
-        rejected = self._rejected.get(place)
-        return rejected is not None and self._clock.now_ms() >= rejected.again_at_ms
 
     async def _renew(self, place: TlsPlace, section: Section) -> None:
         labels = (place.virtual_cluster, place.listener)
@@ -83,37 +79,48 @@ class CertificateWatcher:
             self._use(place, context)
 
     def _reject(self, place: TlsPlace, problems: list[str]) -> None:
-        before = self._rejected.get(place)
-        self._rejected[place] = _Rejected(problems, self._clock.now_ms() + _REJECTED_AGAIN_S * 1000)
-        if before is None or before.problems != problems:
+        if self._rejections[place].note(problems, self._clock.now_ms()):
             self._metrics.certificate_reloads.labels(place.virtual_cluster, place.listener, "rejected").inc()
             self._log.error("certificate_rejected", problems=problems)
 
-    def _use(self, place: TlsPlace, context: TlsMaterial) -> None:
-        self._show(place, context)
-        self._reported_s.pop(place, None)
-        self._rejected.pop(place, None)
-        self._ends_s.pop(place, None)
-        if context.ends_s is not None:
-            self._ends_s[place] = context.ends_s
-            self._metrics.certificate_ends.labels(place.virtual_cluster, place.listener).set(context.ends_s)
+    def _use(self, place: TlsPlace, material: TlsMaterial) -> None:
+        self._show(place, material)
+        self._rejections[place].forget()
+        self._told.pop(place, None)
+        self._used[place] = material
         self._tell_of_ends()
 
     def _forget(self, place: TlsPlace) -> None:
         self._show(place, None)
-        self._rejected.pop(place, None)
-        if self._ends_s.pop(place, None) is not None:
+        del self._rejections[place]
+        if self._used.pop(place).chain:
             self._metrics.certificate_ends.remove(place.virtual_cluster, place.listener)
+            self._metrics.certificate_due.remove(place.virtual_cluster, place.listener)
 
     def _tell_of_ends(self) -> None:
-        """Log a warning once a day for each certificate that expires within 30 days."""
+        """Show of each place when the most urgent of its certificates ends; log it once a day if that is soon."""
         now_s = self._clock.epoch_ms() / 1000
-        for place, ends_s in self._ends_s.items():
-            if ends_s - now_s < _SOON_S and now_s - self._reported_s.get(place, -_TELL_AGAIN_S) >= _TELL_AGAIN_S:
-                self._reported_s[place] = now_s
-                self._log.warning(
-                    "certificate_expired" if ends_s < now_s else "certificate_expires_soon",
-                    virtual_cluster=place.virtual_cluster,
-                    listener=place.listener,
-                    days_left=int((ends_s - now_s) // 86_400),
-                )
+        for place, material in self._used.items():
+            certificate = material.to_renew(now_s)
+            if certificate is not None:
+                labels = (place.virtual_cluster, place.listener)
+                self._metrics.certificate_ends.labels(*labels).set(certificate.validity.ends_s)
+                self._metrics.certificate_due.labels(*labels).set(certificate.validity.renewal_due_s)
+                if (urgency := certificate.validity.urgency(now_s)) >= 0:
+                    self._warn(place, _Told(certificate, urgency >= 1, now_s))
+
+    def _warn(self, place: TlsPlace, now: _Told) -> None:
+        before = self._told.get(place)
+        if before is not None and before[:2] == now[:2] and now.at_s - before.at_s < _TELL_AGAIN_S:
+            return
+        self._told[place] = now
+        file, subject, (_, ends_s) = now.certificate
+        self._log.warning(
+            "certificate_expired" if now.has_expired else "certificate_expires_soon",
+            virtual_cluster=place.virtual_cluster,
+            listener=place.listener,
+            file=file,
+            subject=subject,
+            ends=datetime.fromtimestamp(ends_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            days_left=int((ends_s - now.at_s) // 86_400),
+        )

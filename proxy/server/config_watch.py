@@ -19,16 +19,15 @@ from proxy.config.load import load_config
 from proxy.config.problems import ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
 from proxy.config.settings import Config
-from proxy.config.warnings import ephemeral_ports, warnings_of
+from proxy.config.warnings import ephemeral_ports, warnings_of, written_file_warnings
 from proxy.observe import logs
 from proxy.observe.http_secrets import HttpAccess, http_access
 from proxy.observe.metrics import Metrics
+from proxy.server.rejection import Rejection
 from proxy.server.tls_material import Section, TlsPlace, tls_sections
 
 _WATCH_S = 0.25
-_REREAD_S = 2.0
-_REJECTED_AGAIN_S = 30.0
-"""After how long a rejected configuration is read again, because a file that it names may be right by then."""
+_UNREADABLE_AGAIN_S = 2.0
 
 log = structlog.get_logger()
 
@@ -73,10 +72,7 @@ class ConfigWatch:
         self._seen: object = signature(path)
         """That of the file as it was read last. The first is taken before the first port is bound: an operator who sees
         a port open may already change the file."""
-        self._again_at_ms: float = inf
-        """When a rejected configuration is read again, though its file has not changed."""
-        self._rejected: list[str] = []
-        """The problems that were reported."""
+        self._rejection = Rejection()
         self._note_reload(is_applied=True)
 
     async def watch(self) -> None:
@@ -87,8 +83,8 @@ class ConfigWatch:
                     await self.reload_asked.wait()
             found = await asyncio.to_thread(signature, self._path)  # a file system that hangs holds up nothing else
             if found != self._seen or self.reload_asked.is_set():
-                self._rejected = []
-            elif self._clock.now_ms() < self._again_at_ms:
+                self._rejection.forget()
+            elif not self._rejection.is_due(self._clock.now_ms()):
                 continue
             self.reload_asked.clear()
             self._seen = found
@@ -112,35 +108,33 @@ class ConfigWatch:
         try:
             loaded = await asyncio.to_thread(with_places, self._path, partial(load_with_files, self._path))
         except ConfigErrors as errors:
-            wait_s = _REREAD_S if isinstance(errors, ConfigUnreadable) else _REJECTED_AGAIN_S
-            self._again_at_ms = self._clock.now_ms() + wait_s * 1000
-            self._refuse([str(problem) for problem in errors.problems])
+            soon = {"again_s": _UNREADABLE_AGAIN_S} if isinstance(errors, ConfigUnreadable) else {}
+            self._refuse([str(problem) for problem in errors.problems], **soon)
             return False
-        self._again_at_ms = inf
         if fixed := changes_needing_restart(self.config, loaded.config):
-            self._refuse([f"{change} (needs a restart)" for change in fixed])
+            self._refuse([f"{change} (needs a restart)" for change in fixed], again_s=inf)
             return False
-        self._rejected = []
+        self._rejection.forget()
         self.config = loaded.config
         await self._apply(loaded)
         logs.set_level(loaded.config.log.level)
-        self.warn()
+        await self.warn()
         self._metrics.config_reloads.labels("applied").inc()
         self._note_reload(is_applied=True)
         log.info("config_reloaded")
         return True
 
-    def warn(self) -> None:
+    async def warn(self) -> None:
         """Log warnings about settings that are allowed but probably not intended."""
-        for warning in bounded(warnings_of(self.config, ephemeral_ports()), "warnings"):
+        config = self.config
+        of_files = await asyncio.to_thread(lambda: list(written_file_warnings(config)))
+        for warning in bounded([*warnings_of(config, ephemeral_ports()), *of_files], "warnings"):
             log.warning("config_warning", problem=str(warning))
 
-    def _refuse(self, problems: list[str]) -> None:
-        if problems == self._rejected:
-            return
-        self._rejected = problems
-        self._note_rejected()
-        log.error("config_rejected", file=str(self._path), problems=problems)
+    def _refuse(self, problems: list[str], **when: float) -> None:
+        if self._rejection.note(problems, self._clock.now_ms(), **when):
+            self._note_rejected()
+            log.error("config_rejected", file=str(self._path), problems=problems)
 
     def _note_rejected(self) -> None:
         self._metrics.config_reloads.labels("rejected").inc()

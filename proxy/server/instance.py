@@ -354,6 +354,11 @@ class Instance:
     def serve(self) -> None:
         """Accept connections at the bound ports."""
         _leave_to_itself_what_stays()
+        protocols = {
+            (cluster.name, listener.name): cluster.client_protocol(listener)
+            for cluster in self.config.virtual_clusters
+            for listener in cluster.listeners
+        }
         for listener, sockets in self._bound:
             listener.serve(sockets)
             log.info(
@@ -361,6 +366,7 @@ class Instance:
                 virtual_cluster=listener.key.virtual_cluster,
                 listener=listener.name,
                 ports=sorted(sockets),
+                security_protocol=protocols[listener.key.virtual_cluster, listener.name],
             )
         self._is_serving = True
         self.tasks.keep(self._sweeping, self._sweep)

@@ -111,7 +111,7 @@ class Service:
             self._tasks.spawn(self._restart.follow())
             await self._http.start(self.config)
         self._restart.notify("READY=1", f"MAINPID={os.getpid()}")
-        self.configuration.warn()
+        await self.configuration.warn()
         self.instance.warn_of_descriptors()
         self._tasks.keep(Duty("reporting readiness"), self._keep_looking)
         self._tasks.keep(Duty("sampling for the status page"), self._page.history.keep)

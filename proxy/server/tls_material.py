@@ -3,19 +3,21 @@
 import re
 import ssl
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from common.destinations import plain_name
 from common.file_signature import Signature, signature
 from common.plain_words import why_tls_failed
+from common.printable import printable
 from common.problems import Problem
 from common.tls_trust import trust
 from protocol.errors import ProtocolError
-from protocol.identity.distinguished_names import host_names_of, validity_of
+from protocol.identity.distinguished_names import Validity, host_names_of, subject_of, validity_of
 from protocol.identity.principal_rules import PrincipalRules, principal_rules
 from proxy.config.problems import ConfigErrors
 from proxy.config.secret_file import secret
@@ -43,17 +45,29 @@ class TlsPlace:
     listener: str
 
 
+class OwnCertificate(NamedTuple):
+    """A certificate that the other side is shown."""
+
+    file: str
+    subject: str
+    validity: Validity
+
+
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """What is made from a section `tls`: its context, and when its own chain of certificates ends (epoch, s).
+    """What is made from a section `tls`: its context, and the own certificate, with the authorities behind it.
 
     `rules` map a client's certificate to its user. `hosts` are the host names that the own certificate is for.
     """
 
     context: ssl.SSLContext
-    ends_s: int | None
+    chain: Sequence[OwnCertificate]
     rules: PrincipalRules
     hosts: frozenset[str] = field(default_factory=frozenset)
+
+    def to_renew(self, now_s: float) -> OwnCertificate | None:
+        """The certificate of the chain that is the most urgent to renew; None if there is no chain."""
+        return max(self.chain, key=lambda each: each.validity.urgency(now_s), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,28 +168,39 @@ def _refuse_weak_ciphers(path: str, context: ssl.SSLContext) -> None:
         raise _error(path, f"expected ciphers that encrypt and authenticate, got {', '.join(weak[:5])}")
 
 
-def _load_own(path: str, context: ssl.SSLContext, tls: TlsConfig) -> int | None:
-    """Load the own certificate, if one is configured. Returns when it expires (epoch, s), or None."""
+def _load_own(path: str, context: ssl.SSLContext, tls: TlsConfig) -> Sequence[OwnCertificate]:
+    """Load the own certificate, if one is configured. Returns it with the authorities behind it."""
     own = tls.certificate_file
     if own is None:
-        return None
+        return ()
     password = secret(tls.key_password_file, f"{path}.key_password_file") or ""
     _require_own(path, own, tls)
     files = own if tls.key_file is None else f"{own} with {tls.key_file}"
     _use(f"{path}.certificate_file", files, lambda: context.load_cert_chain(own, tls.key_file, lambda: password))
-    ends: list[int] = []
-    _use(f"{path}.certificate_file", own, lambda: ends.append(_end_of_chain(Path(own).read_bytes())))
-    return ends[0]
+    chain: list[OwnCertificate] = []
+    _use(f"{path}.certificate_file", own, lambda: chain.extend(_chain_in(own)))
+    return chain
 
 
-def _end_of_chain(pem: bytes) -> int:
-    """When the own certificate, or an authority behind it, ends first (epoch, s).
+def _chain_in(file: str) -> Iterator[OwnCertificate]:
+    """The own certificate, and the authorities behind it.
 
-    An authority that had ended before the own certificate was issued does not count: nobody can need it. Chains have
-    such certificates for old clients, of a root that was signed by an older one.
+    An authority that had ended before the own certificate was issued is left out: nobody can need it. Chains have such
+    certificates for old clients, of a root that was signed by an older one.
     """
-    (begins, ends), *authorities = map(validity_of, certificates_in(pem))
-    return min(ends, *(end for _, end in authorities if end > begins), ends)
+    own, *authorities = certificates_in(Path(file).read_bytes())
+    begins_s = validity_of(own).begins_s
+    yield OwnCertificate(file, _subject_of(own), validity_of(own))
+    for authority in authorities:
+        if validity_of(authority).ends_s > begins_s:
+            yield OwnCertificate(file, _subject_of(authority), validity_of(authority))
+
+
+def _subject_of(certificate: bytes) -> str:
+    try:
+        return printable(subject_of(certificate))
+    except ProtocolError:
+        return ""
 
 
 def _hosts_of(path: str, own: str) -> frozenset[str]:

@@ -38,10 +38,10 @@ class ClusterStream:
         return size + await self._reader.readexactly(size_bytes)
 
     @property
-    def certificate_ends_s(self) -> float:
-        """When the certificate of the node ends (epoch, s). Only with TLS that checks it."""
-        certificate = self._writer.get_extra_info("peercert")
-        return ssl.cert_time_to_seconds(certificate["notAfter"])
+    def certificate(self) -> bytes:
+        """The certificate of the node, in DER. Only with TLS."""
+        found: bytes = self._writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return found
 
     async def ends_within(self, seconds: float) -> None:
         """Return when the node has sent anything, or time is over. Raises OSError, or EOFError, if it has closed."""

@@ -278,6 +278,14 @@ class FileSource:
 # ------------------------------------------------------------------------ disk
 
 
+def problem_in(path: Path) -> str | None:
+    """What is wrong with the content of a state file; None if nothing is, or if there is no file."""
+    source = FileSource({}, "", path)
+    source.start(lambda: None)
+    source.stop()
+    return source.problems.get(str(path))
+
+
 def _on_disk(path: Path, done: str, step: Callable[[], _Result]) -> _Result:
     """What `step` returns. SourceUnavailable if the system does not let it."""
     try:

@@ -195,6 +195,19 @@ def _words(error: OSError) -> str:
 # ---------------------------------------------------------------------- the file
 
 
+def problem_in(path: Path, source: str) -> str | None:
+    """What is wrong with the content of a file of last good quotas; None if nothing is, or if there is no file."""
+    try:
+        parse(_read(path), source)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot be read: {_words(error)}"
+    except (_OfAnother, _Damaged) as error:
+        return str(error)
+    return None
+
+
 def content(quotas: Quotas, source: str) -> Iterator[bytes]:
     """What the file holds, an entity a line: in pieces, so that other threads have their turn in between."""
     yield f'{{"version": {VERSION}, "source": {json.dumps(source)}, "quotas": ['.encode()

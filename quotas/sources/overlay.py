@@ -252,6 +252,8 @@ def parse_overlay(content: bytes, last_good: Overlay = MappingProxyType({})) -> 
         document = json.loads(content.decode(), object_pairs_hook=_without_twins)
     except (ValueError, RecursionError) as error:
         raise DamagedOverlay(f"expected JSON in UTF-8: {error}") from error
+    if isinstance(document, dict) and "quotas" in document and "overlay" not in document:
+        raise DamagedOverlay(f"holds the last good quotas of the source {document.get('source')!r}")
     fields = _fields(document, "the file", {"version", "overlay"})
     if fields["version"] != _VERSION:
         raise DamagedOverlay(f"version: expected {_VERSION}, got {fields['version']!r}")

@@ -2,12 +2,18 @@
 
 import errno
 import os
+import shutil
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from common.atomic_file import is_at, publish, sync, sync_directory, write_whole
+from common import atomic_file
+from common.atomic_file import is_at, obstacle, publish, sync, sync_directory, write_whole
 
+ROOT = Path(__file__).parents[2]
 OLD, NEW = b"what was there", b"what is to be there"
 
 
@@ -119,3 +125,75 @@ def test_a_directory_whose_sync_fails_says_so(path, monkeypatch):
     Failing(monkeypatch, "fsync", errno.EIO, of_directories=True)
     with pytest.raises(OSError, match="Input/output error"):
         sync_directory(path.parent)
+
+
+def test_nothing_is_in_the_way_of_a_file_that_can_be_written_or_made(path):
+    missing = path.parent / "no" / "such" / "folder"
+    assert obstacle(path) is None
+    assert obstacle(missing / "file", makes_folders=True) is None
+    assert obstacle(missing / "file") == f"cannot be written, because there is no directory {missing}"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_directory_in_the_place_of_a_file_is_in_the_way(path):
+    assert obstacle(path.parent) == "is a directory, expected a file"
+
+
+def test_a_directory_that_may_not_be_written_to_is_in_the_way(path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda where, mode: where != path.parent)
+    expected = f"cannot be written, because this process may not write to {path.parent}"
+    assert obstacle(path) == obstacle(path.parent / "new" / "file", makes_folders=True) == expected
+
+
+def test_a_file_that_is_a_mount_is_in_the_way_and_is_named_when_it_is_written(path, tmp_path, monkeypatch):
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    mounted, mounts = folder / "file", tmp_path / "mountinfo"
+    mounts.write_text(f"31 22 8:1 /x {str(mounted).replace(' ', chr(92) + '040')} rw - ext4 /dev/sda1 rw\n")
+    monkeypatch.setattr(atomic_file, "_MOUNTS", mounts)
+    assert obstacle(mounted).startswith("is a mount of its own")
+    assert obstacle(path) is None
+    with monkeypatch.context() as patch:
+        Failing(patch, "replace", errno.EBUSY)
+        with pytest.raises(
+            OSError, match="is a mount of its own, which no other file can replace: mount its directory"
+        ):
+            write_whole(path, [NEW])
+    assert path.read_bytes() == OLD
+
+
+MOUNTED = """
+import subprocess, sys
+from pathlib import Path
+from common.atomic_file import obstacle, write_whole
+folder = Path(sys.argv[1])
+subprocess.run(["mount", "--bind", folder / "alone", folder / "alone"], check=True)
+subprocess.run(["mount", "--bind", folder / "fixed", folder / "fixed"], check=True)
+subprocess.run(["mount", "-o", "remount,ro,bind", folder / "fixed"], check=True)
+for path in (folder / "alone", folder / "fixed" / "file", folder / "free"):
+    said = obstacle(path)
+    try:
+        write_whole(path, [b"new"])
+    except OSError as error:
+        print(f"{path.name}: {said} | {error.strerror}")
+    else:
+        print(f"{path.name}: {said} | written")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root and unshare")
+def test_what_is_in_the_way_is_known_before_the_system_says_it(tmp_path):
+    (tmp_path / "fixed").mkdir()
+    for name in ("alone", "free", "fixed/file"):
+        (tmp_path / name).write_bytes(OLD)
+    command = ["unshare", "-m", "--propagation", "private", sys.executable, "-c", MOUNTED, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode and "Operation not permitted" in done.stderr:
+        pytest.skip("may not mount")
+    mount = "a mount of its own, which no other file can replace: mount its directory instead"
+    assert done.stdout.splitlines() == [
+        f"alone: is {mount} | it is {mount}",
+        f"file: cannot be written, because {tmp_path}/fixed is on a file system that is mounted read-only"
+        " | Read-only file system",
+        "free: None | written",
+    ], done.stderr

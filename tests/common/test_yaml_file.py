@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.yaml_file import parse_yaml
+from common.yaml_file import MAX_VALUES, YamlFileError, parse_yaml, yaml_nodes
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,28 @@ def test_any_other_number_stays_a_double(text):
 
 def test_the_number_of_a_string_stays_a_string():
     assert parse_yaml("['1048576.0', !!str 5e+06]", "a.yaml") == ["1048576.0", "5e+06"]
+
+
+@pytest.mark.parametrize(
+    ("before", "values"),
+    [
+        ("", "b: [" + "1," * MAX_VALUES),
+        ("a: &a 1\n", "b: [" + "*a ," * MAX_VALUES),
+        ("", "b:\n" + "- 1\n" * MAX_VALUES),
+    ],
+    ids=["values", "aliases", "lines"],
+)
+def test_what_is_behind_one_value_too_many_is_not_read(before, values):
+    with pytest.raises(YamlFileError) as refused:
+        parse_yaml(f"{before}{values}\n] is no YAML, which would be another problem", "a.yaml")
+    assert str(refused.value).endswith(f"expected at most {MAX_VALUES} values, got more")
+
+
+def test_what_is_behind_one_level_too_many_is_not_read():
+    with pytest.raises(YamlFileError) as refused:
+        parse_yaml("[" * 60 + "] is no YAML", "a.yaml")
+    assert str(refused.value) == "a.yaml: line 1, column 51: expected at most 50 levels, got more"
+
+
+def test_the_lines_of_problems_are_not_looked_for_in_a_document_that_is_too_large():
+    assert yaml_nodes("[" * 60 + "]" * 60) is None

@@ -262,12 +262,12 @@ def test_a_file_with_a_mistake(start, prometheus):
 @fires("CertificateExpiresSoon", "CertificateExpires", "CertificateRejected")
 def test_certificates(start, tmp_path, prometheus):
     authority = Authority(tmp_path)
-    issued = authority.issue(HOST, valid=timedelta(days=10))
+    issued = authority.issue(HOST, valid=timedelta(hours=20))  # it has begun three days ago
     files = {"certificate_file": str(issued.certificate_file), "key_file": str(issued.key_file)}
     proxy = start(listener={"tls": files})
     prometheus.wait_for_alerts(proxy.instance, "CertificateExpiresSoon")
     assert "KafkaThrottleCertificateExpires" not in prometheus.fired(proxy.instance)
-    shutil.copy(authority.issue(HOST, valid=timedelta(days=1), name="next").certificate_file, issued.certificate_file)
+    shutil.copy(authority.issue(HOST, valid=timedelta(hours=1), name="next").certificate_file, issued.certificate_file)
     prometheus.wait_for_alerts(proxy.instance, "CertificateRejected")  # its key is another one
     shutil.copy(tmp_path / "next.key", issued.key_file)
     prometheus.wait_for_alerts(proxy.instance, "CertificateExpires")

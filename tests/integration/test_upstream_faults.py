@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections import Counter
 
 import pytest
 from click.testing import CliRunner
@@ -52,7 +53,7 @@ def test_a_node_that_does_not_respond_is_reported_with_the_setting_to_look_at(
 # ------------------------------------------------------------- check --connect
 
 
-def checked(tmp_path, servers, listener=None, quotas=None, **upstream):
+def checked(tmp_path, servers, listener=None, quotas=None, sasl=None, **upstream):
     """The exit status of `check --connect` for a file like this, and its lines without their numbers in the file."""
     listener = {"name": "plain", "bind": "127.0.0.1", "port": 9092, "node_ids": ["1-3"], **(listener or {})}
     cluster = {
@@ -60,6 +61,7 @@ def checked(tmp_path, servers, listener=None, quotas=None, **upstream):
         "upstream": {"bootstrap_servers": servers.split(","), **upstream},
         "listeners": [listener],
         "quotas": quotas or {"entries": [{"user": "alice", "producer_byte_rate": 1000}]},
+        "sasl": sasl or {},
     }
     path = tmp_path / "proxy.yaml"
     path.write_text(json.dumps({"virtual_clusters": [cluster]}, indent=1))
@@ -115,10 +117,28 @@ def test_the_check_finds_certificates_that_are_refused(newest_kafka, certificate
     ours = certificates.of_upstream
     status, lines = checked(tmp_path, servers, **ours)
     assert status == 0
-    assert len(lines) == 3
-    assert all(line.startswith("warning: virtual_clusters[0].upstream.tls: the certificate of node ") for line in lines)
+    soon = Counter(line.removeprefix("warning: virtual_clusters[0].").partition(": ")[0] for line in lines)
+    own = [f"upstream.{section}.{file}" for section in ("tls", "admin") for file in ("certificate_file", "ca_file")]
+    assert soon == {**dict.fromkeys(own, 1), "upstream.tls": 3}, "certificates of tests end within a day"
+    assert all(" expires soon, at 20" in line for line in lines)
     strange = {**ours["tls"], "ca_file": str(Authority(tmp_path).file)}
     status, lines = checked(tmp_path, servers, tls=strange, admin=ours["admin"])
-    assert (status, {line.partition(": ")[0] for line in lines}) == (2, {"upstream.tls.ca_file"})
+    assert (status, places_of_problems(lines)) == (2, {"upstream.tls.ca_file"})
     status, lines = checked(tmp_path, servers, tls={"ca_file": ours["tls"]["ca_file"]}, admin=ours["admin"])
-    assert (status, {line.partition(": ")[0] for line in lines}) == (2, {"upstream.tls.certificate_file"})
+    assert (status, places_of_problems(lines)) == (2, {"upstream.tls.certificate_file"})
+
+
+def places_of_problems(lines):
+    return {line.partition(": ")[0] for line in lines if not line.startswith("warning: ")}
+
+
+def test_the_check_finds_that_clients_log_in_where_the_nodes_know_no_login(newest_kafka, tmp_path):
+    status, lines = checked(tmp_path, newest_kafka.bootstrap_servers, sasl={"required": True})
+    assert (status, places_of_problems(lines)) == (2, {"sasl.required"})
+
+
+def test_the_check_connects_from_the_addresses_that_connections_of_clients_come_from(newest_kafka, tmp_path):
+    servers = newest_kafka.bootstrap_servers
+    assert checked(tmp_path, servers, source_addresses=["127.0.0.9"]) == (0, [])
+    status, lines = checked(tmp_path, servers, source_addresses=["192.0.2.1"])
+    assert (status, places_of_problems(lines)) == (2, {"upstream.source_addresses"})

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from common.problems import Problem
@@ -13,6 +14,8 @@ from proxy.cli.main import main
 from proxy.config.load import load_config
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config
+from quotas.changes import NO_QUOTAS
+from quotas.sources.last_good import content
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "deploy" / "proxy.example.yaml"
@@ -60,7 +63,8 @@ def test_check_says_what_a_valid_file_comes_to():
         f"{EXAMPLE} is valid\n"
         "virtual cluster main: 4 quota entries, upstream kafka-1.internal:9092, kafka-2.internal:9092,"
         " kafka-3.internal:9092\n"
-        "  listener plain: kafka.example.com, ports 19092, 19093-19098, 19099-19104, 19110-19119 of 0.0.0.0\n"
+        "  listener plain: PLAINTEXT, kafka.example.com, ports"
+        " 19092, 19093-19098, 19099-19104, 19110-19119 of 0.0.0.0\n"
         "metrics: http://127.0.0.1:9404/metrics\n"
         "admin: http://127.0.0.1:9405/api/v1\n"
     )
@@ -165,3 +169,56 @@ def test_commands_are_found_without_loading_the_service_or_the_demo():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n"
+
+
+def state_file_check(tmp_path, source, text):
+    """What `check` says of a state file with this content: its exit status, and the lines about the file."""
+    data = yaml.safe_load(EXAMPLE.read_text())
+    [cluster] = data["virtual_clusters"]
+    cluster["quotas"] = {"source": source, "state_file": "state.json", "admin_listeners": ["plain"]}
+    if source == "zookeeper":
+        cluster["quotas"]["zookeeper"] = {"servers": ["127.0.0.1:1"]}
+    (tmp_path / "proxy.yaml").write_text(yaml.safe_dump(data))
+    if text is not None:
+        (tmp_path / "state.json").write_bytes(text)
+    done = invoke("check", "-c", tmp_path / "proxy.yaml")
+    return done.exit_code, [line for line in done.stderr.splitlines() if "state_file" in line]
+
+
+CHANGES = b'{"version": 1, "overlay": [{"entity": {"user": "a"}, "limits": {}}]}'
+LAST_GOOD = b"".join(content(NO_QUOTAS, "upstream"))
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "said"),
+    [
+        ("file", None, None),
+        ("file", CHANGES, None),
+        ("file", LAST_GOOD, "holds the last good quotas of the source 'upstream'"),
+        ("file", b"log: {}", "expected JSON in UTF-8"),
+        ("upstream", None, None),
+        ("upstream", LAST_GOOD, None),
+        ("upstream", CHANGES, "holds changes of the source 'file'"),
+        ("zookeeper", LAST_GOOD, "holds the last good quotas of the source 'upstream'"),
+        ("topic", b"log: {}", "no JSON"),
+    ],
+)
+def test_check_refuses_a_state_file_that_is_not_one_of_the_source(tmp_path, source, text, said):
+    status, lines = state_file_check(tmp_path, source, text)
+    if said is None:
+        assert (status, lines) == (0, [])
+    else:
+        [line] = lines
+        assert (status, said in line) == (2, True), line
+        assert (tmp_path / "state.json").read_bytes() == text
+
+
+@pytest.mark.parametrize(
+    ("source", "lost"), [("file", "changes of quotas are refused"), ("upstream", "a start needs the source")]
+)
+def test_check_says_that_a_state_file_cannot_be_written(tmp_path, source, lost, monkeypatch):
+    monkeypatch.setattr("common.atomic_file.os.access", lambda where, mode: where != tmp_path)
+    status, [line] = state_file_check(tmp_path, source, None)
+    expected = f"cannot be written, because this process may not write to {tmp_path}; {lost}"
+    assert status == 0
+    assert line.startswith(f"warning: virtual_clusters[0].quotas.state_file: {tmp_path}/state.json {expected}")

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from common import duties
 from common.duties import Duty, troubles
@@ -20,9 +21,9 @@ def file(tmp_path):
     return tmp_path / "proxy.yaml"
 
 
-def write(file, drain_s):
+def write(file, drain_s, **cluster):
     listener = {"name": "plain", "bind": "127.0.0.1", "port": 9092, "node_ids": [1]}
-    cluster = {"name": "main", "upstream": {"bootstrap_servers": ["127.0.0.1:9"]}, "listeners": [listener]}
+    cluster |= {"name": "main", "upstream": {"bootstrap_servers": ["127.0.0.1:9"]}, "listeners": [listener]}
     file.write_text(json.dumps({"virtual_clusters": [cluster], "limits": {"drain_s": drain_s}}))
 
 
@@ -52,3 +53,23 @@ async def test_an_error_while_a_change_is_put_in_force_is_reported_and_the_next_
         while metrics.registry.get_sample_value(successful) == 0:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     watching.cancel()
+
+
+async def test_files_that_a_running_proxy_could_not_write_are_in_the_log(file, tmp_path):
+    async def apply(loaded):
+        pass
+
+    write(file, 5, quotas={"state_file": str(tmp_path), "entries": [{"user": "a", "producer_byte_rate": 1}]})
+    watch = ConfigWatch(
+        file, load_config(file), SystemClock(), Metrics(CollectorRegistry()), apply, lambda *states: None
+    )
+    with capture_logs() as logs:
+        await watch.warn()
+    problem = f"{tmp_path} is a directory, expected a file; changes of quotas are refused"
+    assert logs == [
+        {
+            "event": "config_warning",
+            "log_level": "warning",
+            "problem": f"virtual_clusters[0].quotas.state_file: {problem}",
+        }
+    ]

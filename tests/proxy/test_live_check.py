@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import datetime
 import json
+import re
 import ssl
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from click.testing import CliRunner
 
 from common.problems import Problem
 from demo.proxy_process import free_port_run
+from proxy.cli.certificate_check import certificate_findings
 from proxy.cli.findings import Finding
 from proxy.cli.listener_check import listener_findings
 from proxy.cli.main import main
-from proxy.cli.node_tls import CertificateEnd, TlsFault, handshake_with
-from proxy.config.settings import ListenerConfig
+from proxy.cli.node_check import ClientFault, reach
+from proxy.config.kinds import HostPort
+from proxy.config.load import config_of
+from proxy.config.settings import ListenerConfig, UpstreamConfig
 from tests.certificates import Authority, server_context
 from tests.quotas.sources.test_cluster_faults import Listener
 from tests.quotas.sources.test_cluster_nodes import metadata
@@ -33,6 +37,15 @@ def found(nodes=(), **settings):
     config = {"name": "plain", "bind": "127.0.0.1", "port": 9092, **settings}
     findings = listener_findings("at", ListenerConfig.model_validate(config), nodes)
     return [(*each.problem[:2], each.is_warning) for each in findings]
+
+
+def said_of_certificates(nodes=(), upstream=None, **settings):
+    """The same of the certificates, which need no cluster, and of those for the names of nodes."""
+    config = {"name": "plain", "bind": "127.0.0.1", "port": 9092, "node_ids": [1], **settings}
+    cluster = {"name": "main", "upstream": {"bootstrap_servers": ["a:1"], **(upstream or {})}, "listeners": [config]}
+    findings = certificate_findings(config_of({"virtual_clusters": [cluster]}))
+    said = [(*each.problem[:2], each.is_warning) for each in findings]
+    return said + [each for each in found(nodes, **config) if "tls" in each[0]]
 
 
 def certified(authority, *hosts, days=100, **settings):
@@ -69,22 +82,32 @@ def all_names_are_known(monkeypatch):
     monkeypatch.setattr("proxy.cli.listener_check.look_up", lambda host: asyncio.sleep(0))
 
 
+CERTIFICATE_FILE = "virtual_clusters[0].listeners[0].tls.certificate_file"
+
+
 @pytest.mark.usefixtures("all_names_are_known")
 def test_a_certificate_has_to_be_for_each_advertised_name(authority):
-    names = {"advertised_host": "boot.kafka.test", "advertised_node_host": "b{node_id}.nodes.test"}
-    assert found([1, 2], **names, **certified(authority, "boot.kafka.test", "*.nodes.test")) == []
-    [(place, problem, is_warning)] = found([1, 2], **names, **certified(authority, "boot.kafka.test", "b1.nodes.test"))
+    names = {"advertised_host": "boot.kafka.test", "advertised_node_host": "b{node_id}.nodes.test", "node_ids": []}
+    said = said_of_certificates([1, 2], **names, **certified(authority, "boot.kafka.test", "*.nodes.test"))
+    assert said == []
+    [(place, problem, is_warning)] = said_of_certificates(
+        [1, 2], **names, **certified(authority, "boot.kafka.test", "b1.nodes.test")
+    )
     assert (place, is_warning) == ("at.tls.certificate_file", False)
     assert problem.startswith("clients refuse the certificate for b2.nodes.test: Hostname mismatch")
-    assert found(**certified(authority, "127.0.0.1")) == []
-    [(_, problem, _)] = found(**certified(authority, "127.0.0.2"))
+
+
+def test_a_certificate_has_to_be_for_the_advertised_host_whatever_the_cluster_is(authority):
+    assert said_of_certificates(**certified(authority, "127.0.0.1")) == []
+    [(place, problem, is_warning)] = said_of_certificates(**certified(authority, "127.0.0.2"))
+    assert (place, is_warning) == (CERTIFICATE_FILE, False)
     assert problem.startswith("clients refuse the certificate for 127.0.0.1: IP address mismatch")
 
 
 def test_a_certificate_has_to_be_valid_now(authority):
-    [(place, problem, is_warning)] = found(**certified(authority, "127.0.0.1", days=-1))
-    assert (place, is_warning) == ("at.tls.certificate_file", False)
-    assert problem == "clients refuse the certificate for 127.0.0.1: certificate has expired"
+    [(place, problem, is_warning)] = said_of_certificates(**certified(authority, "127.0.0.1", days=-1))
+    assert (place, is_warning) == (CERTIFICATE_FILE, False)
+    assert re.fullmatch(r"the certificate of CN=127.0.0.1 in /.*leaf.pem has expired, at 20.* UTC", problem)
 
 
 def test_an_expired_authority_that_nobody_needs_is_no_finding_and_hides_none(authority, tmp_path):
@@ -96,21 +119,43 @@ def test_an_expired_authority_that_nobody_needs_is_no_finding_and_hides_none(aut
             file.write(cross_signed)
         return settings
 
-    assert found(**with_it("127.0.0.1")) == []
-    [(_, problem, _)] = found(**with_it("127.0.0.2"))
+    assert said_of_certificates(**with_it("127.0.0.1")) == []
+    [(_, problem, _)] = said_of_certificates(**with_it("127.0.0.2"))
     assert problem.startswith("clients refuse the certificate for 127.0.0.1: IP address mismatch")
 
 
 def test_a_certificate_that_expires_soon_is_a_warning(authority):
-    [(place, problem, is_warning)] = found(**certified(authority, "127.0.0.1", days=3))
-    assert (place, is_warning) == ("at.tls.certificate_file", True)
-    assert problem.startswith("the certificate expires soon, at 20")
+    [(place, problem, is_warning)] = said_of_certificates(**certified(authority, "127.0.0.1", days=0.9))
+    assert (place, is_warning) == (CERTIFICATE_FILE, True)
+    assert re.fullmatch(r"the certificate of CN=127.0.0.1 in /.*leaf.pem expires soon, at 20.* UTC", problem)
 
 
 def test_a_listener_that_wants_certificates_of_clients_is_looked_at_too(authority):
+    authority.renew(datetime.timedelta(days=100))
     wanted = {"client_auth": "required", "ca_file": str(authority.file)}
-    assert found(**certified(authority, "127.0.0.1", **wanted)) == []
-    assert len(found(**certified(authority, "localhost", **wanted))) == 1
+    assert said_of_certificates(**certified(authority, "127.0.0.1", **wanted)) == []
+    assert len(said_of_certificates(**certified(authority, "localhost", **wanted))) == 1
+
+
+def test_trusted_certificates_that_have_all_expired_are_a_problem(authority):
+    authority.renew(datetime.timedelta(days=-1))
+    wanted = {"client_auth": "required", "ca_file": str(authority.file)}
+    [of_clients] = said_of_certificates(**certified(authority, "127.0.0.1", **wanted))
+    [of_nodes] = said_of_certificates(upstream={"tls": {"ca_file": str(authority.file)}})
+    assert (of_clients[0], of_nodes[0]) == (
+        "virtual_clusters[0].listeners[0].tls.ca_file",
+        "virtual_clusters[0].upstream.tls.ca_file",
+    )
+    for _, problem, is_warning in (of_clients, of_nodes):
+        assert re.fullmatch(r"the certificate in /.*authority.pem has expired, at 20.* UTC", problem)
+        assert not is_warning
+
+
+def test_one_trusted_certificate_that_is_valid_suffices(authority):
+    authority.renew(datetime.timedelta(days=100))
+    with authority.file.open("ab") as file:
+        file.write(authority.certify(authority, datetime.timedelta(days=-1)))
+    assert said_of_certificates(upstream={"tls": {"ca_file": str(authority.file)}}) == []
 
 
 # ---------------------------------------------------------------- where nodes are
@@ -139,7 +184,7 @@ def test_a_node_that_a_running_proxy_would_not_connect_to_is_named(tmp_path, nod
     assert said in result.stderr
 
 
-# ------------------------------------------------------------------- node TLS
+# -------------------------------------------------- as connections of clients
 
 
 @contextlib.asynccontextmanager
@@ -160,37 +205,100 @@ def trusting(authority):
     return ssl.create_default_context(cafile=str(authority.file))
 
 
-async def shake_hands(port, context):
-    return await handshake_with("127.0.0.1", port, context, TIMEOUT_S, announced=False)
+async def reach_at(port, context, **settings):
+    upstream = {"bootstrap_servers": ["a:1"], "connect_timeout_ms": round(TIMEOUT_S * 1000), **settings}
+    return await reach(HostPort("127.0.0.1", port), UpstreamConfig.model_validate(upstream), context)
 
 
-async def test_a_handshake_with_a_node_shows_when_its_certificate_ends(authority):
+async def test_a_handshake_with_a_node_shows_until_when_its_certificate_is_valid(authority):
     issued = authority.issue("127.0.0.1")
     async with tls_node(server_context(issued)) as port:
-        outcome = await shake_hands(port, trusting(authority))
-    assert outcome == CertificateEnd(issued.certificate.not_valid_after_utc.timestamp())
+        validity = await reach_at(port, trusting(authority))
+    assert validity.ends_s == issued.certificate.not_valid_after_utc.timestamp()
 
 
 async def test_a_handshake_in_vain_shows_the_setting_to_look_at(authority, tmp_path):
     (tmp_path / "other").mkdir()
     other = Authority(tmp_path / "other", "other")
     async with tls_node(server_context(authority.issue("127.0.0.1"))) as port:
-        fault = await shake_hands(port, trusting(other))
+        fault = await reach_at(port, trusting(other))
     assert fault.setting == "upstream.tls.ca_file"
     async with tls_node(server_context(authority.issue("127.0.0.2"))) as port:
-        fault = await shake_hands(port, trusting(authority))
+        fault = await reach_at(port, trusting(authority))
     assert fault.setting == "upstream.tls.endpoint_identification"
     demanding = server_context(authority.issue("127.0.0.1"))
     demanding.verify_mode = ssl.CERT_REQUIRED
     demanding.load_verify_locations(authority.file)
     async with tls_node(demanding) as port:
-        fault = await shake_hands(port, trusting(authority))
+        fault = await reach_at(port, trusting(authority))
     assert fault.setting == "upstream.tls.certificate_file"
     async with tls_node(None) as port:
-        fault = await shake_hands(port, trusting(authority))
-    assert isinstance(fault, TlsFault)
-    assert fault.setting == "upstream.tls"
-    assert await shake_hands(port, trusting(authority)) is None, "nobody is there any more"
+        fault = await reach_at(port, trusting(authority))
+    assert (fault.setting, fault.is_connected) == ("upstream.tls", True)
+    nobody = await reach_at(port, trusting(authority))
+    assert nobody == ClientFault("upstream", "Connection refused", is_connected=False)
+
+
+async def test_a_node_is_reached_from_the_source_addresses_and_only_where_nodes_may_be():
+    async with tls_node(None) as port:
+        assert await reach_at(port, None) is None
+        assert await reach_at(port, None, source_addresses=["127.0.0.9"]) is None
+        fault = await reach_at(port, None, source_addresses=["192.0.2.1"])
+        outside = await reach_at(port, None, node_networks=["10.0.0.0/8"])
+    assert fault.setting == "upstream.source_addresses"
+    assert fault.problem.startswith("cannot connect from 192.0.2.1: ")
+    assert outside == ClientFault("upstream", "it is outside of upstream.node_networks", is_connected=False)
+
+
+def check_with(tmp_path, upstream, **cluster):
+    """What `check --connect` says of a cluster of one node, behind these settings of `upstream`."""
+    port = free_port_run(4)[0]
+    plain = {"name": "plain", "bind": "127.0.0.1", "port": port, "node_ids": [1]}
+    clusters = [{"name": "main", "upstream": upstream, "listeners": [plain], **cluster}]
+    (tmp_path / "proxy.yaml").write_text(json.dumps({"virtual_clusters": clusters}))
+    return CliRunner().invoke(main, ["check", "-c", str(tmp_path / "proxy.yaml"), "--connect"])
+
+
+@contextlib.contextmanager
+def cluster_of_one_node():
+    responses = {0: b""}
+    listener = Listener(responses=responses)
+    host, port = listener.address.split(":")
+    responses.update(metadata((1, host.encode(), int(port))))
+    with contextlib.closing(listener.server):
+        yield listener.address
+
+
+def test_what_only_clients_connections_would_meet_is_found(tmp_path):
+    with cluster_of_one_node() as address:
+        fine = check_with(tmp_path, {"bootstrap_servers": [address]})
+        done = check_with(tmp_path, {"bootstrap_servers": [address], "source_addresses": ["192.0.2.1"]})
+    assert fine.exit_code == 0
+    assert done.exit_code == 2
+    said = f"source_addresses: node 1, which the cluster says is at {address}: a client's connection: cannot connect"
+    assert said in done.stderr
+
+
+def test_a_cluster_that_does_not_demand_the_login_that_clients_have_to_make_is_found(tmp_path):
+    with cluster_of_one_node() as address:
+        done = check_with(tmp_path, {"bootstrap_servers": [address]}, sasl={"required": True})
+    assert done.exit_code == 2
+    assert "virtual_clusters[0].sasl.required: expected false, as the nodes serve the proxy without SASL" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("tls", "required", "protocol"),
+    [(False, False, "PLAINTEXT"), (False, True, "SASL_PLAINTEXT"), (True, False, "SSL"), (True, True, "SASL_SSL")],
+)
+def test_check_says_which_security_protocol_clients_of_a_listener_need(authority, tmp_path, tls, required, protocol):
+    plain = {"name": "l", "bind": "127.0.0.1", "port": 9092, "node_ids": [1]}
+    listener = plain | (certified(authority, "127.0.0.1") if tls else {})
+    upstream = {"bootstrap_servers": ["a:1"]}
+    clusters = [{"name": "main", "upstream": upstream, "listeners": [listener], "sasl": {"required": required}}]
+    (tmp_path / "proxy.yaml").write_text(json.dumps({"virtual_clusters": clusters}))
+    done = check(tmp_path / "proxy.yaml")
+    assert done.exit_code == 0
+    assert f"  listener l: {protocol}, 127.0.0.1, ports 9092, 9093 of 127.0.0.1\n" in done.stdout
 
 
 # ---------------------------------------------------------------- the command

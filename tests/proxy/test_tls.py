@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -660,21 +661,63 @@ async def test_nodes_are_shown_new_certificates_too(paper, tmp_path):
         watching.cancel()
 
 
-async def test_the_end_of_a_certificate_is_a_metric_and_is_logged_once_a_day_before_it_comes(paper):
-    ends_s = int(paper.listener.certificate.not_valid_after_utc.timestamp())
-    clock = FakeClock(epoch_ms=(ends_s - 10 * 86_400) * 1000)
+def gauge(proxy, name):
+    return proxy.metrics.registry.get_sample_value(
+        f"kafka_throttle_certificate_{name}_timestamp_seconds", {"virtual_cluster": "main", "listener": "l"}
+    )
+
+
+def told(logs):
+    return [line for line in logs if line["event"] in ("certificate_expires_soon", "certificate_expired")]
+
+
+@pytest.mark.parametrize(("days_left", "soon_days"), [(1, 1), (87, 22.5), (362, 30), (3650, 30)])
+async def test_a_certificate_expires_soon_when_a_quarter_of_its_validity_is_left_or_a_month(
+    paper, days_left, soon_days
+):
+    """Certificates of tests have begun three days ago."""
+    issued = paper.ours.issue("localhost", name=f"for-{days_left}", valid=datetime.timedelta(days=days_left))
+    ends_s, soon_s = int(issued.certificate.not_valid_after_utc.timestamp()), soon_days * 86_400
+    clock = FakeClock(epoch_ms=int((ends_s - soon_s - 10) * 1000))
+    with capture_logs() as logs:
+        async with proxying(files(issued), clock=clock) as proxy:
+            assert gauge(proxy, "expiry") == ends_s
+            assert gauge(proxy, "renewal_due") == pytest.approx(ends_s - soon_s)
+            assert told(logs) == []
+            clock.advance(20_000)
+            proxy.keeper._tell_of_ends()
+    [line] = told(logs)
+    assert line["event"] == "certificate_expires_soon"
+
+
+async def test_the_log_names_the_certificate_that_ends_once_a_day_and_at_once_when_it_has_ended(paper):
+    ends = paper.listener.certificate.not_valid_after_utc
+    clock = FakeClock(epoch_ms=int((ends.timestamp() - 0.7 * 86_400) * 1000))
     with capture_logs() as logs:
         async with proxying(files(paper.listener), clock=clock) as proxy:
-            labels = {"virtual_cluster": "main", "listener": "l"}
-            found = proxy.metrics.registry.get_sample_value(
-                "kafka_throttle_certificate_expiry_timestamp_seconds", labels
-            )
-            assert found == ends_s
-            for days in (0.5, 0.6, 10):
+            for days in (0.5, 0.3, 0.6, 0.5):
                 clock.advance(int(days * 86_400_000))
                 proxy.keeper._tell_of_ends()
-    reported = [(line["event"], line["days_left"]) for line in logs if line["event"].startswith("certificate_")]
-    assert reported == [("certificate_expires_soon", 10), ("certificate_expires_soon", 8), ("certificate_expired", -2)]
+    lines = told(logs)
+    assert [(line["event"], line["days_left"]) for line in lines] == [
+        ("certificate_expires_soon", 0),
+        ("certificate_expired", -1),
+        ("certificate_expired", -2),
+    ]
+    named = {(line["virtual_cluster"], line["listener"], line["file"], line["subject"], line["ends"]) for line in lines}
+    subject = paper.listener.certificate.subject.rfc4514_string()
+    assert named == {("main", "l", str(paper.listener.certificate_file), subject, f"{ends:%Y-%m-%dT%H:%M:%SZ}")}
+
+
+async def test_an_authority_that_ends_soon_is_named_before_a_certificate_that_has_most_of_its_time(paper, tmp_path):
+    issued = paper.ours.issue("localhost", name="with-authority", valid=datetime.timedelta(days=80))
+    with issued.certificate_file.open("ab") as file:
+        file.write(paper.strange.certify(paper.ours, datetime.timedelta(days=0.5)))
+    with capture_logs() as logs:
+        async with proxying(files(issued)) as proxy:
+            assert gauge(proxy, "expiry") < time.time() + 86_400
+    [line] = told(logs)
+    assert (line["event"], line["subject"]) == ("certificate_expires_soon", "CN=authority")
 
 
 # ---------------------------------------------------------------- bad files
@@ -727,4 +770,5 @@ def test_a_certificate_may_be_called_as_of_old_and_have_any_text_beside_it(paper
     own = tmp_path / "own.pem"
     own.write_bytes(b"M\xfcller\r\n" + re.sub(b"(BEGIN|END) CERTIFICATE", rb"\1 " + label.encode(), pem))
     tls = ListenerTlsConfig(certificate_file=str(own), key_file=str(paper.listener.key_file))
-    assert certify("tls", tls).ends_s == int(paper.listener.certificate.not_valid_after_utc.timestamp())
+    [shown] = certify("tls", tls).chain
+    assert shown.validity.ends_s == int(paper.listener.certificate.not_valid_after_utc.timestamp())

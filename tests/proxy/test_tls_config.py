@@ -1,6 +1,7 @@
 """Settings of TLS: what is wrong with them, each by itself and together."""
 
 import copy
+import datetime
 import json
 
 import pytest
@@ -172,7 +173,7 @@ def test_check_says_why_a_certificate_cannot_be_used(tmp_path, issued):
 
 
 def test_check_reads_every_file_that_is_named(tmp_path):
-    data = with_tls()
+    data = with_tls({})
     data["admin"] = {"token_file": "/no/token"}
     data["virtual_clusters"][0]["upstream"]["admin"] = {
         "security_protocol": "SASL_SSL",
@@ -201,3 +202,55 @@ def test_check_reports_files_beside_other_problems_but_not_those_of_invalid_sect
     read = [line.partition(":")[0] for line in reported.splitlines() if "cannot be read" in line]
     assert read == [f"{LISTENER}.tls.certificate_file", "virtual_clusters[2].listeners[0].tls.certificate_file"]
     assert "virtual_clusters[0].upstream.tls.ciphers: expected" in reported
+
+
+# ---------------------------------------------- connections of the proxy's own
+
+SECTIONS = {
+    "virtual_clusters[0].upstream.admin": {"security_protocol": "SSL"},
+    "virtual_clusters[0].quotas.zookeeper": {"servers": ["a:1"], "tls": True},
+    "virtual_clusters[0].fleet.zookeeper": {"servers": ["a:1"], "tls": True},
+    "usage.kafka": {"bootstrap_servers": ["a:1"], "topic": "usage", "security_protocol": "SSL"},
+}
+"""Each section with files for connections of the proxy's own."""
+
+
+def with_own(tmp_path, path, **files):
+    """A configuration in which one of these sections names these files."""
+    data = with_tls({})
+    [cluster] = data["virtual_clusters"]
+    section = SECTIONS[path] | {setting: str(file) for setting, file in files.items()}
+    match path.rpartition(".")[0].rpartition(".")[2], path.rpartition(".")[2]:
+        case "usage", _:
+            data["usage"] = {"directory": str(tmp_path / "spool"), "kafka": section}
+        case "quotas", _:
+            cluster["quotas"] = {"source": "zookeeper", "zookeeper": section}
+        case "fleet", _:
+            cluster["fleet"] = {"zookeeper": section}
+        case _:
+            cluster["upstream"]["admin"] = section
+    return data
+
+
+@pytest.mark.parametrize("path", SECTIONS)
+def test_check_tries_the_files_of_each_connection_of_the_proxys_own(tmp_path, path):
+    authority = Authority(tmp_path)
+    one, other = authority.issue("proxy", name="one"), authority.issue("proxy", name="other")
+    old = authority.issue("proxy", name="old", valid=datetime.timedelta(days=-1))
+    (tmp_path / "junk").write_text("junk")
+    good = {"ca_file": authority.file, "certificate_file": one.certificate_file, "key_file": one.key_file}
+    assert checked(tmp_path, with_own(tmp_path, path, **good))[0] == 0
+    for files, setting, problem in (
+        ({"ca_file": "junk"}, "ca_file", "no certificate or crl found"),
+        ({"key_file": other.key_file}, "certificate_file", "key values mismatch"),
+        (
+            {"certificate_file": old.certificate_file, "key_file": old.key_file},
+            "certificate_file",
+            "the certificate of CN=proxy in ",
+        ),
+    ):
+        status, reported = checked(tmp_path, with_own(tmp_path, path, **(good | files)))
+        assert status == 2
+        [line] = [line for line in reported.splitlines() if not line.startswith("warning: ")]
+        assert line.startswith(f"{path}.{setting}: ")
+        assert problem in line

@@ -203,7 +203,7 @@ class Supervisor:
         await self._workers.look()
         self._is_serving = True
         notify("READY=1", f"MAINPID={os.getpid()}")
-        self._configuration.warn()
+        await self._configuration.warn()
         self._tasks.keep(self._looking, self._keep_looking)
         self._tasks.keep(Duty("sampling for the status page"), self._page.history.keep)
         self._tasks.keep(Duty("watching the configuration"), self._configuration.watch)
