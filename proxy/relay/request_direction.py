@@ -56,6 +56,9 @@ from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
 
+MOST_FIRST_BYTES: Final = 512
+"""How much of the first request of a client is stored: more than what clients begin with has."""
+
 _CLIENT: Final = Side.CLIENT
 _NODE: Final = Side.NODE
 _INT32: Final = Struct(">i")
@@ -195,6 +198,7 @@ class RequestDirection:
         "_throttle",
         "_turn",
         "asked",
+        "first_bytes",
         "half",
         "opening",
         "unread",
@@ -220,6 +224,8 @@ class RequestDirection:
         """The incomplete request: `_left` bytes are still to come, and the last one counts and charges it."""
         self.opening = False
         """Whether the connection to the node was asked for."""
+        self.first_bytes = b""
+        """How the first request of the client begins."""
         self._left = 0
         self._read_before: RequestHead | None = None
         """The first request that is unread, if its head was read before."""
@@ -382,6 +388,7 @@ class RequestDirection:
         """Open the connection to the node; the request that waits for it need not be read again."""
         if not self.opening:
             self.opening = True
+            self.first_bytes = self.unread.data[:MOST_FIRST_BYTES]  # no copy, unless there are more
             is_of_a_proxy = head.client_id == CLIENT_ID
             self._turn.after.append(OpenUpstream(head.correlation_id) if is_of_a_proxy else _FOR_A_CLIENT)
         self._read_before = head

@@ -7,6 +7,7 @@ import pytest
 import structlog
 
 from proxy.server.fleet.fleet import LOOK_MS, WRITE_MS, Fleet
+from proxy.server.fleet.transport import RefusedRecord
 from quotas.shares.member import Member
 from quotas.shares.moves import Use
 from tests.fakes.clock import FakeClock
@@ -172,6 +173,18 @@ async def test_a_document_that_makes_no_sense_is_counted_and_logged_once(pair, e
     assert reason in line["problem"]
     assert a.fleet.totals().refused >= 1
     assert a.fleet.totals().members == 3
+
+
+async def test_records_that_make_no_sense_are_all_counted_and_logged_once_a_minute(pair):
+    a, _ = pair
+    with structlog.testing.capture_logs() as logs:
+        for second in range(90):
+            a.transport.refused = [RefusedRecord("topic claims", f"offset {second}: expected JSON")]
+            await pass_time(pair, 1_000)
+    lines = [line for line in logs if line["event"] == "fleet_document_refused"]
+    assert [(line["other"], line["documents"]) for line in lines] == [("topic claims", 1), ("topic claims", 60)]
+    assert a.fleet.totals().refused == 90
+    assert not [line for line in logs if line["event"].startswith("fleet_problem")]
 
 
 async def test_the_last_good_document_of_a_member_stays_in_force(pair, exchange):

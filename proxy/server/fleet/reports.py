@@ -50,10 +50,10 @@ class Reports:
             self._log.error("fleet_claims_exceed_limit", keys=excesses - self._excesses)
             self._excesses = excesses
 
-    def refused(self, author: str, problem: str, now_us: int) -> None:
-        """Log that a document makes no sense, once a minute for each member."""
-        if documents := self._refused.setdefault(author, AtMostEvery(_REPEATED_US)).times(now_us):
-            line = {"other": printable(author), "problem": printable(problem), "documents": documents}
+    def refused(self, origin: str, problem: str, now_us: int) -> None:
+        """Log that a document or record makes no sense, once a minute for each member, and for the topic."""
+        if documents := self._refused.setdefault(origin, AtMostEvery(_REPEATED_US)).times(now_us):
+            line = {"other": printable(origin), "problem": printable(problem), "documents": documents}
             self._log.warning("fleet_document_refused", **line)
 
     def _look_at_others(self, others: frozenset[str], now_ms: int) -> None:
