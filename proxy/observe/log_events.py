@@ -189,6 +189,6 @@ SECTIONS: Final[Mapping[str, str]] = {
     "Throttles": "Lines also have `virtual_cluster`, `listener`, `connection_id` and `client` (address and port).",
     "The fleet": "Lines also have `virtual_cluster`, and as `member` the name of this instance in the fleet.",
     "Connections of clients": "Lines about one connection also have `virtual_cluster`, `listener`, `connection_id`, "
-    "`client` (address and port), `node_id`, and behind a load balancer `proxied_by`.",
+    "`client` (address and port), `node_id` unless the client bootstraps, and behind a load balancer `proxied_by`.",
 }
 """The keys that are bound to the logger, and not given with each event."""

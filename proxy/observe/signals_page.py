@@ -43,10 +43,10 @@ _ABOUT_LOGS = """
 ## Log events
 
 One line for each event on standard error, as JSON or for people (`log.format`). Every line begins with `timestamp`,
-`level`, `event` and `pid` (the process id), and with `worker` (its number) if the process is a worker. Then come the keys
-that all lines about the same thing have, and those of the event, always in the same order. A key without a value is left
-out. A line whose event is not in this list comes from a library, and has `logger`. Texts of clients are cut to 128
-characters, and their control characters are escaped.
+`level`, `event` and `pid` (the process id); if the process is a worker, `worker` has its number. Then come the keys
+that all lines about the same thing have, and those of the event, always in the same order. A key without a value is
+left out. A line whose event is not in this list comes from a library, and has `logger`. Texts of clients are cut to
+128 characters, and their control characters are escaped.
 """
 
 _UNITS = (
