@@ -18,7 +18,7 @@ _ON_PURPOSE = frozenset({STOPPING, HANDED_OVER})
 """Why a process is not ready because an operator wants that."""
 
 _NODES_SHOWN = 10
-_START_MS = 10_000
+_START_MS = 30_000
 """So long a start may take before it is reported as a problem that the process is not ready."""
 
 log = structlog.get_logger()

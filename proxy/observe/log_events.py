@@ -9,7 +9,7 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "listening": "A listener accepts connections at these ports.",
         "ready": "`/readyz` says that the proxy is ready. Comes with each change.",
         "not_ready": "`/readyz` says that the proxy is not ready, for these reasons. Comes with each change. At level "
-        "info in the first 10 s of a start, and at the end of a process that was told to end or has handed over.",
+        "info in the first 30 s of a start, and at the end of a process that was told to end or has handed over.",
         "stopping": "The process ends: it accepts no more connections, and `connections` are open.",
         "stopping_at_once": "A second signal to stop has come: nothing is waited for any more.",
         "stopped": "The process has ended.",
@@ -115,8 +115,9 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "the connection only tested the port; if the same fault of the same address was logged in this minute; or if "
         "the client ended it soon (by a reset, within 1 s, or after one request or less), and ten such connections of "
         "its address were logged in this minute.",
-        "connections_closed": "How many connections of an address ended at level debug, because such lines were "
-        "logged already: once a minute, and when there are no more. `faults` has the number for each reason.",
+        "connections_closed": "How many connections of an address have ended so since the last sum, if some of them "
+        "are at level debug because such lines were logged already: once a minute, and when there are no more. "
+        "`faults` has the number for each reason.",
         "connection_refused": "A connection was refused: the first of its address for this reason. Further ones are "
         "counted.",
         "connections_refused": "The sum of the refused connections of an address since the last line: a minute after "
@@ -135,8 +136,8 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "each `fleet_cut_off`.",
         "fleet_member_joined": "Another instance has joined: limits are divided among `members`.",
         "fleet_member_left": "Another instance has left, or was not heard of for `session_timeout_ms`.",
-        "fleet_cut_off": "This instance does not hear of the others. Until it does, it gives out what it gave out "
-        "before, at most one part of `members` of each limit.",
+        "fleet_cut_off": "This instance does not hear of the others; after a start, for more than 30 s. Until it hears "
+        "of them, it gives out what it gave out before, at most one part of `members` of each limit.",
         "fleet_reached": "The other instances know again of this one, which was cut off.",
         "fleet_problem": "What is wrong with the way to the others; with `other`, with what that instance has "
         "published.",

@@ -314,8 +314,13 @@ class Connection:
         if isinstance(decision, Decision):
             return self.relay.on_decision(ask.ticket, decision, now_us)
         task = asyncio.get_running_loop().create_task(self._work_out(ask, decision))
-        self._work = (*(other for other in self._work if not other[1].done()), (ask, task))
+        self._work = (*self._work, (ask, task))
+        task.add_done_callback(self._worked_out)
         return []
+
+    def _worked_out(self, task: asyncio.Task[None]) -> None:
+        """Keep neither the task nor the request: a connection may be idle from now on."""
+        self._work = tuple(under_way for under_way in self._work if under_way[1] is not task)
 
     async def _work_out(self, ask: DecisionRequest, decision: QuotaAlteration | SlowDecision) -> None:
         """Work out a slow decision in turns with other connections, have quotas written, and pass the decision on.

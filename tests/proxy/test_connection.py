@@ -2,8 +2,10 @@
 
 import asyncio
 import errno
+import gc
 import logging
 import os
+import weakref
 from struct import pack
 from types import SimpleNamespace
 
@@ -157,6 +159,18 @@ async def test_the_response_to_an_alteration_comes_when_it_is_written():
     await until(lambda: shell.node.written)
     assert altered(bytes(shell.client.written)) == [(0, None, ETL)]
     assert shell.node.written == heartbeat(2)
+
+
+async def test_an_idle_connection_keeps_nothing_of_a_decision_that_took_long():
+    shell, before = Shell(), asyncio.all_tasks()
+    shell.connection.facts.may_alter = True
+    await shell.client_sends(SET_ETL)
+    [task] = map(weakref.ref, asyncio.all_tasks() - before)
+    shell.written.set()
+    await until(lambda: shell.client.written)
+    await asyncio.sleep(0)
+    gc.collect()
+    assert task() is None
 
 
 async def test_an_alteration_is_written_though_its_client_is_gone():

@@ -125,6 +125,21 @@ async def test_a_member_that_is_cut_off_and_comes_back_says_so_once(pair):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("away_s", "events"), [(20, ["fleet_joined"]), (35, ["fleet_cut_off", "fleet_joined", "fleet_reached"])]
+)
+async def test_a_member_that_joins_late_is_cut_off_only_if_it_takes_very_long(exchange, clock, away_s, events):
+    late = Instance(exchange, clock, "late#1")
+    await late.join()
+    late.transport.is_reachable = False
+    with structlog.testing.capture_logs() as logs:
+        await late.fleet.turn()
+        await pass_time([late], 1_000 * away_s)
+        late.transport.is_reachable = True
+        await pass_time([late], 10_000)
+    assert [line["event"] for line in logs] == events
+
+
 async def test_a_member_whose_document_is_gone_does_not_go_on_with_what_it_claimed(pair):
     a, _ = pair
     a.press()

@@ -132,7 +132,7 @@ def test_a_start_that_takes_long_becomes_an_alarm_once():
     clock = FakeClock()
     readiness = Readiness(lambda: ["the cluster is unreachable"], clock.now_ms)
     with capture_logs() as logged:
-        for _ in range(15):
+        for _ in range(45):
             readiness.look()
             clock.advance(1_000)
     assert [(line["event"], line["log_level"]) for line in logged] == [("not_ready", "info"), ("not_ready", "warning")]
