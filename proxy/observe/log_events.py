@@ -73,7 +73,8 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "cluster_unreachable": "Neither a bootstrap server nor another known node has named the nodes. Comes again "
         "when the reason changes.",
         "bootstrap_servers_silent": "These bootstrap servers did not respond, but the node `asked` did. Comes again "
-        "when other servers do not respond.",
+        "when one more does not respond.",
+        "bootstrap_servers_respond": "All bootstrap servers respond again, after `bootstrap_servers_silent`.",
         "node_left_out": "No port is left for a node, so it is left out of responses: of `responses` since the last "
         "such line; one line a minute at most.",
         "node_address_refused": "The proxy does not connect to the address that the cluster reports for a node: its "

@@ -212,12 +212,14 @@ class Discovery:
         return found
 
     def _note_silent(self, silent: Sequence[HostPort], answered: HostPort) -> None:
-        """Note which servers did not answer before one did, and log it if these are others than before."""
+        """Note which servers did not answer before one did. Log it if one more does not, and when all do again."""
         before = self.silent
         self._silent = self._silent.union(silent) - {answered}
-        if self.silent and self.silent != before:
+        if set(self.silent) - set(before):
             servers = [str(server) for server in self.silent]
             self._log.warning("bootstrap_servers_silent", bootstrap_servers=servers, asked=str(answered))
+        elif before and not self.silent:
+            self._log.info("bootstrap_servers_respond")
 
     async def _look_for_default_partitions(self, brokers: Sequence[MetadataNode]) -> None:
         """Ask the nodes for their num.partitions, if it is not set. Dead ones hold up nothing else for long."""

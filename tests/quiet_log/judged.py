@@ -93,6 +93,12 @@ def _demands(timeline: Timeline) -> Iterator[tuple[str, Callable[[Sequence[Line]
         ),
     )
     yield (
+        "that the bootstrap server on the node responds again",
+        lambda lines: (
+            len(list(_of(lines, "bootstrap_servers_silent"))) == len(list(_of(lines, "bootstrap_servers_respond")))
+        ),
+    )
+    yield (
         "the begin of a throttle, with limit and client",
         lambda lines: any("limit" in line for line in _of(lines, "throttle_started", client_id=timeline.throttled)),
     )

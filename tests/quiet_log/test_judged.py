@@ -24,6 +24,7 @@ WHOLE = [
     line(1_056, "connection_closed", "warning", client="127.0.0.1:5", reason="node_unreachable", node_id=2),
     line(1_060, "bootstrap_servers_silent", "warning"),
     *[line(at_s, "connections_closed", counts_as="127.0.0.9") for at_s in (1_063, 1_123)],
+    line(1_104, "bootstrap_servers_respond"),
     line(1_105, "nodes_changed", come=[2], nodes=[1, 2, 3]),
     line(1_200, "throttle_ended", client_id="etl"),
     line(1_201, "stopped"),
@@ -51,7 +52,16 @@ def test_an_alarm_without_a_cause_is_found(alarm):
 
 
 @pytest.mark.parametrize(
-    "event", ["ready", "throttle_started", "throttle_ended", "nodes_changed", "connections_closed", "stopped"]
+    "event",
+    [
+        "ready",
+        "bootstrap_servers_respond",
+        "throttle_started",
+        "throttle_ended",
+        "nodes_changed",
+        "connections_closed",
+        "stopped",
+    ],
 )
 def test_a_line_that_is_missing_is_found(event):
     assert missing([each for each in WHOLE if each["event"] != event], TIMELINE)
