@@ -142,7 +142,7 @@ class Relay:
 
     @property
     def first_bytes(self) -> bytes:
-        return self._requests.first_bytes
+        return self._requests.unread.first_bytes
 
     @property
     def requests_by_api(self) -> Sequence[int]:

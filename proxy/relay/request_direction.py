@@ -128,10 +128,12 @@ class _Unread:
     together once, when it is complete, not with each piece.
     """
 
-    __slots__ = ("_manager", "_wanted_version", "data", "gathered", "long_head", "missing")
+    __slots__ = ("_manager", "_wanted_version", "data", "first_bytes", "gathered", "long_head", "missing")
 
     def __init__(self, manager: ClientQuotaManager) -> None:
         self.data = b""
+        self.first_bytes = b""
+        """How the first request of the client begins, once it was taken."""
         self.long_head = False
         """Whether the head of a request is not here whole though it is large already, and there is room for it."""
         self.gathered: bytes | bytearray = b""
@@ -198,7 +200,6 @@ class RequestDirection:
         "_throttle",
         "_turn",
         "asked",
-        "first_bytes",
         "half",
         "opening",
         "unread",
@@ -224,8 +225,6 @@ class RequestDirection:
         """The incomplete request: `_left` bytes are still to come, and the last one counts and charges it."""
         self.opening = False
         """Whether the connection to the node was asked for."""
-        self.first_bytes = b""
-        """How the first request of the client begins."""
         self._left = 0
         self._read_before: RequestHead | None = None
         """The first request that is unread, if its head was read before."""
@@ -388,7 +387,7 @@ class RequestDirection:
         """Open the connection to the node; the request that waits for it need not be read again."""
         if not self.opening:
             self.opening = True
-            self.first_bytes = self.unread.data[:MOST_FIRST_BYTES]  # no copy, unless there are more
+            self.unread.first_bytes = self.unread.data[:MOST_FIRST_BYTES]  # no copy, unless there are more
             is_of_a_proxy = head.client_id == CLIENT_ID
             self._turn.after.append(OpenUpstream(head.correlation_id) if is_of_a_proxy else _FOR_A_CLIENT)
         self._read_before = head

@@ -1,6 +1,6 @@
 """A run with one throttled, one storming and ten good clients and a node that goes and comes, and the log of it.
 
-python -m tests.quiet_log [--seconds 600] [--workers 1] [--log FILE]
+python -m tests.quiet_log [--seconds 600] [--log FILE]
 
 The proxy stands in front of three nodes of Kafka 4.3.1. Node 2 is stopped after a quarter of the time and started again
 at the half. Prints the events with their numbers and one example each, then all warnings and errors. Exit status 1 if
@@ -30,11 +30,10 @@ RATE = 20_000
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--seconds", default=600.0, show_default=True, help="How long the run lasts.")
-@click.option("--workers", default=1, show_default=True, help="With how many workers the proxy runs.")
 @click.option("--log", "log_file", type=click.Path(path_type=Path), help="Keep the log there.")
-def main(seconds: float, workers: int, log_file: Path | None) -> None:
+def main(seconds: float, log_file: Path | None) -> None:
     """As the head of this file says."""
-    lines, timeline = run(seconds, workers)
+    lines, timeline = run(seconds)
     if log_file is not None:
         log_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     for row in table(lines):
@@ -48,13 +47,13 @@ def main(seconds: float, workers: int, log_file: Path | None) -> None:
     sys.exit(bool(wrong))
 
 
-def run(seconds: float, workers: int) -> tuple[list[Line], Timeline]:
+def run(seconds: float) -> tuple[list[Line], Timeline]:
     """The log of the proxy, from its start to its end, and what has happened meanwhile."""
     quotas = [{"client_id": THROTTLED, "producer_byte_rate": RATE}]
     with ExitStack() as stack:
         cluster = stack.enter_context(KafkaCluster("4.3.1", "kraft", 3, heap="320m"))
         make_topic(cluster.bootstrap_servers, TOPIC, 3)
-        proxy = ProxyProcess(cluster, quotas, workers=workers, upstream={"metadata_refresh_s": 5})
+        proxy = ProxyProcess(cluster, quotas, upstream={"metadata_refresh_s": 5})
         with proxy:
             timeline = _go_on(proxy, cluster, seconds)
         return proxy.log(), timeline
