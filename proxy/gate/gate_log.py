@@ -34,13 +34,12 @@ _SAME_FOR_ALL = frozenset(
 """Faults of a node or of the proxy, which all clients meet: one episode for all of them, not one for each address."""
 _ALL_CLIENTS = "all clients"
 
-_BY_CLIENT = frozenset({CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
 _LINES_OF_SHORT = 10
-"""How many short connections of an address have a line in a minute: they may be no mistake. Others are counted."""
+"""How many connections that their clients soon ended have a line, of each address in a minute: they may be right."""
 
 
 class GateLog:
-    """Logs the first of each episode; `sum_up` logs summaries of those that are over, and once a minute of the others.
+    """Logs the first of each kind; `sum_up` logs a sum of each episode that is over, and once a minute of the others.
 
     `origin_of` a virtual cluster and an address is what a connection counts for: the address, or its prefix.
     """
@@ -49,10 +48,10 @@ class GateLog:
         self._origin_of = origin_of
         self._now_ms = now_ms
         self._refusals = Refusals()
-        self._limits = Refusals(tells_each=True)
-        self._faults = Refusals(_FAULTS_OVER_AFTER_MS, tells_each=True)
+        self._limits = Refusals()
+        self._faults = Refusals(_FAULTS_OVER_AFTER_MS)
         self._unnamed = Refusals(_FAULTS_OVER_AFTER_MS)
-        self._denied = Refusals(_FAULTS_OVER_AFTER_MS, tells_each=True)
+        self._denied = Refusals(_FAULTS_OVER_AFTER_MS)
         self._shared: set[tuple[str, str]] = set()
         self._log = structlog.get_logger()
 
@@ -81,13 +80,14 @@ class GateLog:
             incoming.log.warning("connection_refused", reason=reason.value, detail=printable(detail), counts_as=origin)
 
     def note_fault(self, key: ListenerKey, address: str, reason: CloseReason, detail: str) -> bool:
-        """Count a connection that ended because of a fault: of its client, of its node or of the proxy; or a short one.
+        """Count a connection that ended by a fault of its client, its node or the proxy, or that its client soon ended.
 
         Returns whether to log it. `detail` says what is wrong.
         """
         name, fault = key.virtual_cluster, printable(f"{reason.value}: {detail}" if detail else reason.value)
         origin = _ALL_CLIENTS if reason in _SAME_FOR_ALL else self._origin_of(name, address)
-        lines = _LINES_OF_SHORT if reason in _BY_CLIENT and not detail else 0
+        is_short = reason is CloseReason.CLIENT_LOST or (reason is CloseReason.CLIENT_CLOSED and not detail)
+        lines = _LINES_OF_SHORT if is_short else 1
         return self._faults.note(name, origin, fault, self._now_ms(), lines)
 
     def note_unnamed(self, key: ListenerKey, address: str) -> bool:

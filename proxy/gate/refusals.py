@@ -1,5 +1,4 @@
-"""Limits the log lines about refused connections: one when refusals of an address begin, one when they are over, and
-one a minute in between.
+"""Limits the log lines about connections of one address: so many of each kind, then a sum once a minute and at the end.
 
 In a connection storm there are more refusals in a second than a log can take, and a client with a wrong setting
 reconnects for ever.
@@ -21,7 +20,7 @@ OTHERS = "others"
 class RefusalEpisode:
     """A run of refusals of one address without a long pause between them, counted by reason.
 
-    What was counted began at `began_ms`. `unlogged` of the refusals had no log line. `known` are the reasons so far.
+    What was counted since the last sum began at `began_ms`; `unlogged` of it had no log line. `known` are all reasons.
     """
 
     virtual_cluster: str
@@ -36,34 +35,28 @@ class RefusalEpisode:
 class Refusals:
     """The episodes that are not over. At most 1,000 addresses have one; the others of a virtual cluster share one.
 
-    An episode is over when nothing was refused for `over_after_ms`. With `tells_each`, each of its reasons gets a log
-    line, not only the first. An episode counts 16 reasons; further reasons are counted together.
+    An episode is over when nothing was refused for `over_after_ms`. It counts 16 reasons; further reasons are counted
+    together, and have no log line.
     """
 
-    def __init__(self, over_after_ms: int = _OVER_AFTER_MS, tells_each: bool = False) -> None:
+    def __init__(self, over_after_ms: int = _OVER_AFTER_MS) -> None:
         self._over_after_ms = over_after_ms
-        self._tells_each = tells_each
         self._episodes: OrderedDict[tuple[str, str], RefusalEpisode] = OrderedDict()
         """Ordered by the time of the last refusal, the oldest first."""
 
-    def note(self, virtual_cluster: str, origin: str, reason: str, now_ms: int, lines: int = 0) -> bool:
-        """Count a refusal. Returns whether to log it: it begins an episode or, with `tells_each`, has a new reason.
-
-        With `lines`, so many of this reason are logged before the next sum.
-        """
+    def note(self, virtual_cluster: str, origin: str, reason: str, now_ms: int, lines: int = 1) -> bool:
+        """Count a refusal. Returns whether to log it: so many `lines` of a reason are logged before the next sum."""
         key = virtual_cluster, origin
         episode = self._episodes.get(key)
         if episode is None and len(self._episodes) >= _MOST_EPISODES:
             key = virtual_cluster, OTHERS
             episode = self._episodes.get(key)
-        begins = episode is None
         if episode is None:
             episode = self._episodes[key] = RefusalEpisode(*key, now_ms, now_ms)
         episode.last_ms = now_ms
         if len(episode.known) >= _MOST_REASONS and reason not in episode.known:
             reason = OTHERS
-        is_new = reason not in episode.known or episode.reasons[reason] < lines
-        is_logged = begins or (self._tells_each and reason != OTHERS and is_new)
+        is_logged = reason != OTHERS and episode.reasons[reason] < lines
         episode.known.add(reason)
         episode.reasons[reason] += 1
         episode.unlogged += not is_logged

@@ -1,8 +1,9 @@
 """Whether the proxy can serve clients: one state for the page /readyz, the log and the metrics."""
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -10,7 +11,15 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from proxy.observe.fleet_metrics import FleetTotals
 from quotas.sources.source import SourceState
 
+STOPPING: Final = "stopping"
+HANDED_OVER: Final = "another process has taken over"
+
+_ON_PURPOSE = frozenset({STOPPING, HANDED_OVER})
+"""Why a process is not ready because an operator wants that."""
+
 _NODES_SHOWN = 10
+_START_MS = 30_000
+"""So long a start may take before it is reported as a problem that the process is not ready."""
 
 log = structlog.get_logger()
 
@@ -52,15 +61,16 @@ class ClusterHealth:
 
     def remarks(self) -> Iterator[str]:
         """What is wrong though clients can be served, one line each."""
+        place = f"virtual cluster {self.virtual_cluster}"
         if self.silent and self.trouble is None:
             silent = ", ".join(self.silent)
-            yield f"virtual cluster {self.virtual_cluster}: other nodes are asked, as no answer came from {silent}"
+            yield f"{place}: no response from {silent}, so the proxy asks other nodes of the cluster"
         for refused in self.refused[:_NODES_SHOWN]:
-            yield f"virtual cluster {self.virtual_cluster}: {refused}"
+            yield f"{place}: {refused}"
         yield from quota_remarks(self.virtual_cluster, self.source, self.quota_problems)
         if self.fleet is not None and self.fleet.is_cut_off:
-            share = f"at most 1/{self.fleet.members} of each limit is given out"
-            yield f"virtual cluster {self.virtual_cluster}: cut off from its fleet, {share}: {self.fleet.trouble}"
+            share = f"it gives out at most 1/{self.fleet.members} of each limit"
+            yield f"{place}: this instance is cut off from its fleet, and {share}: {self.fleet.trouble}"
 
 
 def quota_remarks(virtual_cluster: str, source: str, problems: int) -> Iterator[str]:
@@ -84,7 +94,7 @@ class Writing(Protocol):
 def unwritten(what: str, writing: Writing | None) -> Iterator[str]:
     """The remark that `what` cannot be written now, if that is so."""
     if writing is not None and (problem := writing.problem) is not None:
-        yield f"{what}: not written now: {problem}"
+        yield f"{what} cannot be written now: {problem}"
 
 
 class Muted(NamedTuple):
@@ -96,22 +106,35 @@ class Muted(NamedTuple):
 
 
 class Readiness:
-    """Logs each change of the reasons why the process is not ready. `not_ready` returns them; ready means none."""
+    """Logs each change of the reasons why the process is not ready. `not_ready` returns them; ready means none.
 
-    def __init__(self, not_ready: Callable[[], list[str]]) -> None:
+    They are a warning, unless the process still starts, or ends because an operator wants that.
+    """
+
+    def __init__(self, not_ready: Callable[[], list[str]], now_ms: Callable[[], int]) -> None:
         self._not_ready = not_ready
-        self._reported: list[str] | None = None
+        self._now_ms = now_ms
+        self._started_ms = now_ms()
+        self._was_ready = False
+        self._reported: tuple[list[str], int] | None = None
+        """The reasons that were logged last, and at which level."""
 
     def look(self) -> list[str]:
-        """The reasons now. They are logged if they are others than at the last look."""
+        """The reasons now. They are logged if they, or their level, are others than at the last look."""
         reasons = self._not_ready()
-        if reasons != self._reported:
-            self._reported = reasons
+        self._was_ready = self._was_ready or not reasons
+        level = self._level_of_reasons(reasons)
+        if (reasons, level) != self._reported:
+            self._reported = reasons, level
             if reasons:
-                log.warning("not_ready", reasons=reasons)
+                log.log(level, "not_ready", reasons=reasons)
             else:
                 log.info("ready")
         return reasons
+
+    def _level_of_reasons(self, reasons: Sequence[str]) -> int:
+        starts = not self._was_ready and self._now_ms() - self._started_ms < _START_MS
+        return logging.INFO if starts or _ON_PURPOSE.issuperset(reasons) else logging.WARNING
 
 
 def health_families(clusters: Iterable[ClusterHealth]) -> Iterator[Metric]:

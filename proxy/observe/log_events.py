@@ -8,7 +8,8 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "starting": "The process begins. `make` says whether compiled or pure Python runs.",
         "listening": "A listener accepts connections at these ports, from clients with this `security.protocol`.",
         "ready": "`/readyz` says that the proxy is ready. Comes with each change.",
-        "not_ready": "`/readyz` says that the proxy is not ready, for these reasons. Comes with each change.",
+        "not_ready": "`/readyz` says that the proxy is not ready, for these reasons. Comes with each change. At level "
+        "info in the first 30 s of a start, and at the end of a process that was told to end or has handed over.",
         "stopping": "The process ends: it accepts no more connections, and `connections` are open.",
         "stopping_at_once": "A second signal to stop has come: nothing is waited for any more.",
         "stopped": "The process has ended.",
@@ -34,7 +35,8 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "sensors_not_taken_over": "What the process before has measured is not used: the sensors begin empty, those of "
         "one virtual cluster if it is named.",
         "sensors_not_kept": "`restart.sensors_file` could not be written: the sensors of the next process begin empty.",
-        "few_descriptors": "The process may open too few files for `limits.max_connections`: see LimitNOFILE.",
+        "few_descriptors": "The process may open too few files for `limits.max_connections`: see LimitNOFILE. At level "
+        "info if more than nine tenths of the connections are possible.",
         "accept_failed": "The system could not accept a connection at a port. The proxy tries again after a pause.",
         "http_connections_refused": "The HTTP listener is full. `connections` were closed since the last such line; "
         "one line a minute at most.",
@@ -46,9 +48,9 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "such line; one line a minute at most.",
         "status_page_failed": "A bug of the proxy: open status pages were not kept up to date, and connect again. "
         "Please report the traceback.",
-        "background_task_failed": "A bug of the proxy, in its background work `task`, which goes on (without `task`: "
-        "in work that has ended). `failures` is the number since the last such line; at most one line a minute for "
-        "each task. Please report the traceback.",
+        "background_task_failed": "A bug of the proxy, in its background work `task`. Work that looks after something "
+        "goes on; work that was to end, such as the start of a worker, has ended. `failures` is the number since the "
+        "last such line; at most one line a minute for each task. Please report the traceback.",
         "internal_error": "A bug of the proxy. One connection is closed, and others go on. Please report the "
         "traceback.",
         "log_lines_dropped": "Before this line, so many `lines` of the log were dropped, because standard error was "
@@ -65,12 +67,14 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "certificate_expired": "A certificate has expired. At once, and once a day.",
     },
     "The cluster": {
-        "cluster_reached": "The cluster has named its nodes: for the first time, after a failure, or others than "
-        "before.",
+        "cluster_reached": "The cluster has named its nodes: for the first time, or after a failure.",
+        "nodes_changed": "The cluster has other nodes than before: these are `gone`, and these have `come`. At level "
+        "warning if any is gone.",
         "cluster_unreachable": "Neither a bootstrap server nor another known node has named the nodes. Comes again "
         "when the reason changes.",
         "bootstrap_servers_silent": "These bootstrap servers did not respond, but the node `asked` did. Comes again "
-        "when other servers do not respond.",
+        "when one more does not respond.",
+        "bootstrap_servers_respond": "All bootstrap servers respond again, after `bootstrap_servers_silent`.",
         "node_left_out": "No port is left for a node, so it is left out of responses: of `responses` since the last "
         "such line; one line a minute at most.",
         "node_address_refused": "The proxy does not connect to the address that the cluster reports for a node: its "
@@ -86,8 +90,8 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "Once a minute.",
         "quotas_changed": "Quotas have come in force: `changed` entities have others than before.",
         "quota_changed": "One quota has changed, in the source or in the file that `layer` names: by an edit, a "
-        "reload, `kafka-throttle quotas`, or in the cluster. Null means no quota; of the scope, that it is "
-        "as before.",
+        "reload, `kafka-throttle quotas`, or in the cluster. Without `old` there was no quota before, without "
+        "`new` there is none now, without `scope` it is as before.",
         "quota_altered": "One quota was changed through Kafka's API, by this client.",
         "quota_alteration_refused": "A change through Kafka's API could not be written.",
         "quota_changes_unlisted": "So many further quotas changed at the same time: the first 100 have a line each.",
@@ -106,12 +110,16 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "throttle_ended": "No throttle for 11 s, or the connection has ended: the sum of these throttles.",
     },
     "Connections of clients": {
-        "connection_closed": "A connection has ended, for this reason. It is at level debug if the connection only "
-        "tested the port; if the same fault of the same address was logged within the last minute; or if the client "
-        "ended it after one request or less, and ten such connections of its address were logged in this minute.",
-        "connections_closed": "How many connections of an address ended at level debug, because such lines were "
-        "logged already: once a minute, and when there are no more. `faults` has the number for each reason.",
-        "connection_refused": "A connection was refused: the first of its address. Further ones are counted.",
+        "connection_closed": "A connection has ended, for this reason. `client_id` is that of its first request; "
+        "`software_name` and `software_version` are what the client said in ApiVersions. The line is at level debug if "
+        "the connection only tested the port; if the same fault of the same address was logged in this minute; or if "
+        "the client ended it soon (by a reset, within 1 s, or after one request or less), and ten such connections of "
+        "its address were logged in this minute.",
+        "connections_closed": "How many connections of an address have ended so since the last sum, if some of them "
+        "are at level debug because such lines were logged already: once a minute, and when there are no more. "
+        "`faults` has the number for each reason.",
+        "connection_refused": "A connection was refused: the first of its address for this reason. Further ones are "
+        "counted.",
         "connections_refused": "The sum of the refused connections of an address since the last line: a minute after "
         "it, or 10 s after the last one. One more key for each reason has the number.",
         "connection_limit_reached": "A limit of connections is reached: further ones wait, or are closed.",
@@ -128,13 +136,15 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "each `fleet_cut_off`.",
         "fleet_member_joined": "Another instance has joined: limits are divided among `members`.",
         "fleet_member_left": "Another instance has left, or was not heard of for `session_timeout_ms`.",
-        "fleet_cut_off": "This instance does not hear of the others. Until it does, it gives out what it gave out "
-        "before, at most one part of `members` of each limit.",
+        "fleet_cut_off": "This instance does not hear of the others; after a start, for more than 30 s. Until it hears "
+        "of them, it gives out what it gave out before, at most one part of `members` of each limit.",
         "fleet_reached": "The other instances know again of this one, which was cut off.",
-        "fleet_problem": "What is wrong with the way to the others, or with what the instance `other` has published.",
+        "fleet_problem": "What is wrong with the way to the others; with `other`, with what that instance has "
+        "published.",
         "fleet_problem_ended": "It is right again.",
-        "fleet_document_refused": "What an instance has published makes no sense, and its last good claims stay in "
-        "force. At most once a minute for each: how many `documents` were refused.",
+        "fleet_document_refused": "What the instance `other` has published makes no sense, and its last good claims "
+        "stay in force; or the topic `other` has a record that no instance writes. At most once a minute for each: how "
+        "many `documents` were refused.",
         "fleet_claims_exceed_limit": "The claims of `keys` quotas added up to more than the limit for long: an error "
         "in some instance. This one has lowered its claims.",
         "fleet_name_taken": "Another instance has had the name of this one for a minute: give each its own "
@@ -180,6 +190,6 @@ SECTIONS: Final[Mapping[str, str]] = {
     "Throttles": "Lines also have `virtual_cluster`, `listener`, `connection_id` and `client` (address and port).",
     "The fleet": "Lines also have `virtual_cluster`, and as `member` the name of this instance in the fleet.",
     "Connections of clients": "Lines about one connection also have `virtual_cluster`, `listener`, `connection_id`, "
-    "`client` (address and port), `node_id`, and behind a load balancer `proxied_by`.",
+    "`client` (address and port), `node_id` unless the client bootstraps, and behind a load balancer `proxied_by`.",
 }
 """The keys that are bound to the logger, and not given with each event."""

@@ -3,6 +3,7 @@
 import atexit
 import io
 import logging
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -27,6 +28,8 @@ _CHATTY = {"kafka": logging.CRITICAL, "aiohttp.access": logging.ERROR, "asyncio"
 kafka-python logs each failed attempt to connect as an error; our own event `cluster_unreachable` reports the result.
 """
 
+_EMPTY: tuple[object, ...] = ("", b"", [], (), {}, frozenset())
+
 _INDISCREET = ("kafka.admin.client", "kafka.net.connection", "kafka.protocol.parser")
 """Loggers that write passwords at DEBUG."""
 
@@ -40,16 +43,17 @@ _writer: LogWriter | None = None
 def configure(level: str, form: Literal["json", "console"], worker: int | None = None) -> None:
     """Set up structlog and the standard logging module for this process. May be called again.
 
-    Each line has the number of the `worker`, if this process is one.
+    Each line begins with its time, level and event, and has the process id, and the number of the `worker` if this
+    process is one. Then come the keys of its logger, and those of the event. A key without a value is left out.
     """
     # Loggers that are bound to a connection outlive a change of the level, so they must not contain the level.
     structlog.configure(
         processors=[
             _drop_below_threshold,
-            *([] if worker is None else [partial(_add_worker, worker)]),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            partial(_put_in_order, worker),
             _make_safe,
             _renderer(form),
         ],
@@ -88,9 +92,9 @@ def set_level(level: str) -> None:
         logging.getLogger(name).setLevel(logging.INFO if _threshold == logging.DEBUG else logging.NOTSET)
 
 
-def is_reported(level: str) -> bool:
-    """Whether events of this level ("debug", "info", "warning" or "error") are logged."""
-    return structlog.processors.NAME_TO_LEVEL[level] >= _threshold
+def is_reported(level: int) -> bool:
+    """Whether events of this level, one of those of `logging`, are logged."""
+    return level >= _threshold
 
 
 class _Bound:
@@ -116,7 +120,9 @@ def bound_later(make: Callable[[], "FilteringBoundLogger"]) -> "FilteringBoundLo
 def _renderer(form: str) -> Any:
     if form == "json":
         return structlog.processors.JSONRenderer()
-    return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+    return structlog.dev.ConsoleRenderer(
+        colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback, sort_keys=False
+    )
 
 
 def _drop_below_threshold(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
@@ -125,14 +131,21 @@ def _drop_below_threshold(logger: WrappedLogger, method: str, event: EventDict) 
     return event
 
 
-def _add_worker(worker: int, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    event.setdefault("worker", worker)
-    return event
+def _put_in_order(worker: int | None, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Put what every line has before the keys of this one.
+
+    The process id is read for each line: a process that was forked logs with the settings of its parent at first.
+    """
+    first = {"timestamp": event["timestamp"], "level": event["level"], "event": event["event"]}
+    return {**first, "pid": os.getpid(), "worker": worker, **event}
 
 
 def _make_safe(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Make values safe: bytes of a client must not forge a log line, colour a terminal or fill the disk."""
-    return {key: _safe(key, value) for key, value in event.items()}
+    """Make values safe: bytes of a client must not forge a log line, colour a terminal or fill the disk.
+
+    Keys without a value are left out; 0 and false are values.
+    """
+    return {key: _safe(key, value) for key, value in event.items() if value is not None and value not in _EMPTY}
 
 
 def _safe(key: str, value: Any) -> Any:

@@ -42,9 +42,11 @@ throttled most (`metrics.top_entities`).
 _ABOUT_LOGS = """
 ## Log events
 
-One line for each event on standard error, as JSON or for people (`log.format`). Every line has `timestamp`, `level` and
-`event`. A line whose event is not in this list comes from a library, and has `logger`. Texts of clients are cut to 128
-characters, and their control characters are escaped.
+One line for each event on standard error, as JSON or for people (`log.format`). Every line begins with `timestamp`,
+`level`, `event` and `pid` (the process id); if the process is a worker, `worker` has its number. Then come the keys
+that all lines about the same thing have, and those of the event, always in the same order. A key without a value is
+left out. A line whose event is not in this list comes from a library, and has `logger`. Texts of clients are cut to
+128 characters, and their control characters are escaped.
 """
 
 _UNITS = (
@@ -152,22 +154,27 @@ class _Calls:
         for name, module in self._modules.items():
             scopes = {id(node): function for function in _functions_in(module) for node in ast.walk(function)}
             for call in _calls_of_loggers(module):
-                names, levels = _texts(call.args[-1]) if call.args else [], self._levels(call)
+                scope = scopes.get(id(call))
+                names, levels = _texts(call.args[-1]) if call.args else [], self._levels(call, scope)
                 if not names or not levels:
                     raise UnclearCall(f"{name}, line {call.lineno}: expected constants as the event and its level")
-                keys = dict.fromkeys(self._keys_of_call(call, scopes.get(id(call))))
+                keys = dict.fromkeys(self._keys_of_call(call, scope))
                 for text in names:
                     found = events.setdefault(text, LoggedEvent())
                     found.levels |= levels
                     found.keys |= keys
         return events
 
-    def _levels(self, call: ast.Call) -> set[str]:
-        """The level of the method; for `log` those that the function names which chooses the level."""
+    def _levels(self, call: ast.Call, scope: _Function | None) -> set[str]:
+        """The level of the method; for `log` those that the function names which chooses the level, here or before."""
         method = _name_of(call.func)
         if method in _LEVELS:
             return {_LEVELS[method]}
-        chosen = [node for function in self._called(call.args[0]) for node in ast.walk(function)]
+        chosen_by = [call.args[0]]
+        if isinstance(call.args[0], ast.Name) and scope is not None:
+            chosen_by = _assigned(call.args[0].id, scope)
+        functions = [function for expression in chosen_by for function in self._called(expression)]
+        chosen = [node for function in functions for node in ast.walk(function)]
         return {_name_of(node).lower() for node in chosen if isinstance(node, ast.Attribute)} & {*_LEVELS_IN_ORDER}
 
     def _keys_of_call(self, call: ast.Call, scope: _Function | None) -> Iterator[str]:

@@ -141,6 +141,10 @@ class Relay:
         return self._accounting.responses
 
     @property
+    def first_bytes(self) -> bytes:
+        return self._requests.unread.first_bytes
+
+    @property
     def requests_by_api(self) -> Sequence[int]:
         return self._accounting.counters.requests_by_api
 

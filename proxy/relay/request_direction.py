@@ -56,6 +56,9 @@ from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
 
+MOST_FIRST_BYTES: Final = 512
+"""How much of the first request of a client is stored: more than what clients begin with has."""
+
 _CLIENT: Final = Side.CLIENT
 _NODE: Final = Side.NODE
 _INT32: Final = Struct(">i")
@@ -125,10 +128,12 @@ class _Unread:
     together once, when it is complete, not with each piece.
     """
 
-    __slots__ = ("_manager", "_wanted_version", "data", "gathered", "long_head", "missing")
+    __slots__ = ("_manager", "_wanted_version", "data", "first_bytes", "gathered", "long_head", "missing")
 
     def __init__(self, manager: ClientQuotaManager) -> None:
         self.data = b""
+        self.first_bytes = b""
+        """How the first request of the client begins, once it was taken."""
         self.long_head = False
         """Whether the head of a request is not here whole though it is large already, and there is room for it."""
         self.gathered: bytes | bytearray = b""
@@ -382,6 +387,7 @@ class RequestDirection:
         """Open the connection to the node; the request that waits for it need not be read again."""
         if not self.opening:
             self.opening = True
+            self.unread.first_bytes = self.unread.data[:MOST_FIRST_BYTES]  # no copy, unless there are more
             is_of_a_proxy = head.client_id == CLIENT_ID
             self._turn.after.append(OpenUpstream(head.correlation_id) if is_of_a_proxy else _FOR_A_CLIENT)
         self._read_before = head

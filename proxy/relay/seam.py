@@ -75,6 +75,10 @@ class ConnectionRelay(Protocol):
         """How many responses have begun to go out."""
 
     @property
+    def first_bytes(self) -> bytes:
+        """How the first request of the client begins, as far as it is stored; empty before it is here."""
+
+    @property
     def requests_by_api(self) -> Sequence[int]:
         """How many requests have come whole, by API key, over all connections to the node of this listener."""
 

@@ -217,8 +217,8 @@ class Acceptor:
         return len(self._under_way)
 
     def _log_of(self, connection_id: int, host: str, port: int, node_id: int | None) -> "FilteringBoundLogger":
-        client = str(HostPort(host, port))
-        log: FilteringBoundLogger = self._log.bind(connection_id=connection_id, client=client, node_id=node_id)
+        client, known = str(HostPort(host, port)), None if node_id == BOOTSTRAP_NODE_ID else node_id
+        log: FilteringBoundLogger = self._log.bind(connection_id=connection_id, client=client, node_id=known)
         return log
 
     def _note_unnamed(self, incoming: IncomingConnection) -> None:

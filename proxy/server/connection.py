@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from common.plain_words import words_of
 from common.printable import printable
 from protocol.api_key import ALTER_CLIENT_QUOTAS
 from proxy.clock import Clock
@@ -38,6 +39,7 @@ from proxy.relay.actions import (
     WakeAt,
 )
 from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts
+from proxy.relay.introduction import introduction_of
 from proxy.relay.seam import ConnectionRelay
 from proxy.server.sharing import DecisionTurns
 from proxy.side import Side
@@ -52,6 +54,8 @@ _MAX_EPISODES = 16
 """How many throttle episodes a connection may have at a time. The next one ends the one that would be over first."""
 _NEW_MS = 1_000
 """How long a connection is new, in ms: so much time its client has for its first response, also when the proxy ends."""
+_SOON_MS = 1_000
+"""A client that ends its connection within this time may be one that connects in a loop."""
 LINGER_S = 10.0
 """How long a connection that is closing may take to write out its last bytes."""
 
@@ -187,7 +191,7 @@ class Connection:
             self._client = None
         if not self.closing:
             reason = _LOST[side, isinstance(error, ssl.SSLError)]
-            self._do(partial(self.relay.on_lost, reason, str(error) if error else ""))
+            self._do(partial(self.relay.on_lost, reason, words_of(error) if error else ""))
             return
         if side is Side.NODE and self.relay.unsettled:
             self._do(partial(self.relay.on_lost, CloseReason.NODE_LOST, ""))
@@ -313,8 +317,13 @@ class Connection:
         if isinstance(decision, Decision):
             return self.relay.on_decision(ask.ticket, decision, now_us)
         task = asyncio.get_running_loop().create_task(self._work_out(ask, decision))
-        self._work = (*(other for other in self._work if not other[1].done()), (ask, task))
+        self._work = (*self._work, (ask, task))
+        task.add_done_callback(self._worked_out)
         return []
+
+    def _worked_out(self, task: asyncio.Task[None]) -> None:
+        """Keep neither the task nor the request: a connection may be idle from now on."""
+        self._work = tuple(under_way for under_way in self._work if under_way[1] is not task)
 
     async def _work_out(self, ask: DecisionRequest, decision: QuotaAlteration | SlowDecision) -> None:
         """Work out a slow decision in turns with other connections, have quotas written, and pass the decision on.
@@ -458,7 +467,7 @@ class Connection:
         self._end_episodes(self._episodes, now_us // 1000)
         if self.relay.ended_unheard and close.reason in _CLIENT_IS_GONE:
             close = Close(CloseReason.CLIENT_SENT_NOTHING)
-        if close.reason not in ORDINARY or is_reported("info"):
+        if close.reason not in ORDINARY or is_reported(logging.INFO):
             self._tell_end(close)
         self._end(close.reason)
 
@@ -493,12 +502,19 @@ class Connection:
     def _tell_end(self, close: Close) -> None:
         relay, login = self.relay, self.facts.login
         failed_login = _failed_login(login.failure) if close.reason is CloseReason.AUTHENTICATION_FAILED else {}
+        level = self._level_of(close, failed_login)
+        if not is_reported(level):
+            return
+        client = introduction_of(relay.first_bytes)
         self._log.log(
-            self._level_of(close, failed_login),
+            level,
             "connection_closed",
             reason=close.reason.value,
             detail=printable(close.detail),
             user=printable(self.facts.user) or None,
+            client_id=printable(client.client_id),
+            software_name=printable(client.software_name),
+            software_version=printable(client.software_version),
             **({"mechanism": login.mechanism} if login.mechanism else {}) | failed_login,
             requests=relay.requests,
             request_bytes=relay.request_bytes,
@@ -511,18 +527,22 @@ class Connection:
     def _level_of(self, close: Close, failed_login: Mapping[str, str | int | None]) -> int:
         """The level of the log line about the end of this connection.
 
-        A client that only connected, as a health check does, is logged at DEBUG. A client that repeats a mistake, or
-        that leaves after one request or less again, is logged at DEBUG from the second time on: any client can do that
-        as often as it likes.
+        A client that only connected, as a health check does, is logged at DEBUG. So is a client that repeats a mistake,
+        or that soon ends its connections again and again: any client can do that as often as it likes.
         """
         if close.reason is CloseReason.CLIENT_SENT_NOTHING:
             return logging.DEBUG
-        if close.reason in ORDINARY and not (self.relay.requests < 2 and close.reason in _CLIENT_IS_GONE):
+        if close.reason in ORDINARY and not (close.reason in _CLIENT_IS_GONE and self._is_soon_over(close.reason)):
             return logging.INFO
         what = ", ".join(str(value) for value in failed_login.values() if value) or close.detail
         if not self._host.is_worth_a_line(self, close.reason, what):
             return logging.DEBUG
         return logging.INFO if close.reason in ORDINARY else logging.WARNING
+
+    def _is_soon_over(self, reason: CloseReason) -> bool:
+        """Whether the client has ended the connection as one does that connects in a loop."""
+        lasted_ms = self._now_ms() - self.opened_ms
+        return reason is CloseReason.CLIENT_LOST or self.relay.requests < 2 or lasted_ms < _SOON_MS
 
     @property
     def unsent_bytes(self) -> int:

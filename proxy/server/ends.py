@@ -7,6 +7,7 @@ from socket import SO_LINGER, SOL_SOCKET
 from common.printable import printable
 from proxy.gate.gate_log import GateLog
 from proxy.gate.stages import IncomingConnection
+from proxy.observe.logs import is_reported
 from proxy.relay.actions import CloseReason
 from proxy.server.connection import ORDINARY
 from quotas.connection_quotas import ListenerKey
@@ -60,12 +61,9 @@ class ConnectionEnds:
             self.refuse(incoming, reason, detail=detail)
             return
         incoming.socket.close()
-        incoming.log.log(
-            self._level_of(incoming, reason, detail),
-            "connection_closed",
-            reason=reason.value,
-            detail=printable(detail),
-        )
+        level = self._level_of(incoming, reason, detail)
+        if is_reported(level):
+            incoming.log.log(level, "connection_closed", reason=reason.value, detail=printable(detail))
         self.count(reason)
 
     def _level_of(self, incoming: IncomingConnection, reason: CloseReason, detail: str) -> int:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from proxy.gate.admission import Admission
 from proxy.gate.connection_gate import ConnectionGate, limits_of
 from proxy.gate.gate_metrics import InstanceGate
 from proxy.net.swept_poller import new_poller
-from proxy.observe.health import Muted, unwritten
+from proxy.observe.health import STOPPING, Muted, unwritten
 from proxy.observe.metrics import Metrics, RelayTotals
 from proxy.observe.page.process import Process
 from proxy.observe.past.history import History
@@ -60,6 +61,8 @@ _SWEEP_S = 1.0
 _LONGEST_STEP_MS = 2_000
 """The most that one sweep adds to the waits of clients, also if the process or its machine stood still for longer."""
 _LOOKS_AT_ONCE = 500
+_ENOUGH = 0.9
+"""If more than this part of the connections that are wanted is possible, that is no warning."""
 _EXPIRIES_PER_SWEEP = 5
 _LOOK_S = 0.02
 _JOIN_S = 4.0
@@ -220,7 +223,7 @@ class Instance:
         if self._room <= 0:
             self._room = self._max_sockets - self._open_sockets()
             if self._room <= 0:
-                self.gate.log.note_full(self.config.limits.max_connections)
+                self.gate.log.note_full(self._max_sockets)
                 return False
         self._room -= 1
         return True
@@ -234,7 +237,7 @@ class Instance:
     def not_ready(self) -> list[str]:
         """The reasons why clients cannot be served, one line each; empty when they can."""
         if self.stop_asked.is_set():
-            return ["stopping"]
+            return [STOPPING]
         if not self._is_serving:
             return ["listeners are not bound yet"]
         return [reason for cluster in self.clusters for reason in cluster.health().not_ready()]
@@ -330,9 +333,8 @@ class Instance:
 
     async def start(self) -> None:
         """Read the quotas, join the fleets, and begin to learn the nodes."""
-        joining = [self.tasks.spawn(fleet.join(_JOIN_S)) for fleet in self._fleets()]
+        joining = [self.tasks.spawn("joining the fleet", fleet.join(_JOIN_S)) for fleet in self._fleets()]
         await asyncio.gather(*(cluster.book.start() for cluster in self.clusters))
-        self._report_unknown_quotas()
         if self._history is not None:
             self._history.start()
             self.tasks.keep(self._history.duty, self._history.run)
@@ -369,6 +371,7 @@ class Instance:
                 security_protocol=protocols[listener.key.virtual_cluster, listener.name],
             )
         self._is_serving = True
+        self._report_unknown_quotas()
         self.tasks.keep(self._sweeping, self._sweep)
 
     @property
@@ -532,11 +535,27 @@ class Instance:
             listener.set_limits(self.config.limits)
 
     def warn_of_descriptors(self) -> None:
-        """Log that there are too few descriptors for the connections wanted; once, unless the numbers change."""
+        """Log that there are too few descriptors for the connections wanted; once, unless the numbers change.
+
+        It is a warning if a tenth of the connections or more are not possible.
+        """
         possible, wanted = self._max_sockets, self.config.limits.max_connections
         known, self._warned_of_descriptors = self._warned_of_descriptors, (possible, wanted)
         if possible < wanted and known != (possible, wanted):
-            log.warning("few_descriptors", max_connections=possible, setting="limits.max_connections")
+            problem = (
+                f"files that may be open allow {possible} connections, not {wanted}: raise LimitNOFILE (ulimit -n)"
+            )
+            log.log(
+                _level_of_few(possible, wanted),
+                "few_descriptors",
+                max_connections=possible,
+                setting="limits.max_connections",
+                problem=problem,
+            )
+
+
+def _level_of_few(possible: int, wanted: int) -> int:
+    return logging.WARNING if possible <= wanted * _ENOUGH else logging.INFO
 
 
 def _time_outs(limits: LimitsConfig) -> TimeOuts:

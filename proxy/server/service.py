@@ -18,7 +18,7 @@ from proxy.config.settings import Config
 from proxy.installed import installed_version, make_in_use
 from proxy.observe import logs
 from proxy.observe.api import AdminApi
-from proxy.observe.health import Readiness
+from proxy.observe.health import HANDED_OVER, Readiness
 from proxy.observe.http_secrets import http_access
 from proxy.observe.metrics import Metrics
 from proxy.observe.metrics_site import MetricsSite
@@ -60,7 +60,7 @@ class Service:
         self._handover: asyncio.Task[None] | None = None
         self._closing_http: asyncio.Task[None] | None = None
         self._certificates = CertificateWatcher(self._show, clock, metrics)
-        self._readiness = Readiness(self.not_ready)
+        self._readiness = Readiness(self.not_ready, clock.now_ms)
         api = AdminApi(self.instance.clusters, clock)
         api.past = self.instance.past
         throttled_at = None if api.past is None else api.throttled
@@ -79,7 +79,7 @@ class Service:
     def not_ready(self) -> list[str]:
         """The reasons why clients cannot be served, one line each; empty when they can."""
         if self._restart.is_succeeded:
-            return ["another process has taken over"]
+            return [HANDED_OVER]
         return self.instance.not_ready()
 
     def _show(self, place: TlsPlace, material: TlsMaterial | None) -> None:
@@ -102,13 +102,13 @@ class Service:
         self._shipping = start_shipping(self.config, self._metrics)
         if not self._restart.takes_over:
             await self._http.start(self.config)
-        log.info("starting", version=installed_version(), make=make_in_use(), pid=os.getpid())
+        log.info("starting", version=installed_version(), make=make_in_use())
         await self.instance.start()
         gc.collect()
         await self._restart.take_over(self.config.restart.sensors_file, self.instance.until_ready)
         self.instance.serve()
         if self._restart.takes_over:
-            self._tasks.spawn(self._restart.follow())
+            self._tasks.spawn("following the process before", self._restart.follow())
             await self._http.start(self.config)
         self._restart.notify("READY=1", f"MAINPID={os.getpid()}")
         await self.configuration.warn()
@@ -150,7 +150,7 @@ class Service:
     def _ask_for_successor(self) -> None:
         """SIGUSR2 has come: have another process take over, unless this one starts or stops, or that is under way."""
         if self.instance.is_serving and (self._handover is None or self._handover.done()):
-            self._handover = self._tasks.spawn(self._hand_over())
+            self._handover = self._tasks.spawn("handing over", self._hand_over())
 
     async def _hand_over(self) -> None:
         """Have another process take over; then this one stops."""
@@ -174,7 +174,7 @@ class Service:
         self._restart.notify("STOPPING=1")
         charging: asyncio.Task[None] | None = None
         if self._restart.is_succeeded:
-            charging = self._tasks.spawn(self._restart.keep_charging())
+            charging = self._tasks.spawn("telling the process after what is charged", self._restart.keep_charging())
         else:
             if self._handover is not None:
                 self._handover.cancel()

@@ -2,13 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
-import structlog
-
 from common.duties import Duty
-
-log = structlog.get_logger()
 
 
 class Tasks:
@@ -16,21 +13,23 @@ class Tasks:
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+        self._duties: dict[str, Duty] = {}
+        """Count and log the failures of tasks that end, by what they do."""
 
     def __len__(self) -> int:
         """How many run."""
         return len(self._tasks)
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task."""
+    def spawn(self, what: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task; `what` says in words what it does."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, what))
         return task
 
     def keep(self, duty: Duty, run: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Start background work that goes on after errors, until it is cancelled."""
-        return self.spawn(duty.keep(run))
+        return self.spawn(duty.name, duty.keep(run))
 
     async def cancel(self) -> None:
         """Cancel all tasks, and wait for their ends."""
@@ -39,7 +38,7 @@ class Tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, what: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("background_task_failed", exc_info=error)
+            self._duties.setdefault(what, Duty(what)).failed(error)

@@ -1,6 +1,7 @@
 """Learning where the nodes of a cluster are: it is asked over connections of the proxy's own."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -73,7 +74,8 @@ class Discovery:
         self.trouble: str | None = "it has not named its nodes yet"
         """Why the cluster cannot be reached; None if it named its nodes when it was asked last."""
         self._reported_reason = ""
-        self._nodes: list[int] = []
+        self._nodes: list[int] | None = None
+        """The nodes that the cluster has named last; None before it has named any."""
         self._default_partitions: int | None = None
         self._asking: asyncio.Task[int | None] | None = None
         """The request for it that is under way."""
@@ -181,14 +183,21 @@ class Discovery:
         nodes = sorted(broker.node_id for broker in brokers)
         if nodes:
             self._directory.note_all(nodes)
-        if self._failing or nodes != self._nodes:
+        if self._failing or self._nodes is None:
             self._log.info("cluster_reached", nodes=nodes)
+        self._tell_changes(self._nodes, nodes)
         self._failing, self._nodes, self.trouble = False, nodes, None
         if servers == self.config.bootstrap_servers:
             self._knows_nodes, self.leads_back = True, False
         async with self._answered:
             self._answered.notify_all()
         return True
+
+    def _tell_changes(self, before: Sequence[int] | None, nodes: Sequence[int]) -> None:
+        """Log which nodes are gone or have come, if these are others than before."""
+        if before is not None and nodes != before:
+            gone, come = sorted({*before} - {*nodes}), sorted({*nodes} - {*before})
+            self._log.log(_level_of_changes(gone), "nodes_changed", gone=gone, come=come, nodes=nodes)
 
     async def _look(self) -> Sequence[MetadataNode]:
         """The nodes that are named by the first server that responds. Servers that do not respond are noted."""
@@ -203,12 +212,14 @@ class Discovery:
         return found
 
     def _note_silent(self, silent: Sequence[HostPort], answered: HostPort) -> None:
-        """Note which servers did not answer before one did, and log it if these are others than before."""
+        """Note which servers did not answer before one did. Log it if one more does not, and when all do again."""
         before = self.silent
         self._silent = self._silent.union(silent) - {answered}
-        if self.silent and self.silent != before:
+        if set(self.silent) - set(before):
             servers = [str(server) for server in self.silent]
             self._log.warning("bootstrap_servers_silent", bootstrap_servers=servers, asked=str(answered))
+        elif before and not self.silent:
+            self._log.info("bootstrap_servers_respond")
 
     async def _look_for_default_partitions(self, brokers: Sequence[MetadataNode]) -> None:
         """Ask the nodes for their num.partitions, if it is not set. Dead ones hold up nothing else for long."""
@@ -292,6 +303,10 @@ class Discovery:
             self._reported_no_default = True
             self._log.warning("default_partitions_unknown", taken=1, setting="upstream.default_partitions")
         return known or 1
+
+
+def _level_of_changes(gone: Sequence[int]) -> int:
+    return logging.WARNING if gone else logging.INFO
 
 
 def _from(servers: Sequence[HostPort], turn: int) -> list[HostPort]:

@@ -105,7 +105,7 @@ class NodeDirectory:
     def _refuse(self, node_id: int, host: str, port: int, why: str) -> None:
         if node_id not in self._refused and len(self._refused) < MAX_LEARNED_NODES:
             self._refused[node_id] = f"{HostPort(host, port)}: {why}"
-            problem = f"{why}: it is not connected to there"
+            problem = f"{why}, so the proxy does not connect to it"
             self._log.warning("node_address_refused", node_id=node_id, host=host, port=port, problem=problem)
 
     @property

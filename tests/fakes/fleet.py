@@ -10,6 +10,7 @@ class FakeTransport:
         self.cut_off_ms = cut_off_ms
         self.losses = 0
         self.problems = {}
+        self.refused = []
         self.is_reachable = True
         self.published = []
         self._exchange = exchange
@@ -25,6 +26,10 @@ class FakeTransport:
 
     async def start(self, member_id, changed):
         self._name = member_id
+
+    def take_refused(self):
+        refused, self.refused = self.refused, []
+        return refused
 
     def view(self):
         return {name: content for name, content in self._exchange.items() if name != self._name}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from proxy.server.fleet.transport import TransportLost
+from proxy.server.fleet.transport import RefusedRecord, TransportLost
 from tests.fleet.ensemble import Connected, Ensemble, Link, Node, NoNode, SessionExpired
 from tests.fleet.events import Events, Process
 
@@ -288,6 +288,10 @@ class SimulatedTransport:
     def problems(self) -> Mapping[str, str]:
         """What is wrong now."""
         return self._known.problems
+
+    def take_refused(self) -> Sequence[RefusedRecord]:
+        """None: nobody else writes here."""
+        return ()
 
     def view(self) -> Mapping[str, bytes]:
         """All other members with what they have published last."""

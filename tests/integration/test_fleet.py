@@ -179,7 +179,9 @@ def test_instances_without_zookeeper_give_out_their_parts_and_say_so(proxy_of, z
                 status, body = a.get("readyz")
                 assert status == 200
                 [remark] = json.loads(body)["remarks"]
-                assert remark.startswith("virtual cluster main: cut off from its fleet, at most 1/2 of each limit")
+                assert remark.startswith(
+                    "virtual cluster main: this instance is cut off from its fleet, and it gives out at most 1/2 of"
+                )
                 before = one.bytes
                 eventually(lambda: one.bytes > before)
                 with proxy_of("c", instances=3) as c, Load(c):

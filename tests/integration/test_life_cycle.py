@@ -105,7 +105,7 @@ def test_connections_are_refused_while_quotas_are_not_known_if_that_is_wanted():
     source = {"source": "upstream", "when_unknown": "refuse"}
     with ProxyProcess(f"{HOST}:9", ready=False, source=source, limits={"drain_s": 0}) as proxy:
         proxy.wait_for(lambda: proxy.events("listening"), 10, "open ports")
-        [line] = proxy.events("quotas_unknown")
+        [line] = proxy.wait_for(lambda: proxy.events("quotas_unknown"), 10, "word of the quotas")
         assert (line["level"], line["setting"]) == ("error", "quotas.when_unknown")
         with socket.create_connection((HOST, proxy.port)) as sock:
             sock.settimeout(TIMEOUT_S)

@@ -133,5 +133,5 @@ def test_a_node_that_is_advertised_at_a_balancer_before_the_proxy_is_not_connect
     balancer.port = proxy.node_ports[1]
     stack.enter_context(proxy)
     [line] = proxy.wait_for(lambda: proxy.events("node_address_refused"), TIMEOUT_S, "word of the node")
-    assert (line["node_id"], line["problem"]) == (1, "it leads back to this proxy: it is not connected to there")
+    assert (line["node_id"], line["problem"]) == (1, "it leads back to this proxy, so the proxy does not connect to it")
     assert clients_come(proxy, port=proxy.node_ports[1]) <= CLIENTS * TURNS

@@ -2,7 +2,10 @@
 
 import asyncio
 import errno
+import gc
+import logging
 import os
+import weakref
 from dataclasses import replace
 from struct import pack
 from types import SimpleNamespace
@@ -42,6 +45,11 @@ from tests.topic_frames import create_topics, created, metadata_by_name, mutated
 
 MALFORMED = b"\xff" * 4 + bytes(12)
 """A length prefix of -1."""
+
+
+@pytest.fixture(autouse=True)
+def all_levels(monkeypatch):
+    monkeypatch.setattr("proxy.observe.logs._threshold", logging.DEBUG)
 
 
 class Shell:
@@ -173,6 +181,18 @@ async def test_a_source_that_is_slow_to_write_holds_up_no_other_decision():
     altering.written.set()
     await until(lambda: altering.client.written)
     assert len(altered(bytes(altering.client.written))) == 4_000
+
+
+async def test_an_idle_connection_keeps_nothing_of_a_decision_that_took_long():
+    shell, before = Shell(), asyncio.all_tasks()
+    shell.connection.facts.may_alter = True
+    await shell.client_sends(SET_ETL)
+    [task] = map(weakref.ref, asyncio.all_tasks() - before)
+    shell.written.set()
+    await until(lambda: shell.client.written)
+    await asyncio.sleep(0)
+    gc.collect()
+    assert task() is None
 
 
 async def test_an_alteration_is_written_though_its_client_is_gone():
@@ -661,11 +681,12 @@ async def test_a_client_that_leaves_after_one_request_or_less_is_logged_like_a_m
     assert [(line["reason"], line["log_level"]) for line in logs] == [("client_closed", level)]
 
 
-async def test_a_client_that_leaves_after_several_requests_has_a_line():
+async def test_a_client_that_leaves_after_several_requests_and_a_while_has_a_line():
     with capture_logs() as logs:
         shell = Shell()
         shell.is_worth_a_line = lambda connection, reason, detail: False
         await shell.client_sends(heartbeat(1) + heartbeat(2))
+        shell.clock.advance(1_000)
         shell.connection.eof_came(Side.CLIENT)
     assert [(line["reason"], line["log_level"]) for line in logs] == [("client_closed", "info")]
 
@@ -714,6 +735,73 @@ async def test_the_end_of_a_connection_names_the_user_that_logged_in_and_how():
     [line] = [line for line in logs if line["event"] == "connection_closed"]
     assert (line["user"], line["mechanism"], line["reason"]) == ("ali\\nce", "PLAIN", "client_closed")
     assert "secret" not in repr(logs)
+
+
+def api_versions(version, body, client_id=b"etl"):
+    head = pack(">hhih", 18, version, 7, len(client_id)) + client_id
+    return frame(head + (b"\0" if version >= 3 else b"") + body)
+
+
+def compact(text):
+    return bytes([len(text) + 1]) + text
+
+
+SOFTWARE = compact(b"apache-kafka-java") + compact(b"4.3.1")
+
+
+@pytest.mark.parametrize(
+    ("first", "client"),
+    {
+        "version 3": (api_versions(3, SOFTWARE + b"\0"), ("etl", "apache-kafka-java", "4.3.1")),
+        "version 4": (api_versions(4, SOFTWARE + b"\0"), ("etl", "apache-kafka-java", "4.3.1")),
+        "a hostile name": (api_versions(3, compact(b"a\nb") + compact(b"\xff") + b"\0"), ("etl", "a\\nb", "\ufffd")),
+        "before KIP-511": (api_versions(2, b""), ("etl", "", "")),
+        "no client-id": (api_versions(3, SOFTWARE + b"\0", client_id=b""), ("", "apache-kafka-java", "4.3.1")),
+        "another API": (heartbeat(1, client_id=b"etl"), ("etl", "", "")),
+        "a large request": (produce(1, size=10_000, client_id=b"etl"), ("etl", "", "")),
+    }.values(),
+)
+async def test_the_end_of_a_connection_names_the_client_id_and_the_software_of_the_client(first, client):
+    with capture_logs() as logs:
+        shell = Shell()
+        await shell.client_sends(first)
+        shell.connection.eof_came(Side.NODE)
+    [line] = [line for line in logs if line["event"] == "connection_closed"]
+    assert (line["client_id"], line["software_name"], line["software_version"]) == client
+
+
+@pytest.mark.parametrize(
+    ("requests", "lasted_ms", "end", "is_counted"),
+    [
+        (1, 60_000, "close", True),
+        (5, 999, "close", True),
+        (5, 1_000, "close", False),
+        (5, 60_000, "reset", True),
+    ],
+)
+async def test_an_end_that_a_client_can_repeat_without_limit_is_counted_before_it_is_logged(
+    requests, lasted_ms, end, is_counted
+):
+    shell, asked = Shell(), []
+    shell.is_worth_a_line = lambda connection, reason, detail: asked.append((reason, detail))
+    for number in range(requests):
+        await shell.client_sends(heartbeat(number))
+        shell.connection.bytes_came(Side.NODE, heartbeaten(number))
+    shell.clock.advance(lasted_ms)
+    if end == "reset":
+        shell.connection.lost(Side.CLIENT, ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
+    else:
+        shell.connection.eof_came(Side.CLIENT)
+    ends = {"reset": (CloseReason.CLIENT_LOST, "Connection reset by peer"), "close": (CloseReason.CLIENT_CLOSED, "")}
+    assert asked == [ends[end]] * is_counted
+
+
+async def test_a_client_that_sent_no_whole_head_has_no_name():
+    with capture_logs() as logs:
+        shell = Shell()
+        await shell.client_sends(b"\0\0")
+        shell.connection.eof_came(Side.CLIENT)
+    assert (logs[-1]["event"], logs[-1]["client_id"]) == ("connection_closed", "")
 
 
 async def logs_in_and_ends(*steps, news=True):

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from proxy.gate.admission import Admission, ConnectionSlot
 from proxy.gate.connection_gate import ConnectionGate
 from proxy.gate.stages import IncomingConnection
+from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas, ListenerKey
 from quotas.entities import ANONYMOUS
 from tests.fakes.clock import FakeClock
@@ -75,6 +76,25 @@ async def test_the_limit_that_has_a_connection_wait_is_named(at_the_gate):
     gate.set_limits(ConnectionLimits(connections=0), 10)
     assert not gate.arrive(OTHER, incoming())
     assert [line["setting"] for line in reported(logs)][1:] == ["connections.max_connections"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "detail"),
+    [(CloseReason.CLIENT_LOST, "Connection reset by peer"), (CloseReason.CLIENT_CLOSED, "")],
+)
+async def test_a_client_that_resets_each_time_has_as_many_lines_as_one_that_closes_and_then_a_sum(
+    at_the_gate, reason, detail
+):
+    gate, clock, logs = at_the_gate
+    for minute in (1, 2):
+        lines = [gate.log.note_fault(KEY, "192.0.2.1", reason, detail) for _ in range(100)]
+        assert lines == [True] * 10 + [False] * 90
+        clock.advance(60_000 - minute)  # less than without any for a minute
+        gate.log.note_fault(KEY, "192.0.2.1", reason, detail)
+        clock.advance(minute)
+        gate.log.sum_up()
+    summed = [line for line in logs if line["event"] == "connections_closed"]
+    assert [line["connections"] for line in summed] == [101, 101]
 
 
 async def test_a_full_process_logs_how_many_connections_it_has_closed(at_the_gate):

@@ -39,10 +39,17 @@ async def test_too_few_descriptors_are_reported_once_unless_the_numbers_change(t
     cluster = {"name": "main", "upstream": {"bootstrap_servers": ["127.0.0.1:9"]}, "listeners": [listener]}
     service = Service(tmp_path / "proxy.yaml", config_of({"virtual_clusters": [cluster]}), FakeClock())
     with capture_logs() as logged:
-        for possible in (500, 500, 400, 400):
+        for possible in (500, 500, 400, 400, 9_001, 9_000, 10_000):
             service.instance._max_sockets = possible
             service.instance.warn_of_descriptors()
-    assert [line["max_connections"] for line in logged if line["event"] == "few_descriptors"] == [500, 400]
+    few = [line for line in logged if line["event"] == "few_descriptors"]
+    assert [(line["max_connections"], line["log_level"]) for line in few] == [
+        (500, "warning"),
+        (400, "warning"),
+        (9_001, "info"),
+        (9_000, "warning"),
+    ]
+    assert few[0]["problem"].startswith("files that may be open allow 500 connections, not 10000: ")
 
 
 def test_no_limit_is_none(limits):

@@ -7,6 +7,7 @@ import pytest
 import structlog
 
 from proxy.server.fleet.fleet import LOOK_MS, WRITE_MS, Fleet
+from proxy.server.fleet.transport import RefusedRecord
 from quotas.shares.member import Member
 from quotas.shares.moves import Use
 from tests.fakes.clock import FakeClock
@@ -124,6 +125,21 @@ async def test_a_member_that_is_cut_off_and_comes_back_says_so_once(pair):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("away_s", "events"), [(20, ["fleet_joined"]), (35, ["fleet_cut_off", "fleet_joined", "fleet_reached"])]
+)
+async def test_a_member_that_joins_late_is_cut_off_only_if_it_takes_very_long(exchange, clock, away_s, events):
+    late = Instance(exchange, clock, "late#1")
+    await late.join()
+    late.transport.is_reachable = False
+    with structlog.testing.capture_logs() as logs:
+        await late.fleet.turn()
+        await pass_time([late], 1_000 * away_s)
+        late.transport.is_reachable = True
+        await pass_time([late], 10_000)
+    assert [line["event"] for line in logs] == events
+
+
 async def test_a_member_whose_document_is_gone_does_not_go_on_with_what_it_claimed(pair):
     a, _ = pair
     a.press()
@@ -172,6 +188,18 @@ async def test_a_document_that_makes_no_sense_is_counted_and_logged_once(pair, e
     assert reason in line["problem"]
     assert a.fleet.totals().refused >= 1
     assert a.fleet.totals().members == 3
+
+
+async def test_records_that_make_no_sense_are_all_counted_and_logged_once_a_minute(pair):
+    a, _ = pair
+    with structlog.testing.capture_logs() as logs:
+        for second in range(90):
+            a.transport.refused = [RefusedRecord("topic claims", f"offset {second}: expected JSON")]
+            await pass_time(pair, 1_000)
+    lines = [line for line in logs if line["event"] == "fleet_document_refused"]
+    assert [(line["other"], line["documents"]) for line in lines] == [("topic claims", 1), ("topic claims", 60)]
+    assert a.fleet.totals().refused == 90
+    assert not [line for line in logs if line["event"].startswith("fleet_problem")]
 
 
 async def test_the_last_good_document_of_a_member_stays_in_force(pair, exchange):

@@ -66,9 +66,17 @@ def fleet(**changed):
 def test_a_cluster_that_is_cut_off_from_its_fleet_is_ready_and_says_so():
     connected, cut_off = health(fleet=fleet()), health(fleet=fleet(is_cut_off=True, trouble="zk:2181: down"))
     assert list(connected.remarks()) == list(health().remarks()) == list(cut_off.not_ready()) == []
-    assert list(cut_off.remarks()) == [
-        "virtual cluster main: cut off from its fleet, at most 1/3 of each limit is given out: zk:2181: down"
-    ]
+    [remark] = cut_off.remarks()
+    share = "it gives out at most 1/3 of each limit"
+    assert remark == f"virtual cluster main: this instance is cut off from its fleet, and {share}: zk:2181: down"
+
+
+def test_silent_bootstrap_servers_are_a_remark_while_others_respond():
+    [remark] = health(silent=["a:9092", "b:9092"]).remarks()
+    assert (
+        remark == "virtual cluster main: no response from a:9092, b:9092, so the proxy asks other nodes of the cluster"
+    )
+    assert list(health(silent=["a:9092"], trouble="down").remarks()) == []
 
 
 def test_problems_of_the_source_of_quotas_are_a_remark_without_names():
@@ -79,7 +87,7 @@ def test_problems_of_the_source_of_quotas_are_a_remark_without_names():
 
 def test_what_cannot_be_written_is_a_remark_until_it_can():
     spool = SimpleNamespace(problem="No space left on device")
-    assert list(unwritten("usage records", spool)) == ["usage records: not written now: No space left on device"]
+    assert list(unwritten("usage records", spool)) == ["usage records cannot be written now: No space left on device"]
     spool.problem = None
     assert list(unwritten("usage records", spool)) == list(unwritten("the history", None)) == []
 
@@ -96,21 +104,44 @@ def test_the_metrics_of_a_fleet_are_its_totals():
 
 
 def test_the_log_has_each_change_of_the_reasons_once():
-    reasons = ["stopping"]
-    readiness = Readiness(lambda: list(reasons))
+    reasons = ["the cluster is unreachable"]
+    readiness = Readiness(lambda: list(reasons), FakeClock().now_ms)
     with capture_logs() as logged:
         for _ in range(2):
-            assert readiness.look() == ["stopping"]
+            assert readiness.look() == ["the cluster is unreachable"]
         reasons.clear()
         for _ in range(2):
             assert readiness.look() == []
         reasons.append("another")
         readiness.look()
     assert logged == [
-        {"event": "not_ready", "reasons": ["stopping"], "log_level": "warning"},
+        {"event": "not_ready", "reasons": ["the cluster is unreachable"], "log_level": "info"},
         {"event": "ready", "log_level": "info"},
         {"event": "not_ready", "reasons": ["another"], "log_level": "warning"},
     ]
+
+
+@pytest.mark.parametrize("reason", ["stopping", "another process has taken over"])
+def test_a_process_that_ends_because_somebody_wants_that_is_no_alarm(reason):
+    reasons = []
+    readiness = Readiness(lambda: list(reasons), FakeClock().now_ms)
+    with capture_logs() as logged:
+        readiness.look()
+        reasons.append(reason)
+        readiness.look()
+        reasons.append("the cluster is unreachable")
+        readiness.look()
+    assert [line["log_level"] for line in logged] == ["info", "info", "warning"]
+
+
+def test_a_start_that_takes_long_becomes_an_alarm_once():
+    clock = FakeClock()
+    readiness = Readiness(lambda: ["the cluster is unreachable"], clock.now_ms)
+    with capture_logs() as logged:
+        for _ in range(45):
+            readiness.look()
+            clock.advance(1_000)
+    assert [(line["event"], line["log_level"]) for line in logged] == [("not_ready", "info"), ("not_ready", "warning")]
 
 
 def test_the_metrics_say_the_same():

@@ -1,6 +1,7 @@
 import io
 import json
 import logging
+import os
 
 import pytest
 import structlog
@@ -28,6 +29,7 @@ def test_an_event_is_one_json_object_with_its_keys(capsys):
     structlog.get_logger().bind(listener="plain").info("connection_closed", requests=3, reason="client_closed")
     [line] = lines(capsys)
     assert line.pop("timestamp").endswith("Z")
+    assert line.pop("pid") == os.getpid()
     assert line == {
         "event": "connection_closed",
         "level": "info",
@@ -146,3 +148,42 @@ def test_a_closed_standard_error_stops_nothing(monkeypatch):
     monkeypatch.setattr("sys.stderr", closed)
     structlog.get_logger().info("x_happened")
     logging.getLogger("some.library").warning("x")
+
+
+def test_time_level_event_and_process_come_first_then_the_loggers_keys_then_those_of_the_event(capsys):
+    logs.configure("info", "json", worker=3)
+    structlog.get_logger().bind(listener="plain", client="127.0.0.1:9").warning("x_happened", zeal=1, age=2)
+    [line] = lines(capsys)
+    assert list(line) == ["timestamp", "level", "event", "pid", "worker", "listener", "client", "zeal", "age"]
+    assert (line["pid"], line["worker"]) == (os.getpid(), 3)
+
+
+def test_the_console_has_the_same_order(capsys):
+    logs.configure("info", "console")
+    structlog.get_logger().bind(listener="plain").info("x_happened", zeal=1, age=2, detail="")
+    [line] = capsys.readouterr().err.splitlines()
+    places = [line.index(text) for text in ("Z ", "[info", "x_happened", "pid=", "listener=", "zeal=", "age=")]
+    assert places == sorted(places)
+    assert "detail" not in line
+
+
+def test_a_line_about_a_worker_has_the_number_of_that_worker(capsys):
+    logs.configure("info", "json")
+    structlog.get_logger().error("worker_lost", worker=2)
+    assert [line["worker"] for line in lines(capsys)] == [2]
+
+
+def test_a_key_without_a_value_is_left_out_but_zero_and_false_are_values(capsys):
+    logs.configure("info", "json")
+    structlog.get_logger().info("x_happened", detail="", user=None, others=[], sizes={}, requests=0, cut=False, ms=0.0)
+    [line] = lines(capsys)
+    assert list(line)[4:] == ["requests", "cut", "ms"]
+
+
+def test_a_forked_process_writes_its_own_id(capfd):
+    logs.configure("info", "json")
+    if not (child := os.fork()):
+        structlog.get_logger().info("x_happened")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert json.loads(capfd.readouterr().err)["pid"] == child

@@ -2,6 +2,7 @@ import asyncio
 
 import structlog
 
+from common.duties import failures
 from proxy.server.tasks import Tasks
 from tests.timeouts import TIMEOUT_S
 
@@ -16,15 +17,21 @@ async def test_a_task_that_has_ended_is_kept_no_longer():
         raise ValueError("x")
 
     with structlog.testing.capture_logs() as logs:
-        await asyncio.gather(*(tasks.spawn(work()) for _ in range(100)), tasks.spawn(fail()), return_exceptions=True)
+        await asyncio.gather(
+            *(tasks.spawn("working", work()) for _ in range(100)),
+            *(tasks.spawn("failing", fail()) for _ in range(3)),
+            return_exceptions=True,
+        )
         await asyncio.sleep(0)
     assert len(tasks) == 0
-    assert [line["event"] for line in logs] == ["background_task_failed"]
+    [line] = logs
+    assert (line["event"], line["task"], line["failures"]) == ("background_task_failed", "failing", 1)
+    assert failures()["failing"] == 3
 
 
 async def test_those_that_run_are_cancelled_together():
     tasks = Tasks()
-    running = [tasks.spawn(asyncio.Event().wait()) for _ in range(3)]
+    running = [tasks.spawn("waiting", asyncio.Event().wait()) for _ in range(3)]
     assert len(tasks) == 3
     async with asyncio.timeout(TIMEOUT_S):
         await tasks.cancel()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import datetime
+import logging
 import re
 import shutil
 import socket
@@ -344,7 +345,8 @@ async def test_a_client_without_tls_has_another_reason_than_one_whose_tls_is_wro
     assert reported[2][0] == "tls_failed"
 
 
-async def test_tls_on_a_plain_listener_is_logged_once(paper):
+async def test_tls_on_a_plain_listener_is_logged_once(paper, monkeypatch):
+    monkeypatch.setattr("proxy.observe.logs._threshold", logging.DEBUG)
     with capture_logs() as logs:
         async with proxying() as proxy:
             for count in (1, 2, 3):
@@ -355,7 +357,8 @@ async def test_tls_on_a_plain_listener_is_logged_once(paper):
     assert reported == ["warning", "debug", "debug"]
 
 
-async def test_a_client_that_often_speaks_no_tls_is_logged_when_it_begins_and_when_it_is_over(paper):
+async def test_a_client_that_often_speaks_no_tls_is_logged_when_it_begins_and_when_it_is_over(paper, monkeypatch):
+    monkeypatch.setattr("proxy.observe.logs._threshold", logging.DEBUG)
     clock = FakeClock()
     with capture_logs() as logs:
         async with proxying(files(paper.listener), clock=clock) as proxy:

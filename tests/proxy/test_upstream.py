@@ -163,6 +163,22 @@ async def test_what_keeps_the_proxy_from_its_cluster_is_named_once_for_each_reas
     assert reported[1]["problems"][0].startswith(f"127.0.0.1:{node.port}: it speaks TLS")
 
 
+async def test_a_node_that_is_gone_is_a_warning_and_one_that_has_come_is_none(node, monkeypatch):
+    discovery = node.upstream.discovery
+    with capture_logs() as logs:
+        for node_ids in ((1, 2, 3), (1, 2, 3), (1, 3), (1, 3), (1, 2, 3, 4), (5, 6)):
+            named = [MetadataNode(node_id, "127.0.0.1", node.port) for node_id in node_ids]
+
+            async def look(named=named):
+                return named
+
+            monkeypatch.setattr(discovery, "_look", look)
+            assert await discovery._learn()
+    changes = [(line["log_level"], line["gone"], line["come"]) for line in logs if line["event"] == "nodes_changed"]
+    assert changes == [("warning", [2], []), ("info", [], [2, 4]), ("warning", [1, 2, 3, 4], [5, 6])]
+    assert [line["nodes"] for line in logs if line["event"] == "cluster_reached"] == [[1, 2, 3]]
+
+
 def refuse_plain(server, context):
     with contextlib.suppress(OSError):
         while True:
@@ -188,7 +204,7 @@ async def test_a_node_at_an_address_that_is_none_of_a_node_is_neither_learned_no
             directory.learn(node_id, "127.0.0.1", 2)
     assert (directory.address(7), directory.address(3)) == (None, ("10.1.0.9", 9092))
     assert [(line["event"], line["node_id"], line["problem"]) for line in logs] == [
-        ("node_address_refused", node_id, f"{problem}: it is not connected to there") for node_id in (3, 7)
+        ("node_address_refused", node_id, f"{problem}, so the proxy does not connect to it") for node_id in (3, 7)
     ]
     upstream = Upstream("main", config, directory, Poller(), bool, bool, bool, FakeClock().now_us)
     with pytest.raises(NodeUnknown, match=f"node 7 is at 127.0.0.1:2: {problem}"):
@@ -673,7 +689,8 @@ async def test_while_one_node_answers_the_cluster_is_reached_and_the_silent_serv
             dead = {2, 3}
             assert await discovery._learn()
             assert discovery.silent == []
-        assert [line["event"] for line in logs].count("bootstrap_servers_silent") == 1
+        of_servers = [line["event"] for line in logs if line["event"].startswith("bootstrap_servers")]
+        assert of_servers == ["bootstrap_servers_silent", "bootstrap_servers_respond"]
 
 
 async def test_clients_bootstrap_elsewhere_while_a_server_takes_connections_and_answers_nothing(node, monkeypatch):

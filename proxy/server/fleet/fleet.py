@@ -46,6 +46,7 @@ class Fleet:
         self._clock = clock
         self._documents = Documents()
         self._view: Mapping[str, bytes] = {}
+        self._refused_records = 0
         self._losses = transport.losses
         self._write_ms = write_ms
         self._next_write_ms = clock.now_ms()
@@ -97,7 +98,7 @@ class Fleet:
             lowers=member.totals.lowers,
             conflicts=member.totals.conflicts,
             excesses=member.totals.over,
-            refused=self._documents.refused,
+            refused=self._documents.refused + self._refused_records,
             writes=self.writes,
             written_bytes=self.written_bytes,
             read_bytes=self.read_bytes,
@@ -191,5 +192,7 @@ class Fleet:
         if self.member.is_known:
             self._known.set()
         self._reports.look(self._view.keys(), self._transport.problems, now_ms)
-        for author, problem in self._documents.take_problems():
-            self._reports.refused(author, problem, self._clock.now_us())
+        refused_records = self._transport.take_refused()
+        self._refused_records += len(refused_records)
+        for origin, problem in (*self._documents.take_problems(), *refused_records):
+            self._reports.refused(origin, problem, self._clock.now_us())

@@ -12,6 +12,9 @@ from quotas.shares.member import Member
 NAME_MS: Final = 60_000
 """How long another member may have the name of this one before it is logged: a process that takes over has it too."""
 
+_JOIN_MS: Final = 30_000
+"""How long it may take to join before it is logged that this member is cut off: until then it has never been in."""
+
 _REPEATED_US: Final = 60_000_000
 _NAMED: Final = 20
 """How many members a line names."""
@@ -25,6 +28,8 @@ class Reports:
         self._member = member
         self._is_known = False
         self._is_cut_off = False
+        self._joins_until_ms: int | None = None
+        """Until when this member is expected to join; None before the first look."""
         self._excesses = 0
         self._others: frozenset[str] = frozenset()
         self._problems: Mapping[str, str] = {}
@@ -37,23 +42,33 @@ class Reports:
         self._look_at_others(frozenset(others), now_ms)
         self._look_at_problems(problems)
         member = self._member
+        still_joins = self._still_joins(now_ms)
+        is_cut_off = member.is_cut_off and not still_joins
         if member.is_known and not self._is_known:
             names = [printable(name) for name in sorted(others)[:_NAMED]]
             self._log.info("fleet_joined", members=member.members, others=names)
-        if member.is_cut_off and not self._is_cut_off:
-            problem = printable(problems.get("", "not heard of the others for too long"))
+        if is_cut_off and not self._is_cut_off:
+            problem = printable(problems.get("", "this instance has not heard of the others for too long"))
             self._log.warning("fleet_cut_off", members=member.members, problem=problem)
-        elif self._is_cut_off and not member.is_cut_off:
+        elif self._is_cut_off and not is_cut_off:
             self._log.info("fleet_reached", members=member.members)
-        self._is_known, self._is_cut_off = member.is_known, member.is_cut_off
+        self._is_known, self._is_cut_off = member.is_known, is_cut_off
         if (excesses := member.totals.over) > self._excesses:
             self._log.error("fleet_claims_exceed_limit", keys=excesses - self._excesses)
             self._excesses = excesses
 
-    def refused(self, author: str, problem: str, now_us: int) -> None:
-        """Log that a document makes no sense, once a minute for each member."""
-        if documents := self._refused.setdefault(author, AtMostEvery(_REPEATED_US)).times(now_us):
-            line = {"other": printable(author), "problem": printable(problem), "documents": documents}
+    def _still_joins(self, now_ms: int) -> bool:
+        """Whether this member has not been in the fleet since its start, which was not long ago."""
+        if self._joins_until_ms is None:
+            self._joins_until_ms = now_ms + _JOIN_MS
+        if self._member.is_known:
+            self._joins_until_ms = now_ms
+        return now_ms < self._joins_until_ms
+
+    def refused(self, origin: str, problem: str, now_us: int) -> None:
+        """Log that a document or record makes no sense, once a minute for each member, and for the topic."""
+        if documents := self._refused.setdefault(origin, AtMostEvery(_REPEATED_US)).times(now_us):
+            line = {"other": printable(origin), "problem": printable(problem), "documents": documents}
             self._log.warning("fleet_document_refused", **line)
 
     def _look_at_others(self, others: frozenset[str], now_ms: int) -> None:

@@ -38,7 +38,7 @@ from typing import Any, Final
 from common.backoff import Backoff
 from common.duties import Duty
 from proxy.clock import Clock
-from proxy.server.fleet.transport import TransportLost
+from proxy.server.fleet.transport import RefusedRecord, TransportLost
 from quotas.changes import AlterationRefused, SourceUnavailable
 from quotas.entities import MAX_NAME_BYTES, is_name
 from quotas.shares.document import MAX_BYTES
@@ -91,7 +91,6 @@ _STOP_S: Final = 3.0
 _LEAST_REST_MS: Final = 20
 _READ_BACK_MS: Final = 100
 """Before a record is sent again because another member is overdue, the last one has so long to be read back."""
-_MOST_PROBLEMS: Final = 10
 _MOST_UNREAD: Final = 100
 _DOCUMENT, _ALIVE = "document", "alive"
 
@@ -135,12 +134,17 @@ class TopicTransport:
         self._duty = Duty("staying in the fleet", f"topic {topic}")
         self._tasks: list[asyncio.Task[None]] = []
         self._reading_trouble = self._writing_trouble = ""
-        self._bad: dict[str, str] = {}
+        self._refused: list[RefusedRecord] = []
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """What is wrong now: at "" with the topic, else with a record."""
-        return {**self._bad, **({"": trouble} if (trouble := self._trouble) else {})}
+        """What is wrong with the topic now, at ""."""
+        return {"": trouble} if (trouble := self._trouble) else {}
+
+    def take_refused(self) -> Sequence[RefusedRecord]:
+        """The records that were refused since the last call."""
+        refused, self._refused = self._refused, []
+        return refused
 
     def _within_s(self, timeout_s: float) -> float:
         return min(timeout_s, self._timeout_ms / 1000 / _BEATS)
@@ -297,12 +301,12 @@ class TopicTransport:
         if not_read_ms > self.cut_off_ms:
             reading.give_time(now_ms)
         for offset, why in found.skipped.items():
-            self._note_bad(offset, why)
+            self._refuse(offset, why)
         for record in found.records:
             try:
                 self._take(record, now_ms)
             except _Nonsense as nonsense:
-                self._note_bad(record.offset, str(nonsense))
+                self._refuse(record.offset, str(nonsense))
         if self._writing.content is None:  # nobody can drop it
             self.heard_ms = sent_ms
         await reading.tell()
@@ -361,9 +365,8 @@ class TopicTransport:
             self.losses += 1
             self._changed()
 
-    def _note_bad(self, offset: int, why: str) -> None:
-        if len(self._bad) < _MOST_PROBLEMS:
-            self._bad[f"offset {offset} of {self._log.name}"] = why
+    def _refuse(self, offset: int, why: str) -> None:
+        self._refused.append(RefusedRecord(f"topic {self._log.name}", f"offset {offset}: {why}"))
 
     def _note_reading(self, trouble: str) -> None:
         is_new, self._reading_trouble = trouble != self._reading_trouble, trouble

@@ -1,7 +1,14 @@
 """What carries the claims of a fleet's members to each other."""
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+
+class RefusedRecord(NamedTuple):
+    """A record among the claims that no member writes: where it is, and what is wrong with it."""
+
+    place: str
+    problem: str
 
 
 class TransportLost(Exception):
@@ -37,6 +44,9 @@ class FleetTransport(Protocol):
 
     async def start(self, member_id: str, changed: Callable[[], None]) -> None:
         """Begin to connect; from now on `changed` is called, in the event loop, when anything here has changed."""
+
+    def take_refused(self) -> Sequence[RefusedRecord]:
+        """The records that were refused since the last call."""
 
     def view(self) -> Mapping[str, bytes]:
         """All other members with what they have published last; b"" of one that has not yet, or cannot be read."""

@@ -16,7 +16,7 @@ from kazoo.protocol.states import EventType, KazooState, WatchedEvent, ZnodeStat
 
 from common.zookeeper import LOST, Ensemble, LastWords, acl_of, close, new_client, words_for
 from proxy.server.fleet.member_id import ended_before
-from proxy.server.fleet.transport import TransportLost
+from proxy.server.fleet.transport import RefusedRecord, TransportLost
 from quotas.shares.document import MAX_BYTES
 
 _RETRY_S: Final = 0.2
@@ -300,6 +300,10 @@ class ZooKeeperTransport:
     def problems(self) -> Mapping[str, str]:
         """What is wrong now: at "" with the connection, else with the znode of a member."""
         return self._known.problems
+
+    def take_refused(self) -> Sequence[RefusedRecord]:
+        """None: each znode is of one member, whose problem it is."""
+        return ()
 
     def view(self) -> Mapping[str, bytes]:
         """All other members with what they have published last."""

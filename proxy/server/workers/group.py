@@ -145,7 +145,7 @@ class Workers:
         worker = self._running[number] = Running(number, forked.pid, forked.pidfd, link, now_s, self._ran_s)
         beginning = self._beginning(number)
         link.tell("begin", beginning)
-        self._tasks.spawn(self._follow(worker))
+        self._tasks.spawn("following a worker", self._follow(worker))
         try:
             await self._serve(worker, beginning.config)
         except LinkLost:
@@ -184,7 +184,7 @@ class Workers:
         self._forget(worker)
         log.error("worker_lost", worker=worker.number, worker_pid=worker.pid, status=status)
         if worker.is_serving:
-            self._tasks.spawn(self._replace(worker.number, now_s - worker.started_s))
+            self._tasks.spawn("replacing a worker", self._replace(worker.number, now_s - worker.started_s))
 
     async def _replace(self, number: int, served_s: float) -> None:
         backoff = Backoff(0.2, 5.0)
@@ -300,8 +300,11 @@ class Workers:
             return ["no worker serves clients"]
         reasons = dict.fromkeys(reason for worker in serving if worker.pulse for reason in worker.pulse.not_ready)
         silent = [worker.number for worker in serving if self._ran_s - worker.heard_s > _SILENT_S]
-        reasons |= dict.fromkeys(f"worker {number} does not answer" for number in silent)
-        return [*reasons, *(f"worker {number} does not run" for number in self._missing(_SILENT_S))]
+        reasons |= dict.fromkeys(f"worker {number} has not responded for {_SILENT_S:.0f} s" for number in silent)
+        return [
+            *reasons,
+            *(f"worker {number} has not run for {_SILENT_S:.0f} s" for number in self._missing(_SILENT_S)),
+        ]
 
     def not_live(self) -> list[str]:
         """Why the proxy should be ended and started again, one line each: workers that cannot be replaced."""

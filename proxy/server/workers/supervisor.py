@@ -25,7 +25,7 @@ from proxy.config.settings import Config, VirtualClusterConfig
 from proxy.installed import installed_version, make_in_use
 from proxy.net.turns import finish_in_turns
 from proxy.observe import logs
-from proxy.observe.health import Readiness, quota_remarks
+from proxy.observe.health import STOPPING, Readiness, quota_remarks
 from proxy.observe.http_secrets import http_access
 from proxy.observe.merged_metrics import Family, MergedMetrics, exported
 from proxy.observe.metrics import Metrics
@@ -118,7 +118,7 @@ class Supervisor:
         self._is_serving = False
         self.status = 0
         """The exit status of the process."""
-        self._readiness = Readiness(self.not_ready)
+        self._readiness = Readiness(self.not_ready, clock.now_ms)
         answers = AnswersOfWorkers(
             self._workers,
             [
@@ -143,7 +143,7 @@ class Supervisor:
     def not_ready(self) -> list[str]:
         """The reasons why clients cannot be served, one line each; empty when they can."""
         if self._stop_asked.is_set():
-            return ["stopping"]
+            return [STOPPING]
         if not self._is_serving:
             return ["the workers do not serve yet"]
         return self._workers.not_ready()
@@ -194,14 +194,14 @@ class Supervisor:
         self._shipping = start_shipping(config, self._metrics)
         await self._http.start(config)
         make, count = make_in_use(), self._workers.count
-        log.info("starting", version=installed_version(), make=make, pid=os.getpid(), workers=count)
+        log.info("starting", version=installed_version(), make=make, workers=count)
         for cluster in self._clusters:
             cluster.store.when_taken_up = partial(self._supply, cluster)
         await asyncio.gather(*(cluster.store.start() for cluster in self._clusters))
-        self._report_unknown_quotas()
         await self._workers.start()
         await self._workers.look()
         self._is_serving = True
+        self._report_unknown_quotas()
         notify("READY=1", f"MAINPID={os.getpid()}")
         await self._configuration.warn()
         self._tasks.keep(self._looking, self._keep_looking)

@@ -5,12 +5,12 @@ once which workers there are, as their ends close their connections.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
 from common.duties import Duty
-from proxy.server.fleet.transport import TransportLost
+from proxy.server.fleet.transport import RefusedRecord, TransportLost
 from proxy.server.workers.link import Link, LinkLost
 
 HEARD_MS: Final = 1_000
@@ -43,6 +43,10 @@ class WorkerTransport:
     def problems(self) -> Mapping[str, str]:
         """See FleetTransport."""
         return {"": "the supervisor has ended"} if self._link.is_lost else {}
+
+    def take_refused(self) -> Sequence[RefusedRecord]:
+        """None: only workers write here."""
+        return ()
 
     def take(self, member_id: str, content: bytes | None) -> None:
         """What another worker has published; None: it has left."""

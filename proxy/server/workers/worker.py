@@ -106,7 +106,7 @@ class Worker:
         await self._restart.take_over(instance.config.restart.sensors_file, instance.until_ready)
         instance.serve()
         instance.warn_of_descriptors()
-        instance.tasks.spawn(measure_lag(self.metrics.event_loop_lag))
+        instance.tasks.spawn("measuring the lag of the event loop", measure_lag(self.metrics.event_loop_lag))
         instance.tasks.keep(self._certificates.duty, self._certificates.watch)
 
     async def apply(self, config: Config) -> None:

@@ -345,6 +345,31 @@ def test_a_topic_that_is_created_or_made_anew_is_joined_after_the_time_out():
     run(check())
 
 
+async def taken(transport):
+    """What the transport has refused, as soon as that is something."""
+    refused = []
+
+    def take():
+        refused.extend(transport.take_refused())
+        return refused
+
+    await until(take)
+    return refused
+
+
+def test_each_record_that_no_member_writes_is_told_once_however_many_there_are():
+    async def check():
+        async with fleet() as members:
+            a = await members.joined("a#1")
+            for number in range(50):
+                members.cluster.topics[TOPIC].append(b"%d" % number, b"{}")
+            refused = []
+            await until(lambda: refused.extend(a.take_refused()) or len(refused) >= 50)
+            assert len({record.problem for record in refused}) == len(refused) == 50
+
+    run(check())
+
+
 @pytest.mark.parametrize(("key", "value"), [
     (b"", b""), (b"[]", b"1"), (b'{"format":2}', b"{}"), (b'{"format":1,"member":5,"part":"alive"}', b"{}"),
     (_key("alive", "x#1").replace(b":", b": "), b"{}"), (_key("other", "x#1"), b"{}"),
@@ -361,10 +386,12 @@ def test_foreign_records_are_problems_and_nothing_more(key, value):
             a, b = await members.joined("a#1"), await members.joined("b#2")
             offset = members.cluster.topics[TOPIC].end
             members.cluster.topics[TOPIC].append(key, value)
-            await until(lambda: f"offset {offset} of claims" in a.problems)
+            [refused] = await taken(a)
+            assert (refused.place, refused.problem.partition(":")[0]) == ("topic claims", f"offset {offset}")
             await a.publish(b"1")
             assert a.view() == {"b#2": b"0"}
             assert (a.losses, b.losses) == (0, 0)
+            assert (a.take_refused(), a.problems) == ([], {})
 
     run(check())
 
@@ -377,7 +404,8 @@ def test_a_batch_that_cannot_be_read_is_a_problem_and_what_is_behind_it_is_read(
             topic = members.cluster.topics[TOPIC]
             offset = topic.end
             topic.append_batch(make([(_key("alive", "x#1"), b'{"format":1,"number":1}')] * 3))
-            await until(lambda: f"offset {offset} of claims" in a.problems)
+            [refused] = await taken(a)
+            assert refused.problem.startswith(f"offset {offset}: ")
             await a.publish(b"1")
             await until(lambda: (a.view(), b.view()) == ({"b#2": b"0"}, {"a#1": b"1"}))
             assert (a.losses, b.losses) == (0, 0)
