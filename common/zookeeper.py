@@ -7,12 +7,15 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from kazoo import exceptions, security
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.protocol.states import KazooState, KeeperState
 
+from common.login_secrets import Attempt, GivenSecret, PasswordFile
 from common.plain_words import plain_words
 
 _LONGEST_CONNECT_S = 3.5
@@ -29,10 +32,15 @@ LOST = (
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A name and its password."""
+    """A name and its password, or the file that has it."""
 
     user: str
-    password: str = field(repr=False)
+    password: str | PasswordFile = field(repr=False)
+
+    def begin(self) -> Attempt:
+        """Begin a login. Raises SecretUnusable."""
+        secret = GivenSecret(self.password) if isinstance(self.password, str) else self.password
+        return secret.begin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,15 @@ class Ensemble:
     sasl: Login | None = None
     tls: Tls | None = None
     acl: Literal["open", "creator"] = "open"
+
+    @property
+    def is_another(self) -> bool:
+        """Whether we are somebody else now than when we logged in: another password makes another digest."""
+        return (
+            self.digest is not None
+            and isinstance(self.digest.password, PasswordFile)
+            and (self.digest.password.has_changed)
+        )
 
     @property
     def connect_s(self) -> float:
@@ -113,17 +130,34 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 def new_client(ensemble: Ensemble, words: LastWords, retry_s: float) -> KazooClient:
-    """A client that is not started. It tries to connect every `retry_s`; `words` has why that fails."""
+    """A client that is not started. It tries to connect every `retry_s`; `words` has why that fails.
+
+    Raises SecretUnusable.
+    """
+    login = ensemble.digest or ensemble.sasl
+    attempt = None if login is None else login.begin()
     logger = logging.Logger("kazoo", logging.WARNING)
     logger.addHandler(words)
-    return KazooClient(
+    client = KazooClient(
         hosts=",".join(ensemble.servers),
         timeout=ensemble.session_timeout_ms / 1000,
         connection_retry={"max_tries": -1, "delay": retry_s, "backoff": 1, "max_jitter": 0.1},
         handler=_Handler(ensemble.connect_s),
         logger=logger,
-        **_credentials(ensemble),
+        **_credentials(ensemble, "" if attempt is None else attempt.secret),
     )
+    if attempt is not None:
+        client.add_listener(partial(_note_login, client, attempt, words))
+    return client
+
+
+def _note_login(client: KazooClient, attempt: Attempt, words: LastWords, state: KazooState) -> None:
+    """Note what came of a login. An ensemble does not refuse a digest: with another one we are somebody else."""
+    if state == KazooState.CONNECTED:
+        attempt.accepted()
+    elif client.client_state == KeeperState.AUTH_FAILED:
+        attempt.refused(words.text or "the login is refused")
+    attempt.ended()
 
 
 def close(client: KazooClient) -> None:
@@ -150,14 +184,13 @@ def words_for(error: BaseException, request_s: float | None = None) -> str:
     return known.get(type(error)) or plain_words(error)
 
 
-def _credentials(ensemble: Ensemble) -> dict[str, Any]:
+def _credentials(ensemble: Ensemble, password: str) -> dict[str, Any]:
     """What kazoo is told of who we are and whom we trust."""
     reported: dict[str, Any] = {}
     if ensemble.digest:
-        reported["auth_data"] = [("digest", f"{ensemble.digest.user}:{ensemble.digest.password}")]
+        reported["auth_data"] = [("digest", f"{ensemble.digest.user}:{password}")]
     if ensemble.sasl:
-        login = ensemble.sasl
-        reported["sasl_options"] = {"mechanism": "DIGEST-MD5", "username": login.user, "password": login.password}
+        reported["sasl_options"] = {"mechanism": "DIGEST-MD5", "username": ensemble.sasl.user, "password": password}
     if tls := ensemble.tls:
         reported.update(
             use_ssl=True,

@@ -8,16 +8,14 @@ from functools import partial
 import structlog
 
 from common.backoff import Backoff
-from common.look_ups import in_daemon_thread
 from common.plain_words import plain_words
 from common.race import AllFailed, Slow, race
 from protocol.messages.metadata import MetadataNode, nodes_request
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
-from proxy.upstream.credentials import credentials_of
+from proxy.upstream.credentials import credentials_at
 from proxy.upstream.node_socket import NodeUnknown
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
-from quotas.sources.cluster_connection import Credentials
 from quotas.sources.cluster_faults import ConnectionFault, Fault
 from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by, response_of
 
@@ -289,20 +287,15 @@ def _from(servers: Sequence[HostPort], turn: int) -> list[HostPort]:
     return [*servers[first:], *servers[:first]]
 
 
-async def _own_credentials(config: UpstreamConfig) -> Credentials:
-    """Who the proxy is to the cluster, from files that may be slow to read. Raises ConfigErrors."""
-    return await in_daemon_thread(partial(credentials_of, config))
-
-
 async def _brokers(server: str, config: UpstreamConfig) -> Sequence[MetadataNode]:
     """The nodes that a bootstrap server names. Raises SourceUnavailable."""
-    return await nodes_named_by(server, await _own_credentials(config), config.connect_timeout_ms / 1000)
+    return await nodes_named_by(server, credentials_at(config), config.connect_timeout_ms / 1000)
 
 
 async def _num_partitions(brokers: Sequence[MetadataNode], config: UpstreamConfig) -> int | None:
     """The cluster's num.partitions; None where no node reports it."""
     addresses = {broker.node_id: str(HostPort(broker.host, broker.port)) for broker in brokers}
-    return await default_partitions_of(addresses, await _own_credentials(config), config.connect_timeout_ms / 1000)
+    return await default_partitions_of(addresses, credentials_at(config), config.connect_timeout_ms / 1000)
 
 
 async def _look_at(nodes: Sequence[HostPort], config: UpstreamConfig) -> None:
@@ -314,7 +307,7 @@ async def _look_at(nodes: Sequence[HostPort], config: UpstreamConfig) -> None:
 async def _fault_at(server: str, config: UpstreamConfig) -> tuple[str, Fault] | None:
     """What is wrong with a bootstrap server, as a connection of its own shows; None if nothing is."""
     try:
-        await response_of(server, await _own_credentials(config), _LONGEST_LOOK_S, nodes_request())
+        await response_of(server, credentials_at(config), _LONGEST_LOOK_S, nodes_request())
     except ConnectionFault as error:
         return server, error.fault
     except Exception as error:  # of files: what is reported is only why something failed

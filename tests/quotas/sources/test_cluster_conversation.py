@@ -38,8 +38,11 @@ def said_in(frame):
 
 
 def introduced(login=None, *bodies, offers=OFFERS):
-    conversation = Conversation(login)
-    sent, _ = played(conversation.introduced(), offer(offers), *bodies)
+    """What was said until the proxy may ask, and the conversation."""
+    conversation = Conversation()
+    sent, _ = played(conversation.introduced(), offer(offers))
+    if login is not None:
+        sent += played(conversation.log_in(login), *bodies)[0]
     return conversation, sent
 
 
@@ -107,7 +110,7 @@ def test_how_long_the_node_wants_no_request_is_known():
 
 
 def test_a_response_to_another_request_ends_it():
-    step = Conversation(None).introduced()
+    step = Conversation().introduced()
     frame, _ = next(step)
     with pytest.raises(ProtocolError):
         step.send(pack(">i", 10) + pack(">i", int.from_bytes(frame[8:12], "big") + 1) + offer({}))
