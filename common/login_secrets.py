@@ -4,6 +4,7 @@ A broker or a directory may lock an account after a few wrong logins, and the lo
 the process at once. So all of them share what came of each login.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ MAX_TOKEN_BYTES: Final = 65_536
 
 PAUSES_S: Final = (5.0, 60.0, 900.0)
 """How long a refused password is not offered: after the first wrong login in a row, the second, and each later one."""
+_TOKEN: Final = re.compile("[!-~]+")
 _TURN_S: Final = 2.0
 """How long a login waits until another one with the same secret is over."""
 
@@ -61,13 +63,6 @@ class Attempt(Protocol):
 
     def ended(self) -> None:
         """The login is over."""
-
-
-class LoginSecret(Protocol):
-    """What logins get their secret from."""
-
-    def begin(self) -> Attempt:
-        """Begin a login. Blocks for seconds at most. Raises SecretUnusable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +112,15 @@ class TokenFile:
 
     def begin(self) -> Attempt:
         """Begin a login. Raises SecretUnusable."""
-        return GivenSecret(read_secret(self.path, MAX_TOKEN_BYTES).strip())
+        token = read_secret(self.path, MAX_TOKEN_BYTES).strip()
+        if not is_token(token):
+            raise SecretUnusable(f"{self.path}: expected a token, which has no spaces and no control characters")
+        return GivenSecret(token)
 
 
-SecretPlace = PasswordFile | TokenFile
-SECRET_PLACES: Final = (PasswordFile, TokenFile)
-"""Each kind of place."""
+def is_token(text: str) -> bool:
+    """Whether a text can be sent as a token (RFC 6750)."""
+    return _TOKEN.fullmatch(text) is not None
 
 
 @cache
@@ -155,7 +153,7 @@ class Password:
         self._under_way: _PasswordAttempt | None = None
 
     def begin(self) -> Attempt:
-        """See LoginSecret. Logins take turns, so that those who come together learn from the first."""
+        """See `PasswordFile.begin`. Logins take turns, so that those who come together learn from the first."""
         with self._turn:
             self._turn.wait_for(lambda: not self._is_busy(), _TURN_S)
             attempt = self._under_way = _PasswordAttempt(self, self._to_offer(), self._now_s())

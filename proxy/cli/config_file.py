@@ -15,7 +15,6 @@ from common.problems import Problem
 from common.yaml_file import YamlFileError, read_yaml_file
 from proxy.config.load import load_config
 from proxy.config.problems import ConfigErrors
-from proxy.config.secret_file import secret
 from proxy.config.sections import valid_sections
 from proxy.config.settings import (
     AdminConfig,
@@ -30,6 +29,7 @@ from proxy.config.settings import (
 )
 from proxy.observe.http_secrets import admin_access, metrics_access
 from proxy.server.tls_material import certify
+from proxy.upstream.credentials import look_at_secrets
 
 _SECTIONS_WITH_FILES = (
     ServerTlsConfig,
@@ -120,11 +120,13 @@ def _problems_of_directory(setting: str, directory: Path) -> Iterator[Problem]:
 
 def _problems_of_credentials(path: str, admin: CredentialsConfig) -> Iterator[Problem]:
     try:
-        secret(admin.password_file, f"{path}.password_file")
+        look_at_secrets(admin, path)
     except ConfigErrors as errors:
         yield from errors.problems
-    for setting in ("ca_file", "certificate_file", "key_file"):
-        name = getattr(admin, setting)
+    files = {setting: getattr(admin, setting) for setting in ("ca_file", "certificate_file", "key_file")}
+    if admin.token_endpoint is not None:
+        files["token_endpoint.ca_file"] = admin.token_endpoint.ca_file
+    for setting, name in files.items():
         try:
             if name is not None:
                 Path(name).read_bytes()

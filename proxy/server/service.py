@@ -218,7 +218,8 @@ def start_shipping(config: Config, metrics: Metrics) -> Shipping | None:
         return None
     credentials, settings = topic_credentials(usage.kafka), topic_settings(usage.kafka)
     directory, logging = str(Path(usage.directory).absolute()), config.log
-    order = Order(directory, usage.kafka.topic, settings, logging.level, logging.format, credentials.secret)
+    secret, extensions = credentials.secret, dict(credentials.sasl_extensions)
+    order = Order(directory, usage.kafka.topic, settings, logging.level, logging.format, secret, extensions)
     shipping = Shipping(order)
     metrics.add_shipping(shipping.totals)
     shipping.start()

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from common.login_secrets import PasswordFile, SecretPlace
+from common.login_secrets import MAX_TOKEN_BYTES, PasswordFile, TokenFile
+from common.token_endpoint import SecretPlace, TokenEndpoint
 from proxy.config.kinds import HostPort
 from proxy.config.secret_file import secret
 from proxy.config.settings import CredentialsConfig, UpstreamConfig, UsageTopicConfig
@@ -13,8 +14,16 @@ from quotas.sources.cluster_connection import Credentials, mark_of
 
 def credentials_of(upstream: UpstreamConfig) -> Credentials:
     """Who the proxy is to a cluster. ConfigErrors if its password cannot be read now; it is read for each login."""
-    secret(upstream.admin.password_file, "upstream.admin.password_file")
+    look_at_secrets(upstream.admin, "upstream.admin")
     return credentials_at(upstream)
+
+
+def look_at_secrets(config: CredentialsConfig, path: str) -> None:
+    """Raise ConfigErrors if a file with a secret of the section at this path cannot be read."""
+    secret(config.password_file, f"{path}.password_file")
+    secret(config.token_file, f"{path}.token_file", MAX_TOKEN_BYTES)
+    if config.token_endpoint is not None:
+        secret(config.token_endpoint.client_secret_file, f"{path}.token_endpoint.client_secret_file")
 
 
 def credentials_at(upstream: UpstreamConfig) -> Credentials:
@@ -29,7 +38,7 @@ def credentials_at(upstream: UpstreamConfig) -> Credentials:
 
 def topic_credentials(topic: UsageTopicConfig) -> Credentials:
     """Who the proxy is to the cluster of that topic. ConfigErrors if its password cannot be read now."""
-    secret(topic.password_file, "usage.kafka.password_file")
+    look_at_secrets(topic, "usage.kafka")
     return _credentials(topic, "usage.kafka", topic.bootstrap_servers)
 
 
@@ -60,11 +69,23 @@ def _credentials(config: CredentialsConfig, path: str, servers: Sequence[HostPor
         sasl_mechanism=config.sasl_mechanism,
         sasl_plain_username=config.username,
         secret=_secret_of(config, path, servers),
+        sasl_extensions=tuple(config.sasl_extensions.items()),
     )
 
 
 def _secret_of(config: CredentialsConfig, path: str, servers: Sequence[HostPort]) -> SecretPlace | None:
     """Where the secret is that logins need."""
+    if config.token_file is not None:
+        return TokenFile(config.token_file)
+    if (endpoint := config.token_endpoint) is not None:
+        return TokenEndpoint(
+            endpoint.url,
+            endpoint.client_id,
+            endpoint.client_secret_file,
+            f"{path}.token_endpoint",
+            endpoint.scope,
+            endpoint.ca_file,
+        )
     if config.password_file is None:
         return None
     account = f"{config.username} at {','.join(map(str, servers))}"

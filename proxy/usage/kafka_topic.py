@@ -14,12 +14,14 @@ from kafka.errors import KafkaConnectionError, KafkaTimeoutError, SaslAuthentica
 from kafka.net.compat import KafkaNetClient
 from kafka.net.connection import KafkaConnection
 from kafka.net.manager import KafkaConnectionManager
+from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport
 
-from common.login_secrets import LoginSecret, SecretUnusable
+from common.login_secrets import SecretUnusable
 from common.plain_words import plain_words
 from common.tls_trust import trust
+from common.token_endpoint import SecretPlace
 from proxy.usage.producer_connections import PLAIN
 from proxy.usage.shipper import LONGEST_BYTES, TopicUnavailable
 from quotas.records.topic_message import message_of
@@ -63,13 +65,20 @@ class KafkaTopic:
     It asks the bootstrap servers and, as any of them may be down, the nodes that the one before it has seen.
     """
 
-    def __init__(self, name: str, settings: Mapping[str, Any], secret: LoginSecret | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        secret: SecretPlace | None = None,
+        extensions: Mapping[str, str] | None = None,
+    ) -> None:
         """`settings` are KafkaProducer's: `bootstrap_servers`, and the settings of security and compression.
 
-        `secret` is where each login has its password or token from, if it is not among the settings.
+        `secret` is where each login has its password or token from, if it is not among the settings; `extensions` are
+        sent with a token.
         """
         self.name = name
-        self._secret = secret
+        self._secret, self._extensions = secret, extensions or {}
         self._settings = {**_ALWAYS, **settings}
         self._nodes: Sequence[str] = ()
         self._producer: Any = None
@@ -110,7 +119,7 @@ class KafkaTopic:
     def _client(self, **settings: Any) -> KafkaNetClient:
         """The network client that the producer would make itself, but with a time limit for each connection."""
         net = NetworkSelector(**settings)
-        self._connections = _Connections(net, self._secret, **settings)
+        self._connections = _Connections(net, self._secret, self._extensions, **settings)
         return KafkaNetClient(net, self._connections)
 
     def _reported(self, error: Exception) -> str:
@@ -134,6 +143,22 @@ class KafkaTopic:
                 connections.let_go()
 
 
+class _Token(AbstractTokenProvider):  # type: ignore[misc]
+    """A token for one login."""
+
+    def __init__(self, token: str, extensions: Mapping[str, str]) -> None:
+        super().__init__()
+        self._token, self._extensions = token, extensions
+
+    def token(self) -> str:
+        """The token."""
+        return self._token
+
+    def extensions(self) -> dict[str, str]:
+        """What is sent with it."""
+        return dict(self._extensions)
+
+
 class _Connections(KafkaConnectionManager):  # type: ignore[misc]
     """Connections that are closed when they are not ready in time, and ask for the secret of each login.
 
@@ -141,9 +166,12 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
     this class, a node whose kernel accepts connections while its process hangs would stop the shipper for ever.
     """
 
-    def __init__(self, net: NetworkSelector, secret: LoginSecret | None, **settings: Any) -> None:
+    def __init__(
+        self, net: NetworkSelector, secret: SecretPlace | None, extensions: Mapping[str, str], **settings: Any
+    ) -> None:
         super().__init__(net, **settings)
         self._secret = secret
+        self._extensions = extensions
         self.problem = ""
         """The reason of the last failed connection."""
         self._bounded: WeakSet[KafkaConnection] = WeakSet()
@@ -171,6 +199,7 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
         except SecretUnusable as error:
             raise SaslAuthenticationFailedError(str(error)) from None
         connection.config["sasl_plain_password"] = attempt.secret
+        connection.config["sasl_oauth_token_provider"] = _Token(attempt.secret, self._extensions)
         try:
             await authenticate(*args)
         except SaslAuthenticationFailedError as error:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,7 +25,7 @@ import structlog
 
 from common.backoff import Backoff
 from common.duties import Duty
-from common.login_secrets import SECRET_PLACES, SecretPlace
+from common.token_endpoint import SECRET_PLACES, SecretPlace
 from proxy.observe import logs
 from proxy.usage.kafka_topic import KafkaTopic
 from proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
@@ -53,6 +53,8 @@ class Order:
     log_format: Literal["json", "console"] = "json"
     secret: SecretPlace | None = None
     """Where the secret of each login is."""
+    extensions: Mapping[str, str] = field(default_factory=dict)
+    """What is sent with a token."""
 
     def as_line(self) -> bytes:
         """The order as a line of JSON."""
@@ -70,7 +72,7 @@ class Order:
 
     def topic_there(self) -> KafkaTopic:
         """The topic, not connected yet."""
-        return KafkaTopic(self.topic, self.settings, self.secret)
+        return KafkaTopic(self.topic, self.settings, self.secret, self.extensions)
 
 
 def keep_shipping(shipper: Shipper, stopping: threading.Event, look_s: float, tell: Callable[[Shipped], None]) -> None:

@@ -11,10 +11,11 @@ from typing import Final, Literal, TypeVar
 
 from common.connecting import connected
 from common.destinations import ANYWHERE, Destinations
-from common.login_secrets import Attempt, GivenSecret, SecretHeldBack, SecretPlace, SecretUnusable
+from common.login_secrets import Attempt, GivenSecret, SecretHeldBack, SecretUnusable
 from common.look_ups import in_daemon_thread
 from common.plain_words import words_of
 from common.tls_trust import trust
+from common.token_endpoint import SecretPlace, TokenEndpoint
 from protocol.errors import ProtocolError
 from protocol.frames import INT32_MAX
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
@@ -181,7 +182,11 @@ class ClusterClient:
         try:
             attempt = await in_daemon_thread(self._credentials.begin_login)
         except SecretUnusable as error:
-            reason = "authentication_failed" if isinstance(error, SecretHeldBack) else "files_unusable"
+            is_of_endpoint = isinstance(self._credentials.secret, TokenEndpoint)
+            is_held_back = isinstance(error, SecretHeldBack)
+            reason = (
+                "token_unavailable" if is_of_endpoint else "authentication_failed" if is_held_back else "files_unusable"
+            )
             raise NodeRefuses(Fault(reason, str(error), login_setting(self._credentials.sasl_mechanism))) from None
         began_s = asyncio.get_running_loop().time()
         try:
