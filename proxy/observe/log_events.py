@@ -67,6 +67,8 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "The cluster": {
         "cluster_reached": "The cluster has named its nodes: for the first time, after a failure, or others than "
         "before.",
+        "own_login_missing": "The cluster wants a login of the proxy (SASL), and upstream.admin has none. Clients are "
+        "served: the nodes are learned from the cluster's responses to them.",
         "cluster_unreachable": "Neither a bootstrap server nor another known node has named the nodes. Comes again "
         "when the reason changes.",
         "bootstrap_servers_silent": "These bootstrap servers did not respond, but the node `asked` did. Comes again "

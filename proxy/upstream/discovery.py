@@ -69,7 +69,10 @@ class Discovery:
         self._answered = asyncio.Condition()
         self._failing = False
         self.trouble: str | None = "it has not named its nodes yet"
-        """Why the cluster cannot be reached; None if it named its nodes when it was asked last."""
+        """Why the cluster cannot be reached; None if it named its nodes when it was asked last, or `lacks_login`."""
+        self.lacks_login = False
+        """Whether the cluster wants a login of the proxy, which has none. It is there all the same: clients log in by
+        themselves, and the nodes are learned from the responses to them."""
         self._reported_reason = ""
         self._nodes: list[int] = []
         self._default_partitions: int | None = None
@@ -166,6 +169,10 @@ class Discovery:
         try:
             brokers = await self._look()
         except Exception as error:  # whatever a library raises is a failed look, never the end of looking
+            if _is_for_want_of_login(error) and not self.leads_back:
+                self._go_on_without_login()
+                return True
+            self.lacks_login = False
             if not self._failing:
                 self.trouble = self._words_for(error)
             await self._tell_failure(error)
@@ -181,12 +188,19 @@ class Discovery:
             self._directory.note_all(nodes)
         if self._failing or nodes != self._nodes:
             self._log.info("cluster_reached", nodes=nodes)
-        self._failing, self._nodes, self.trouble = False, nodes, None
+        self._failing, self._nodes, self.trouble, self.lacks_login = False, nodes, None, False
         if servers == self.config.bootstrap_servers:
             self._knows_nodes, self.leads_back = True, False
         async with self._answered:
             self._answered.notify_all()
         return True
+
+    def _go_on_without_login(self) -> None:
+        """Leave it to clients to ask for the nodes. It is looked again as often as ever: the cluster may change."""
+        if not self.lacks_login:
+            servers = [str(server) for server in self.config.bootstrap_servers]
+            self._log.warning("own_login_missing", bootstrap_servers=servers, settings=["upstream.admin"])
+        self._failing, self.trouble, self.lacks_login = False, None, True
 
     async def _look(self) -> Sequence[MetadataNode]:
         """The nodes that are named by the first server that responds. Servers that do not respond are noted."""
@@ -279,6 +293,10 @@ class Discovery:
             self._reported_no_default = True
             self._log.warning("default_partitions_unknown", taken=1, setting="upstream.default_partitions")
         return known or 1
+
+
+def _is_for_want_of_login(error: Exception) -> bool:
+    return isinstance(error, ConnectionFault) and error.fault.reason == "authentication_expected"
 
 
 def _from(servers: Sequence[HostPort], turn: int) -> list[HostPort]:

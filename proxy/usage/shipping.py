@@ -65,9 +65,9 @@ class Order:
     def of_line(cls, line: str) -> Self:
         """The order in a line of JSON."""
         form = json.loads(line)
-        for kind in SECRET_PLACES:
-            if kind.__name__ in (form["secret"] or ()):
-                form["secret"] = kind(**form["secret"][kind.__name__])
+        kinds = {kind.__name__: kind for kind in SECRET_PLACES}
+        for name, place in (form.pop("secret") or {}).items():
+            form["secret"] = kinds[name](**place)
         return cls(**form)
 
     def topic_there(self) -> KafkaTopic:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from struct import pack
 
 import pytest
 from structlog.testing import capture_logs
@@ -28,6 +29,7 @@ from quotas.sources.cluster_connection import ClusterConnection, mark_of
 from tests.certificates import Authority, server_context
 from tests.deaf import deaf_address
 from tests.fakes.clock import FakeClock
+from tests.fakes.listener import Listener, text
 from tests.timeouts import TIMEOUT_S
 
 NOT_HERE = "192.0.2.1"
@@ -160,6 +162,29 @@ async def test_what_keeps_the_proxy_from_its_cluster_is_named_once_for_each_reas
     assert reported[0]["settings"] == ["upstream.bootstrap_servers"]
     assert reported[1]["settings"] == ["upstream.admin.security_protocol"]
     assert reported[1]["problems"][0].startswith(f"127.0.0.1:{node.port}: it speaks TLS")
+
+
+class WantsSasl(Listener):
+    """Closes on whatever is no login, and names the mechanisms that it takes."""
+
+    def __init__(self):
+        super().__init__(responses={17: pack(">hi", 33, 1) + text(b"SCRAM-SHA-256")})
+
+
+async def test_a_cluster_that_wants_a_login_which_the_proxy_has_not_is_left_to_clients(node):
+    listener = WantsSasl()
+    discovery = node.upstream.discovery
+    discovery.reconfigure(node.config(bootstrap_servers=[listener.address], connect_timeout_ms=60_000))
+    with capture_logs() as logs, contextlib.closing(listener.server):
+        for _ in range(2):
+            assert await discovery._learn()
+            assert (discovery.lacks_login, discovery.trouble) == (True, None)
+    [line] = [line for line in logs if line["log_level"] == "warning"]
+    assert (line["event"], line["settings"]) == ("own_login_missing", ["upstream.admin"])
+    listener.server.close()
+    assert not await discovery._learn()
+    assert not discovery.lacks_login
+    assert discovery.trouble is not None
 
 
 def refuse_plain(server, context):
