@@ -479,7 +479,7 @@ class EnsembleConfig(Settings):
     """The user of the scheme `digest`, or of SASL with `sasl`."""
 
     password_file: FilePath = None
-    """A file that holds its password and nothing else."""
+    """A file that holds its password and nothing else; read for each login, as that of `upstream.admin`."""
 
     sasl: bool = False
     """`true`: prove user and password by SASL DIGEST-MD5 instead of the scheme `digest`."""
@@ -701,7 +701,7 @@ class MetricsConfig(Settings):
     /readyz always are."""
 
     password_file: FilePath = None
-    """A file that holds the password of `username` and nothing else; read at start and at each reload."""
+    """A file that holds the password of `username` and nothing else; read again when it changes."""
 
     hosts: HostNames = ()
     """Names that requests for /metrics may have as their host, besides those of this machine. Without any, any name may
@@ -727,7 +727,7 @@ class AdminConfig(Settings):
     """The port of the API."""
 
     token_file: FilePath = None
-    """A file that holds the token which requests must bear; read at start and at each reload. Browsers ask for it as a
+    """A file that holds the token which requests must bear; read again when it changes. Browsers ask for it as a
     password, for any user."""
 
     write_token_file: FilePath = None

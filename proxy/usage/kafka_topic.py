@@ -99,8 +99,12 @@ class KafkaTopic:
             problem = self._reported(error)
         else:
             return
+        has_another_secret = self._connections is not None and self._connections.has_another_secret
         self.close()
         gc.collect()  # sockets of failed connections are in reference cycles with the error
+        if has_another_secret:
+            self.send(key, lines)
+            return
         raise TopicUnavailable(f"topic {self.name}: {problem}")
 
     def tls_context(self) -> ssl.SSLContext | None:
@@ -174,6 +178,8 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
         self._extensions = extensions
         self.problem = ""
         """The reason of the last failed connection."""
+        self.has_another_secret = False
+        """Whether the last secret was refused while another one can be offered at once."""
         self._bounded: WeakSet[KafkaConnection] = WeakSet()
 
     def get_connection(self, node_id: Any, timeout_ms: float | None = None, **settings: Any) -> KafkaConnection:
@@ -203,10 +209,11 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
         try:
             await authenticate(*args)
         except SaslAuthenticationFailedError as error:
-            attempt.refused(_words_of(error))
+            self.has_another_secret = attempt.refused(_words_of(error))
             raise
         else:
             attempt.accepted()
+            self.has_another_secret = False
         finally:
             attempt.ended()
 

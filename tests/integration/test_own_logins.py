@@ -82,6 +82,22 @@ def set_password(cluster, password, user=CLIENT):
     configs(cluster, *scram, "--entity-type", "users", "--entity-name", user)
 
 
+def test_without_a_login_of_its_own_the_proxy_learns_the_nodes_from_clients(cluster):
+    login = {"sasl_mechanism": "SCRAM-SHA-256", "sasl_plain_username": "app", "sasl_plain_password": "app's"}
+    with ProxyProcess(cluster.bootstrap("PASSWORDS"), [{"client_id": "app", "producer_byte_rate": 1_000}]) as proxy:
+        [remark] = json.loads(proxy.get("readyz")[1])["remarks"]
+        assert remark.endswith("it learns the nodes from the cluster's responses to clients, none yet")
+        settings = {"bootstrap_servers": proxy.bootstrap, "security_protocol": "SASL_PLAINTEXT", "client_id": "app"}
+        with contextlib.closing(KafkaProducer(**settings, **login)) as producer:
+            for _ in range(3):
+                producer.send("data", bytes(5_000)).get(TIMEOUT_S)
+        [remark] = json.loads(proxy.get("readyz")[1])["remarks"]
+        assert remark.endswith("1 so far")
+        assert proxy.events("throttle_started")
+        assert len(proxy.events("own_login_missing")) == 1
+        assert proxy.events("cluster_unreachable") == []
+
+
 def set_quota(cluster, rate):
     configs(cluster, "--add-config", f"producer_byte_rate={rate}", "--entity-type", "users", "--entity-name", "alice")
 
@@ -248,6 +264,7 @@ def test_a_rotated_password_goes_on_everywhere_with_few_wrong_logins(cluster, tm
         traffic(proxy, **login),
     ):
         eventually(lambda: quota_of_alice(proxy) == 1_000)
+        assert is_shipping(proxy)
         before, at_start = refused_logins(cluster), alarms(proxy)
         write(PASSWORDS[1])
         time.sleep(10)
