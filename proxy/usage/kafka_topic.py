@@ -198,7 +198,11 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
     async def _log_in(
         self, connection: KafkaConnection, authenticate: Callable[..., Awaitable[None]], *args: Any
     ) -> None:
-        """Log in, for the first time or again, with the secret of now. The library knows only one for all times."""
+        """Log in, for the first time or again, with the secret of now. The library knows only one for all times.
+
+        A connection that is lost meanwhile counts as a refusal: a node closes it right behind its refusal, which the
+        library then does not read.
+        """
         assert self._secret is not None
         try:
             attempt = self._secret.begin()
@@ -208,7 +212,7 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
         connection.config["sasl_oauth_token_provider"] = _Token(attempt.secret, self._extensions)
         try:
             await authenticate(*args)
-        except SaslAuthenticationFailedError as error:
+        except (SaslAuthenticationFailedError, KafkaConnectionError) as error:
             self.has_another_secret = attempt.refused(_words_of(error))
             raise
         else:
