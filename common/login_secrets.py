@@ -88,10 +88,9 @@ class GivenSecret:
 
 @dataclass(frozen=True, slots=True)
 class PasswordFile:
-    """A file that holds a password. `setting` is the one that names it, `account` says whose it is, and where."""
+    """A file that holds a password. `account` says whose it is, and where."""
 
     path: str
-    setting: str
     account: str = ""
 
     def begin(self) -> Attempt:
@@ -185,14 +184,19 @@ class Password:
         for candidate in candidates:
             if candidate not in self._refused_at_s:
                 return candidate
-        if (wait_s := self._again_s - self._now_s()) > 0:
-            raise SecretHeldBack(self._held_back(wait_s))
+        if self._now_s() < self._again_s:
+            raise SecretHeldBack(self._held_back())
         return min(candidates, key=self._refused_at_s.__getitem__)
 
-    def _held_back(self, wait_s: float) -> str:
-        times = "once" if self._wrong == 1 else f"{self._wrong} times"
-        next_login = f"the next login is in {wait_s:.0f} s, or when {self._file.path} has another password"
-        return f"{self._words} ({times} in a row; {next_login})"
+    def _held_back(self) -> str:
+        """The same words for as long as it lasts."""
+        times = "once" if self._wrong == 1 else f"{self._wrong} times" if self._wrong <= len(PAUSES_S) else "again"
+        pause = f"the next login is {self._pause_s:.0f} s after the last one"
+        return f"{self._words} (refused {times}; {pause}, or when {self._file.path} has another password)"
+
+    @property
+    def _pause_s(self) -> float:
+        return PAUSES_S[min(self._wrong, len(PAUSES_S)) - 1]
 
     def note_accepted(self, secret: str) -> None:
         """A login with it has succeeded."""
@@ -207,7 +211,7 @@ class Password:
             now_s = self._now_s()
             self._refused_at_s[secret], self._words = now_s, words
             self._wrong += 1
-            self._again_s = now_s + PAUSES_S[min(self._wrong, len(PAUSES_S)) - 1]
+            self._again_s = now_s + self._pause_s
             others = {self._in_file, self._accepted or self._in_file} - {secret}
             for other in others:
                 if secret == self._accepted and self._refused_at_s.get(other, inf) < self._accepted_at_s:
@@ -219,7 +223,7 @@ class Password:
         with self._turn:
             if self._under_way is attempt:
                 self._under_way = None
-                self._turn.notify()
+                self._turn.notify_all()
 
 
 class _PasswordAttempt:

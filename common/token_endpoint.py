@@ -48,7 +48,7 @@ class Issued(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenEndpoint:
-    """Where tokens are from, and who asks for them. `setting` is the one that names the endpoint.
+    """Where tokens are from, and who asks for them.
 
     `ca_file` has the authorities to trust; without it, those of the system are trusted.
     """
@@ -56,7 +56,6 @@ class TokenEndpoint:
     url: str
     client_id: str
     client_secret_file: str
-    setting: str
     scope: str | None = None
     ca_file: str | None = None
 
@@ -67,9 +66,7 @@ class TokenEndpoint:
     @property
     def client_secret(self) -> PasswordFile:
         """What the client proves itself with."""
-        return PasswordFile(
-            self.client_secret_file, f"{self.setting}.client_secret_file", f"{self.client_id} at {self.url}"
-        )
+        return PasswordFile(self.client_secret_file, f"{self.client_id} at {self.url}")
 
 
 SecretPlace = PasswordFile | TokenFile | TokenEndpoint

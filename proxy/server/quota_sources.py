@@ -84,12 +84,11 @@ def zookeeper_settings(config: VirtualClusterConfig) -> ZooKeeperSettings:
 
 def ensemble_of(config: EnsembleConfig, section: str, session_timeout_ms: int) -> Ensemble:
     """The ensemble of a section. ConfigErrors if its password cannot be read now; it is read for each login."""
-    setting = f"{section}.password_file"
-    secret(config.password_file, setting)
+    secret(config.password_file, f"{section}.password_file")
     login = None
     if config.username and config.password_file:
         account = f"{config.username} at {','.join(map(str, config.servers))}"
-        login = Login(config.username, PasswordFile(config.password_file, setting, account))
+        login = Login(config.username, PasswordFile(config.password_file, account))
     return Ensemble(
         servers=_host_ports(config.servers),
         session_timeout_ms=session_timeout_ms,

@@ -29,7 +29,7 @@ def look_at_secrets(config: CredentialsConfig, path: str) -> None:
 def credentials_at(upstream: UpstreamConfig) -> Credentials:
     """The same, whether its password can be read now or not."""
     return replace(
-        _credentials(upstream.admin, "upstream.admin", upstream.bootstrap_servers),
+        _credentials(upstream.admin, upstream.bootstrap_servers),
         announced=upstream.send_proxy_protocol,
         destinations=upstream.destinations,
         mark=mark_of(upstream.virtual_cluster),
@@ -39,7 +39,7 @@ def credentials_at(upstream: UpstreamConfig) -> Credentials:
 def topic_credentials(topic: UsageTopicConfig) -> Credentials:
     """Who the proxy is to the cluster of that topic. ConfigErrors if its password cannot be read now."""
     look_at_secrets(topic, "usage.kafka")
-    return _credentials(topic, "usage.kafka", topic.bootstrap_servers)
+    return _credentials(topic, topic.bootstrap_servers)
 
 
 def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
     }
 
 
-def _credentials(config: CredentialsConfig, path: str, servers: Sequence[HostPort]) -> Credentials:
+def _credentials(config: CredentialsConfig, servers: Sequence[HostPort]) -> Credentials:
     return Credentials(
         security_protocol=config.security_protocol,
         ssl_cafile=config.ca_file,
@@ -68,12 +68,12 @@ def _credentials(config: CredentialsConfig, path: str, servers: Sequence[HostPor
         ssl_keyfile=config.key_file,
         sasl_mechanism=config.sasl_mechanism,
         sasl_plain_username=config.username,
-        secret=_secret_of(config, path, servers),
+        secret=_secret_of(config, servers),
         sasl_extensions=tuple(config.sasl_extensions.items()),
     )
 
 
-def _secret_of(config: CredentialsConfig, path: str, servers: Sequence[HostPort]) -> SecretPlace | None:
+def _secret_of(config: CredentialsConfig, servers: Sequence[HostPort]) -> SecretPlace | None:
     """Where the secret is that logins need."""
     if config.token_file is not None:
         return TokenFile(config.token_file)
@@ -82,11 +82,10 @@ def _secret_of(config: CredentialsConfig, path: str, servers: Sequence[HostPort]
             endpoint.url,
             endpoint.client_id,
             endpoint.client_secret_file,
-            f"{path}.token_endpoint",
             endpoint.scope,
             endpoint.ca_file,
         )
     if config.password_file is None:
         return None
     account = f"{config.username} at {','.join(map(str, servers))}"
-    return PasswordFile(config.password_file, f"{path}.password_file", account)
+    return PasswordFile(config.password_file, account)

@@ -66,7 +66,7 @@ def endpoint(server, tmp_path):
 
 def endpoint_at(url, folder, **settings):
     (folder / "secret").write_text(f"{SECRET}\n")
-    return TokenEndpoint(url, "kafka:proxy", str(folder / "secret"), "upstream.admin.token_endpoint", **settings)
+    return TokenEndpoint(url, "kafka:proxy", str(folder / "secret"), **settings)
 
 
 def test_a_token_is_asked_for_as_rfc_6749_has_it(server, tmp_path):

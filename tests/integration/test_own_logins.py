@@ -143,8 +143,8 @@ def test_a_login_is_done_again_on_one_connection_with_a_token_and_with_a_passwor
     (tmp_path / "secret").write_text(CLIENT_SECRET)
     (tmp_path / "password").write_text(PASSWORDS[0])
     before = refused_logins(cluster)
-    endpoint = TokenEndpoint(authority.token_url, CLIENT, str(tmp_path / "secret"), "token_endpoint")
-    password = PasswordFile(str(tmp_path / "password"), "password_file", "proxy")
+    endpoint = TokenEndpoint(authority.token_url, CLIENT, str(tmp_path / "secret"))
+    password = PasswordFile(str(tmp_path / "password"), "proxy")
     by_password = Credentials("SASL_PLAINTEXT", None, None, None, "SCRAM-SHA-256", CLIENT, secret=password)
     for listener, credentials in (
         ("TOKENS", by_token(endpoint)),

@@ -492,9 +492,9 @@ async def test_the_process_beside_the_proxy_is_started_again_and_ends_with_it(tm
     "secret",
     [
         None,
-        PasswordFile("/password", "usage.kafka.password_file", "proxy at a:1"),
+        PasswordFile("/password", "proxy at a:1"),
         TokenFile("/token"),
-        TokenEndpoint("https://a/token", "proxy", "/secret", "usage.kafka.token_endpoint", "kafka", "/ca.pem"),
+        TokenEndpoint("https://a/token", "proxy", "/secret", "kafka", "/ca.pem"),
     ],
 )
 def test_the_process_beside_the_proxy_is_told_where_secrets_are(secret):

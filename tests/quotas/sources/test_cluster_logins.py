@@ -56,7 +56,7 @@ def node():
 @pytest.fixture
 def credentials(node, tmp_path):
     (tmp_path / "password").write_text("one\n")
-    secret = PasswordFile(str(tmp_path / "password"), "upstream.admin.password_file", f"proxy at {node.address}")
+    secret = PasswordFile(str(tmp_path / "password"), f"proxy at {node.address}")
     return Credentials("SASL_PLAINTEXT", None, None, None, "PLAIN", "proxy", secret=secret)
 
 
