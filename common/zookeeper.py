@@ -7,13 +7,12 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 from kazoo import exceptions, security
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
-from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.protocol.states import KeeperState
 
 from common.login_secrets import Attempt, GivenSecret, PasswordFile
 from common.plain_words import plain_words
@@ -138,26 +137,43 @@ def new_client(ensemble: Ensemble, words: LastWords, retry_s: float) -> KazooCli
     attempt = None if login is None else login.begin()
     logger = logging.Logger("kazoo", logging.WARNING)
     logger.addHandler(words)
-    client = KazooClient(
+    return _Client(
         hosts=",".join(ensemble.servers),
         timeout=ensemble.session_timeout_ms / 1000,
         connection_retry={"max_tries": -1, "delay": retry_s, "backoff": 1, "max_jitter": 0.1},
         handler=_Handler(ensemble.connect_s),
         logger=logger,
+        attempt=attempt,
+        words=words,
         **_credentials(ensemble, "" if attempt is None else attempt.secret),
     )
-    if attempt is not None:
-        client.add_listener(partial(_note_login, client, attempt, words))
-    return client
 
 
-def _note_login(client: KazooClient, attempt: Attempt, words: LastWords, state: KazooState) -> None:
-    """Note what came of a login. An ensemble does not refuse a digest: with another one we are somebody else."""
-    if state == KazooState.CONNECTED:
-        attempt.accepted()
-    elif client.client_state == KeeperState.AUTH_FAILED:
-        attempt.refused(words.text or "the login is refused")
-    attempt.ended()
+class _Client(KazooClient):  # type: ignore[misc]
+    """A client that notes what comes of its login.
+
+    An ensemble does not refuse a digest: with another one we are somebody else. A login by SASL comes behind the state
+    CONNECTED, and kazoo tells nobody that it has succeeded: it has when that state ends in another way.
+    """
+
+    def __init__(self, *, attempt: Attempt | None, words: LastWords, **settings: Any) -> None:
+        self._attempt = attempt
+        self._words = words
+        self._by_sasl = "sasl_options" in settings
+        super().__init__(**settings)
+
+    def _session_callback(self, state: KeeperState) -> None:
+        is_up, was_up = (each in _UP for each in (state, self._state))
+        if self._attempt is not None:
+            if state == KeeperState.AUTH_FAILED:
+                self._attempt.refused(self._words.text or "the login is refused")
+            elif was_up if self._by_sasl else is_up:
+                self._attempt.accepted()
+            self._attempt.ended()
+        super()._session_callback(state)
+
+
+_UP = (KeeperState.CONNECTED, KeeperState.CONNECTED_RO)
 
 
 def close(client: KazooClient) -> None:

@@ -604,19 +604,18 @@ def test_sasl_names_the_proxy_and_a_wrong_password_is_reported(tmp_path, chroot)
         assert "secret" not in str(source.problems)
 
 
-def test_with_another_digest_in_its_file_the_source_is_somebody_else_without_a_restart(
-    zookeeper, kazoo, tmp_path, chroot
-):
+def test_with_another_digest_in_its_file_the_source_is_somebody_else_without_a_restart(zookeeper, tmp_path, chroot):
     file = tmp_path / "password"
     file.write_text("one")
+    chroot = f"/rotated{chroot.replace('/', '-')}"  # not below a node of other tests
     login = Login("proxy", PasswordFile(str(file), chroot))
     with source_at(zookeeper.address, chroot, digest=login, acl="creator", resync_ms=1_000) as source:
         assert source.alter([Alteration(ALICE, {PRODUCE: 1.0})]) == [None]
         file.write_text("two")
         seconds = [make_digest_acl("proxy", "two", all=True)]
         with zookeeper.client(auth_data=[("digest", "proxy:one")]) as owner:
-            for path in (f"{chroot}/config/users/alice", f"{chroot}/config/users", f"{chroot}/config/changes"):
-                owner.set_acls(path, seconds)
+            for below in ("users/alice", "users", "changes"):
+                owner.set_acls(f"{chroot}/config/{below}", seconds)
         eventually(lambda: source.alter([Alteration(ALICE, {PRODUCE: 2.0})]) == [None])
         assert values(source) == {ALICE: {PRODUCE: 2.0}}
 
@@ -642,7 +641,7 @@ def test_a_rotated_sasl_password_is_used_for_the_next_connection_with_few_wrong_
             zookeeper.kill()
             rotate("two")
             zookeeper.start()
-            eventually(lambda: "refused" in source.problems.get("zookeeper", ""))
+            eventually(lambda: "(refused " in source.problems.get("zookeeper", ""))
             assert str(file) in source.problems["zookeeper"]
             file.write_text("two")
             eventually(lambda: source.problems == {})
