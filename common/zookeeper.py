@@ -144,7 +144,6 @@ def new_client(ensemble: Ensemble, words: LastWords, retry_s: float) -> KazooCli
         handler=_Handler(ensemble.connect_s),
         logger=logger,
         attempt=attempt,
-        words=words,
         **_credentials(ensemble, "" if attempt is None else attempt.secret),
     )
 
@@ -153,22 +152,22 @@ class _Client(KazooClient):  # type: ignore[misc]
     """A client that notes what comes of its login.
 
     An ensemble does not refuse a digest: with another one we are somebody else. A login by SASL comes behind the state
-    CONNECTED, and kazoo tells nobody that it has succeeded: it has when that state ends in another way.
+    CONNECTED, and kazoo tells nobody what has come of it: that is looked at when this state ends.
     """
 
-    def __init__(self, *, attempt: Attempt | None, words: LastWords, **settings: Any) -> None:
+    def __init__(self, *, attempt: Attempt | None, **settings: Any) -> None:
         self._attempt = attempt
-        self._words = words
         self._by_sasl = "sasl_options" in settings
         super().__init__(**settings)
 
     def _session_callback(self, state: KeeperState) -> None:
         is_up, was_up = (each in _UP for each in (state, self._state))
-        if self._attempt is not None:
-            if state == KeeperState.AUTH_FAILED:
-                self._attempt.refused(self._words.text or "the login is refused")
-            elif was_up if self._by_sasl else is_up:
+        if self._attempt is not None and (was_up if self._by_sasl else is_up):
+            login = getattr(self, "sasl_cli", None)
+            if not self._by_sasl or (login is not None and login.complete):
                 self._attempt.accepted()
+            else:
+                self._attempt.refused("the login by SASL is refused")
             self._attempt.ended()
         super()._session_callback(state)
 
