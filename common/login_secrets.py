@@ -8,7 +8,6 @@ import re
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from math import inf
@@ -56,7 +55,7 @@ class Attempt(Protocol):
         """What is offered."""
 
     def accepted(self) -> None:
-        """The other side has taken it."""
+        """The other side has taken it. Like the others, this blocks for no time."""
 
     def refused(self, words: str) -> bool:
         """The other side has said no, in these words. Whether another secret can be offered at once."""
@@ -153,10 +152,17 @@ class Password:
 
     def begin(self) -> Attempt:
         """See `PasswordFile.begin`. Logins take turns, so that those who come together learn from the first."""
+        found = self._read()  # before the lock, which event loops take: a file may take long to read
         with self._turn:
             self._turn.wait_for(lambda: not self._is_busy(), _TURN_S)
-            attempt = self._under_way = _PasswordAttempt(self, self._to_offer(), self._now_s())
+            attempt = self._under_way = _PasswordAttempt(self, self._to_offer(found), self._now_s())
             return attempt
+
+    def _read(self) -> str | SecretUnusable:
+        try:
+            return read_secret(self._file.path)
+        except SecretUnusable as error:
+            return error
 
     def _is_busy(self) -> bool:
         return self._under_way is not None and self._now_s() - self._under_way.began_s < _TURN_S
@@ -164,17 +170,14 @@ class Password:
     @property
     def has_changed(self) -> bool:
         """Whether the file holds another password than the one that was accepted last."""
-        with suppress(SecretUnusable):
-            return self._accepted is not None and read_secret(self._file.path) != self._accepted
-        return False
+        found = self._read()
+        return isinstance(found, str) and self._accepted is not None and found != self._accepted
 
-    def _to_offer(self) -> str:
+    def _to_offer(self, found: str | SecretUnusable) -> str:
         known = [] if self._accepted is None else [self._accepted]
-        try:
-            found = read_secret(self._file.path)
-        except SecretUnusable:  # it may be just being written
+        if isinstance(found, SecretUnusable):  # the file may be just being written
             if not known or self._accepted in self._refused_at_s:
-                raise
+                raise found
             return known[0]
         if found != self._in_file:
             self._in_file = found

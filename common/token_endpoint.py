@@ -99,6 +99,8 @@ class Tokens:
         self._token: str | None = None
         self._renew_at_s = self._ends_at_s = -math.inf
         self._asked_at_s = -math.inf
+        self._refused: str | None = None
+        """The token that a node has refused last."""
         self._failure: SecretUnusable = TokenUnavailable(f"{endpoint.url}: not asked yet")
         self._ask_at_s = -math.inf
         """After a failure: the endpoint is not asked before."""
@@ -107,6 +109,9 @@ class Tokens:
         """See `TokenEndpoint.begin`. The lifetime of a token counts from when it was asked for."""
         with self._asking:
             now_s = self._now_s()
+            if self._token is not None and self._token == self._refused:
+                self._token, self._ask_at_s = None, self._asked_at_s + _LEAST_PAUSE_S
+                self._failure = TokenUnavailable(f"the last token of {self._endpoint.url} was refused")
             if self._token is None or now_s >= self._renew_at_s:
                 self._renew(now_s)
             if self._token is None or now_s >= self._ends_at_s:
@@ -140,12 +145,12 @@ class Tokens:
                 attempt.ended()
 
     def note_refused(self, token: str) -> bool:
-        """A node has refused a token: it is not used again. Whether another one may be asked for at once."""
-        with self._asking:
-            if self._token == token:
-                self._token, self._ask_at_s = None, self._asked_at_s + _LEAST_PAUSE_S
-                self._failure = TokenUnavailable(f"the last token of {self._endpoint.url} was refused")
-            return self._token is not None or self._now_s() >= self._ask_at_s
+        """A node has refused a token: it is not used again. Whether another one may be asked for at once.
+
+        It takes no lock, as event loops call it, and the lock is held while the endpoint is asked.
+        """
+        self._refused = token
+        return self._token != token or self._now_s() >= self._asked_at_s + _LEAST_PAUSE_S
 
 
 class _TokenAttempt:

@@ -88,7 +88,7 @@ class Credentials:
         return self.security_protocol.endswith("SSL")
 
     @property
-    def log_in(self) -> bool:
+    def logs_in(self) -> bool:
         """Whether a login is wanted on each connection."""
         return self.sasl_mechanism is not None and self.security_protocol.startswith("SASL")
 
@@ -164,7 +164,7 @@ class ClusterClient:
         while True:
             stream = self._stream = await self._opened()
             await stream.play(self._conversation.introduced())
-            if not self._credentials.log_in or await self._logged_in(stream):
+            if not self._credentials.logs_in or await self._logged_in(stream):
                 return stream
             self._let_go()
 
@@ -237,7 +237,7 @@ class ClusterClient:
             secured=credentials.secured,
             handshake_done=self._stream is not None,
             shows_certificate=credentials.ssl_certfile is not None,
-            logs_in=credentials.log_in,
+            logs_in=credentials.logs_in,
             logged_in=conversation.logged_in,
             login_setting=login_setting(credentials.sasl_mechanism),
         )

@@ -236,6 +236,27 @@ def test_a_token_that_was_refused_is_replaced_at_once_but_not_again_and_again(ke
     assert kept.token == "3"
 
 
+def test_what_came_of_a_login_is_noted_while_the_endpoint_is_asked(kept):
+    """An event loop notes it, which must not wait for an answer over HTTP."""
+    attempt, is_asked, may_answer = kept.tokens.begin(), threading.Event(), threading.Event()
+    issue = kept.issue
+
+    def slowly(endpoint, secret):
+        is_asked.set()
+        assert may_answer.wait(TIMEOUT_S)
+        return issue(endpoint, secret)
+
+    kept.tokens._issued_by = slowly
+    kept.now_s += 90
+    renewing = threading.Thread(target=kept.tokens.begin, daemon=True)
+    renewing.start()
+    assert is_asked.wait(TIMEOUT_S)
+    attempt.refused("no")
+    may_answer.set()
+    renewing.join(TIMEOUT_S)
+    assert kept.token == "2"
+
+
 def test_a_wrong_secret_of_the_client_is_not_sent_again_and_again_and_a_new_one_at_once(kept):
     kept.failure = ClientRefused("invalid_client")
     for _ in range(20):
