@@ -1,15 +1,17 @@
 """Logins of connections of the proxy's own: passwords that change, logins that end, tokens; on real sockets."""
 
 import contextlib
+import socket
 from struct import pack
 
 import pytest
 
 from common.login_secrets import PasswordFile
+from common.token_endpoint import TokenEndpoint
 from protocol.messages.metadata import nodes_request
 from quotas.sources import cluster_connection
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
-from quotas.sources.cluster_faults import LOGIN, ConnectionFault
+from quotas.sources.cluster_faults import LOGIN, TOKEN, ConnectionFault
 from tests.fakes.listener import Listener, text
 from tests.timeouts import TIMEOUT_S
 
@@ -136,3 +138,17 @@ def test_a_password_that_changed_meanwhile_is_found_out_when_a_login_is_done_aga
         node.password = "two"
         own.ask(nodes_request())
     assert node.passwords == ["one", "two", "one", "one", "two"]
+
+
+def test_without_a_token_from_its_endpoint_the_node_is_told_nothing(node, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        closed_address = f"127.0.0.1:{closed.getsockname()[1]}"
+    (tmp_path / "secret").write_text("sesame")
+    endpoint = TokenEndpoint(f"http://{closed_address}/token", "proxy", str(tmp_path / "secret"))
+    credentials = Credentials("SASL_PLAINTEXT", sasl_mechanism="OAUTHBEARER", secret=endpoint)
+    with pytest.raises(ConnectionFault) as unavailable:
+        ask(node, credentials)
+    assert unavailable.value.fault.reason == "token_unavailable"
+    assert unavailable.value.fault.setting == TOKEN
+    assert f"http://{closed_address}/token: Connection refused" in str(unavailable.value)
+    assert node.logins == []
