@@ -12,7 +12,9 @@ from typing import Any, Literal
 from kazoo import exceptions, security
 from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.protocol.states import KeeperState
 
+from common.login_secrets import Attempt, GivenSecret, PasswordFile
 from common.plain_words import plain_words
 
 _LONGEST_CONNECT_S = 3.5
@@ -29,10 +31,15 @@ LOST = (
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """A name and its password."""
+    """A name and its password, or the file that has it."""
 
     user: str
-    password: str = field(repr=False)
+    password: str | PasswordFile = field(repr=False)
+
+    def begin(self) -> Attempt:
+        """Begin a login. Raises SecretUnusable."""
+        secret = GivenSecret(self.password) if isinstance(self.password, str) else self.password
+        return secret.begin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,15 @@ class Ensemble:
     sasl: Login | None = None
     tls: Tls | None = None
     acl: Literal["open", "creator"] = "open"
+
+    @property
+    def is_another(self) -> bool:
+        """Whether we are somebody else now than when we logged in: another password makes another digest."""
+        return (
+            self.digest is not None
+            and isinstance(self.digest.password, PasswordFile)
+            and (self.digest.password.has_changed)
+        )
 
     @property
     def connect_s(self) -> float:
@@ -113,17 +129,50 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 def new_client(ensemble: Ensemble, words: LastWords, retry_s: float) -> KazooClient:
-    """A client that is not started. It tries to connect every `retry_s`; `words` has why that fails."""
+    """A client that is not started. It tries to connect every `retry_s`; `words` has why that fails.
+
+    Raises SecretUnusable.
+    """
+    login = ensemble.digest or ensemble.sasl
+    attempt = None if login is None else login.begin()
     logger = logging.Logger("kazoo", logging.WARNING)
     logger.addHandler(words)
-    return KazooClient(
+    return _Client(
         hosts=",".join(ensemble.servers),
         timeout=ensemble.session_timeout_ms / 1000,
         connection_retry={"max_tries": -1, "delay": retry_s, "backoff": 1, "max_jitter": 0.1},
         handler=_Handler(ensemble.connect_s),
         logger=logger,
-        **_credentials(ensemble),
+        attempt=attempt,
+        **_credentials(ensemble, "" if attempt is None else attempt.secret),
     )
+
+
+class _Client(KazooClient):  # type: ignore[misc]
+    """A client that notes what comes of its login.
+
+    An ensemble does not refuse a digest: with another one we are somebody else. A login by SASL comes behind the state
+    CONNECTED, and kazoo tells nobody what has come of it: that is looked at when this state ends.
+    """
+
+    def __init__(self, *, attempt: Attempt | None, **settings: Any) -> None:
+        self._attempt = attempt
+        self._by_sasl = "sasl_options" in settings
+        super().__init__(**settings)
+
+    def _session_callback(self, state: KeeperState) -> None:
+        is_up, was_up = (each in _UP for each in (state, self._state))
+        if self._attempt is not None and (was_up if self._by_sasl else is_up):
+            login = getattr(self, "sasl_cli", None)
+            if not self._by_sasl or (login is not None and login.complete):
+                self._attempt.accepted()
+            else:
+                self._attempt.refused("the login by SASL is refused")
+            self._attempt.ended()
+        super()._session_callback(state)
+
+
+_UP = (KeeperState.CONNECTED, KeeperState.CONNECTED_RO)
 
 
 def close(client: KazooClient) -> None:
@@ -150,14 +199,13 @@ def words_for(error: BaseException, request_s: float | None = None) -> str:
     return known.get(type(error)) or plain_words(error)
 
 
-def _credentials(ensemble: Ensemble) -> dict[str, Any]:
+def _credentials(ensemble: Ensemble, password: str) -> dict[str, Any]:
     """What kazoo is told of who we are and whom we trust."""
     reported: dict[str, Any] = {}
     if ensemble.digest:
-        reported["auth_data"] = [("digest", f"{ensemble.digest.user}:{ensemble.digest.password}")]
+        reported["auth_data"] = [("digest", f"{ensemble.digest.user}:{password}")]
     if ensemble.sasl:
-        login = ensemble.sasl
-        reported["sasl_options"] = {"mechanism": "DIGEST-MD5", "username": login.user, "password": login.password}
+        reported["sasl_options"] = {"mechanism": "DIGEST-MD5", "username": ensemble.sasl.user, "password": password}
     if tls := ensemble.tls:
         reported.update(
             use_ssl=True,

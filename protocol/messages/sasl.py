@@ -28,6 +28,7 @@ NONE = 0
 UNSUPPORTED_SASL_MECHANISM = 33
 ILLEGAL_SASL_STATE = 34
 
+_LIFETIME_SINCE = 1
 _AUTHENTICATE_FLEXIBLE_SINCE = 2
 _SIZE_BYTES = 4
 _MAX_WORDS_BYTES = 500
@@ -36,11 +37,15 @@ _RESPONSE_BODY_AT = 8
 
 @dataclass(slots=True, frozen=True)
 class SaslToken:
-    """A response to a token: an error code, the reason (if the node gives one), and the token of the node."""
+    """A response to a token: an error code, the reason (if the node gives one), and the token of the node.
+
+    `lifetime_ms` is how long the connection is authenticated, 0 for as long as it stands (KIP-368).
+    """
 
     error_code: int
     token: memoryview = field(repr=False)
     error_message: str = ""
+    lifetime_ms: int = 0
 
 
 class Handshake(NamedTuple):
@@ -65,9 +70,11 @@ def authenticate_request(token: bytes) -> OwnRequest[SaslToken]:
     def written(writer: FieldWriter, _version: int) -> bytes:
         return writer.blob(token) + writer.end
 
-    def read(reader: FieldReader, _version: int) -> SaslToken:
+    def read(reader: FieldReader, version: int) -> SaslToken:
         error_code, message = reader.int16(), reader.nullable_text()
-        return SaslToken(error_code, memoryview(reader.blob()), (message or "")[:_MAX_WORDS_BYTES])
+        answer = memoryview(reader.blob())
+        lifetime_ms = reader.int64() if version >= _LIFETIME_SINCE else 0
+        return SaslToken(error_code, answer, (message or "")[:_MAX_WORDS_BYTES], lifetime_ms)
 
     return OwnRequest(SASL_AUTHENTICATE, written, read)
 

@@ -30,6 +30,7 @@ from proxy.config.settings import (
 )
 from proxy.observe.http_secrets import admin_access, metrics_access
 from proxy.server.tls_material import certify
+from proxy.upstream.credentials import look_at_secrets
 
 _SECTIONS_WITH_FILES = (
     ServerTlsConfig,
@@ -123,11 +124,17 @@ def _problems_of_directory(setting: str, directory: Path) -> Iterator[Problem]:
 def _problems_of_own(path: str, own: CredentialsConfig | EnsembleConfig) -> Iterator[Problem]:
     """The problems of the files for connections of the proxy's own."""
     try:
-        secret(own.password_file, f"{path}.password_file")
+        if isinstance(own, CredentialsConfig):
+            look_at_secrets(own, path)
+        else:
+            secret(own.password_file, f"{path}.password_file")
     except ConfigErrors as errors:
         yield from errors.problems
     if (tls := tls_of(own)) is not None:
         certify(path, tls)
+    endpoint = own.token_endpoint if isinstance(own, CredentialsConfig) else None
+    if endpoint is not None and endpoint.ca_file is not None:
+        certify(f"{path}.token_endpoint", UpstreamTlsConfig(ca_file=endpoint.ca_file))
 
 
 def cluster_of(config: Config, name: str | None) -> VirtualClusterConfig:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from common.login_secrets import PasswordFile
 from proxy.cli.config_file import REFUSED, refuse
 from proxy.cli.key_values import key_values, with_files
 from proxy.cli.servers import servers_of
@@ -23,7 +24,8 @@ from proxy.config.settings import TOPIC
     "pairs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A setting of kafka-python's producer, as security_protocol=SSL; a VALUE of @FILE is read from the file.",
+    help="A setting of kafka-python's producer, as security_protocol=SSL; a VALUE of @FILE is read from the file, a "
+    "password of @FILE for each login.",
 )
 @click.option(
     "--every",
@@ -52,7 +54,9 @@ def ship(spool: str, topic: str, servers: str, pairs: tuple[str, ...], every_s: 
     except ValueError as error:
         refuse(f"--kafka-conf: {error}")
     logs.configure("info", "console")
-    there = KafkaTopic(topic, {**settings, "bootstrap_servers": addresses})
+    password, user = given.get("sasl_plain_password", ""), given.get("sasl_plain_username", "")
+    secret = PasswordFile(password[1:], f"{user} at {servers}") if password.startswith("@") else None
+    there = KafkaTopic(topic, {**settings, "bootstrap_servers": addresses}, secret)
     directory = Path(spool)
 
     def tell(totals: Shipped) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 from pydantic import ValidationInfo
 from pydantic_core import CoreSchema, core_schema
@@ -184,6 +185,29 @@ def is_user_of_http(text: str) -> bool:
     return bool(text) and ":" not in text and text.isprintable()
 
 
+def _is_token_url(text: str) -> bool:
+    """True for an address that a secret may be sent to: by TLS, or within this machine."""
+    try:
+        url = urlsplit(text)
+        has_port = url.port != 0
+    except ValueError:
+        return False
+    host = url.hostname or ""
+    if not _is_ascii(text) or " " in text or not _is_host(host) or not has_port or url.fragment or url.username:
+        return False
+    is_here = host == "localhost" or (_is_ip(host) and is_loopback(host))
+    return url.scheme == "https" or (url.scheme == "http" and is_here)
+
+
+def _is_name_of_extension(text: str) -> bool:
+    """True for the key of a SASL extension (RFC 7628), but not for the one that has the token."""
+    return re.fullmatch("[A-Za-z]+", text) is not None and text != "auth"
+
+
+def _is_ascii(text: str) -> bool:
+    return text.isascii() and text.isprintable() and bool(text)
+
+
 def is_advertisable(text: str) -> bool:
     """True for a host that clients can be told: a name, or one address."""
     return _is_host(text) and (not _is_ip(text) or _is_concrete_ip(text))
@@ -287,6 +311,17 @@ NamesOfUsers = dict[
 
 
 File = Annotated[str, _FilePath()]
+
+
+TokenUrl = Annotated[
+    str, Text("an https:// address, or an http:// address of this machine (as http://127.0.0.1/token)", _is_token_url)
+]
+
+
+Extensions = dict[
+    Annotated[str, Text("a name of letters that is not auth", _is_name_of_extension)],
+    Annotated[str, Text("a string of printable ASCII that is not empty (numbers need quotes)", _is_ascii)],
+]
 
 
 Ciphers = Annotated[str | None, Text("a list of ciphers as OpenSSL writes it", lambda text: bool(text.strip()))]

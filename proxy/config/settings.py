@@ -21,6 +21,7 @@ from proxy.config.kinds import (
     Count,
     CountsOfAddresses,
     CountsOfUsers,
+    Extensions,
     File,
     FilePath,
     HostNames,
@@ -38,6 +39,7 @@ from proxy.config.kinds import (
     Ports,
     Server,
     SourceAddress,
+    TokenUrl,
     Workers,
     is_advertisable,
     is_loopback,
@@ -73,6 +75,25 @@ TOPIC_NAME = Text(
 API_KEYS = {api.name: api.key for api in APIS.values()}
 
 
+class TokenEndpointConfig(Settings):
+    """Where the proxy gets its tokens as an OAuth client: by client credentials (RFC 6749, section 4.4)."""
+
+    url: TokenUrl
+    """The address of the endpoint. It is asked directly, not through an HTTP proxy; redirections are not followed."""
+
+    client_id: Annotated[str, Text("a string that is not empty (numbers need quotes)", bool)]
+    """The client that the proxy is there."""
+
+    client_secret_file: File
+    """A file that holds the client's secret and nothing else; read for each request."""
+
+    scope: Annotated[str | None, Text("a string that is not empty", bool)] = None
+    """What the token is to be good for, where the endpoint wants to know."""
+
+    ca_file: FilePath = None
+    """Certificates to trust there, as PEM. Without this file, the certificates of the system are trusted."""
+
+
 class CredentialsConfig(Settings):
     """Who the proxy is to the cluster on connections of its own: when it learns nodes, and reads or writes quotas."""
 
@@ -84,28 +105,47 @@ class CredentialsConfig(Settings):
     of its chain, must be among them. Without this file, the certificates of the system are trusted."""
 
     certificate_file: FilePath = None
-    """The proxy's own certificate, as PEM."""
+    """The proxy's own certificate, as PEM, which it shows to nodes that ask for one (mTLS), also beside SASL."""
 
     key_file: FilePath = None
     """Its key, as PEM without a password."""
 
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
-    """How the proxy proves who it is."""
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
+    """How the proxy proves who it is. OAUTHBEARER needs `token_file` or `token_endpoint`, the others need `username`
+    and `password_file`."""
 
     username: Annotated[str | None, Text("a string that is not empty (numbers need quotes)", bool)] = None
     """Its user name."""
 
     password_file: FilePath = None
-    """A file that holds its password and nothing else."""
+    """A file that holds its password and nothing else; read for each login. If the cluster refuses the password, the
+    one that it took last is used. While it refuses both, logins wait 5 s, 60 s, then 15 minutes each, or until the file
+    has another password: so no account is locked."""
+
+    token_file: FilePath = None
+    """A file that holds a token for OAUTHBEARER and nothing else; read for each login. Somebody else renews it."""
+
+    token_endpoint: TokenEndpointConfig | None = None
+    """Where the proxy gets its tokens for OAUTHBEARER. It gets the next one before a token ends."""
+
+    sasl_extensions: Extensions = Field({})
+    """What is sent with a token (KIP-342), as Confluent Cloud wants `logicalCluster` and `identityPoolId`."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         problems = []
-        needed = (self.sasl_mechanism, self.username, self.password_file)
-        if self.security_protocol.startswith("SASL") != any(needed):
+        password, tokens = (self.username, self.password_file), (self.token_file, self.token_endpoint)
+        is_by_token = self.sasl_mechanism == "OAUTHBEARER"
+        if self.security_protocol.startswith("SASL") != any((self.sasl_mechanism, *password, *tokens)):
             problems.append("expected sasl_mechanism with security_protocol SASL_PLAINTEXT or SASL_SSL only")
-        elif any(needed) and not all(needed):
+        elif is_by_token and (any(password) or all(tokens) or not any(tokens)):
+            problems.append("expected token_file or token_endpoint alone with sasl_mechanism OAUTHBEARER")
+        elif not is_by_token and any(tokens):
+            problems.append("expected sasl_mechanism OAUTHBEARER with token_file or token_endpoint")
+        elif not is_by_token and any((self.sasl_mechanism, *password)) and not all((self.sasl_mechanism, *password)):
             problems.append("expected sasl_mechanism, username and password_file together")
+        if self.sasl_extensions and not is_by_token:
+            problems.append("expected sasl_mechanism OAUTHBEARER with sasl_extensions")
         if (self.certificate_file is None) != (self.key_file is None):
             problems.append("expected certificate_file and key_file together")
         return self.unless(problems)
@@ -449,7 +489,7 @@ class EnsembleConfig(Settings):
     """The user of the scheme `digest`, or of SASL with `sasl`."""
 
     password_file: FilePath = None
-    """A file that holds its password and nothing else."""
+    """A file that holds its password and nothing else; read for each login, as that of `upstream.admin`."""
 
     sasl: bool = False
     """`true`: prove user and password by SASL DIGEST-MD5 instead of the scheme `digest`."""
@@ -702,7 +742,7 @@ class MetricsConfig(Settings):
     /readyz always are."""
 
     password_file: FilePath = None
-    """A file that holds the password of `username` and nothing else; read at start and at each reload."""
+    """A file that holds the password of `username` and nothing else; read again when it changes."""
 
     hosts: HostNames = ()
     """Names that requests for /metrics may have as their host, besides those of this machine. Without any, any name may
@@ -728,7 +768,7 @@ class AdminConfig(Settings):
     """The port of the API."""
 
     token_file: FilePath = None
-    """A file that holds the token which requests must bear; read at start and at each reload. Browsers ask for it as a
+    """A file that holds the token which requests must bear; read again when it changes. Browsers ask for it as a
     password, for any user."""
 
     write_token_file: FilePath = None

@@ -47,6 +47,8 @@ class ClusterHealth:
     """The nodes to whose reported address the proxy does not connect, each with that address and the reason."""
     quota_problems: int = 0
     """How many problems the source of the quotas has."""
+    lacks_login: bool = False
+    """Whether the cluster wants a login of the proxy, which has none: `nodes` are those that clients were told of."""
 
     def not_ready(self) -> Iterator[str]:
         """The reasons why clients of this virtual cluster cannot be served, one line each."""
@@ -62,6 +64,12 @@ class ClusterHealth:
     def remarks(self) -> Iterator[str]:
         """What is wrong though clients can be served, one line each."""
         place = f"virtual cluster {self.virtual_cluster}"
+        if self.lacks_login:
+            shown = f"{len(self.nodes)} so far" if self.nodes else "none yet"
+            yield (
+                f"{place}: the cluster wants a login, and the proxy has none "
+                f"(upstream.admin): it learns the nodes from the cluster's responses to clients, {shown}"
+            )
         if self.silent and self.trouble is None:
             silent = ", ".join(self.silent)
             yield f"{place}: no response from {silent}, so the proxy asks other nodes of the cluster"
@@ -139,7 +147,10 @@ class Readiness:
 
 def health_families(clusters: Iterable[ClusterHealth]) -> Iterator[Metric]:
     """The metric families of the state of virtual clusters."""
-    up = _gauge("cluster_up", "1 if the cluster named its nodes when it was asked last, else 0.")
+    up = _gauge(
+        "cluster_up",
+        "1 if the cluster named its nodes, or wanted a login that the proxy has not, when it was asked last, else 0.",
+    )
     nodes = _gauge("cluster_nodes", "Nodes that the cluster has now.")
     source_up = _gauge("quota_source_up", "1 if the last attempt to read the source of the quotas succeeded.", "source")
     age = _gauge("quota_source_age_seconds", "How long ago the source of the quotas was last read.", "source")

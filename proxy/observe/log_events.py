@@ -70,6 +70,8 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "cluster_reached": "The cluster has named its nodes: for the first time, or after a failure.",
         "nodes_changed": "The cluster has other nodes than before: these are `gone`, and these have `come`. At level "
         "warning if any is gone.",
+        "own_login_missing": "The cluster wants a login of the proxy (SASL), and upstream.admin has none. Clients are "
+        "served: the nodes are learned from the cluster's responses to them.",
         "cluster_unreachable": "Neither a bootstrap server nor another known node has named the nodes. Comes again "
         "when the reason changes.",
         "bootstrap_servers_silent": "These bootstrap servers did not respond, but the node `asked` did. Comes again "

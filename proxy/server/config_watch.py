@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import structlog
 
-from common.file_signature import signature
+from common.file_signature import Signature, signature
 from common.places import with_places
 from common.problems import bounded
 from common.service_manager import monotonic_usec
@@ -49,6 +49,8 @@ def load_with_files(path: Path) -> Loaded:
 class ConfigWatch:
     """Has changes of the configuration file put in force by `apply`. If anything in it is wrong, nothing changes.
 
+    A changed file with a token or a password of an HTTP listener has the configuration loaded again, too.
+
     `notify` tells systemd about it.
     """
 
@@ -69,11 +71,17 @@ class ConfigWatch:
         self._metrics = metrics
         self._apply = apply
         self._notify = notify
-        self._seen: object = signature(path)
-        """That of the file as it was read last. The first is taken before the first port is bound: an operator who sees
-        a port open may already change the file."""
+        self._seen = self._look()
+        """What the file, and those with secrets of HTTP listeners, looked like when they were read last. The first look
+        is taken before the first port is bound: an operator who sees a port open may already change the file."""
         self._rejection = Rejection()
         self._note_reload(is_applied=True)
+
+    def _look(self) -> Sequence[Signature | None]:
+        """The signatures of the file, and of those that hold tokens and passwords of the HTTP listeners."""
+        admin, metrics = self.config.admin, self.config.metrics
+        secrets = (admin.token_file, admin.write_token_file, metrics.password_file)
+        return [signature(path) for path in (self._path, *map(Path, filter(None, secrets)))]
 
     async def watch(self) -> None:
         """Reload the configuration when the file has changed or `reload_asked` is set, until cancelled."""
@@ -81,7 +89,7 @@ class ConfigWatch:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_S):
                     await self.reload_asked.wait()
-            found = await asyncio.to_thread(signature, self._path)  # a file system that hangs holds up nothing else
+            found = await asyncio.to_thread(self._look)  # a file system that hangs holds up nothing else
             if found != self._seen or self.reload_asked.is_set():
                 self._rejection.forget()
             elif not self._rejection.is_due(self._clock.now_ms()):

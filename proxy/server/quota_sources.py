@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from pathlib import Path
 
+from common.login_secrets import PasswordFile
 from common.zookeeper import Ensemble, Login, Tls
 from proxy.config.kinds import HostPort
 from proxy.config.secret_file import secret
@@ -82,9 +83,12 @@ def zookeeper_settings(config: VirtualClusterConfig) -> ZooKeeperSettings:
 
 
 def ensemble_of(config: EnsembleConfig, section: str, session_timeout_ms: int) -> Ensemble:
-    """The ensemble of a section. Raises ConfigErrors if its password file cannot be read."""
-    password = secret(config.password_file, f"{section}.password_file")
-    login = Login(config.username, password) if config.username and password else None
+    """The ensemble of a section. ConfigErrors if its password cannot be read now; it is read for each login."""
+    secret(config.password_file, f"{section}.password_file")
+    login = None
+    if config.username and config.password_file:
+        account = f"{config.username} at {','.join(map(str, config.servers))}"
+        login = Login(config.username, PasswordFile(config.password_file, account))
     return Ensemble(
         servers=_host_ports(config.servers),
         session_timeout_ms=session_timeout_ms,

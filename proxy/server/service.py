@@ -32,7 +32,7 @@ from proxy.server.quota_sources import leave_to_another
 from proxy.server.restart import Restart
 from proxy.server.tasks import Tasks
 from proxy.server.tls_material import TlsMaterial, TlsPlace, tls_sections
-from proxy.upstream.credentials import topic_settings
+from proxy.upstream.credentials import topic_credentials, topic_settings
 from proxy.usage.shipping import Order, Shipping
 
 _LONGEST_TURN_OF_A_THREAD_S = 0.001
@@ -216,8 +216,11 @@ def start_shipping(config: Config, metrics: Metrics) -> Shipping | None:
     usage = config.usage
     if usage.directory is None or usage.kafka is None:
         return None
-    settings, directory = topic_settings(usage.kafka), str(Path(usage.directory).absolute())
-    shipping = Shipping(Order(directory, usage.kafka.topic, settings, config.log.level, config.log.format))
+    credentials, settings = topic_credentials(usage.kafka), topic_settings(usage.kafka)
+    directory, logging = str(Path(usage.directory).absolute()), config.log
+    secret, extensions = credentials.secret, dict(credentials.sasl_extensions)
+    order = Order(directory, usage.kafka.topic, settings, logging.level, logging.format, secret, extensions)
+    shipping = Shipping(order)
     metrics.add_shipping(shipping.totals)
     shipping.start()
     return shipping

@@ -194,20 +194,21 @@ class VirtualCluster:
 
     def health(self) -> ClusterHealth:
         """What is right and wrong with the cluster, its listeners and its source of quotas."""
-        directory, trouble = self.upstream.directory, self.upstream.discovery.trouble
-        nodes = directory.present
+        directory, discovery = self.upstream.directory, self.upstream.discovery
+        nodes, are_known = directory.present, discovery.trouble is None and not discovery.lacks_login
         return ClusterHealth(
             self.name,
-            trouble,
+            discovery.trouble,
             nodes,
-            [each.name for each in self.listeners if trouble is None and not any(map(each.has_port, nodes))],
+            [each.name for each in self.listeners if are_known and not any(map(each.has_port, nodes))],
             self.source.name,
             self.source.state,
             self.book.known,
             None if self.fleet is None else self.fleet.totals(),
-            [str(server) for server in self.upstream.discovery.silent],
+            [str(server) for server in discovery.silent],
             [f"node {node_id} is not connected to at {why}" for node_id, why in directory.refused.items()],
             self.book.problems_to_report,
+            discovery.lacks_login,
         )
 
     @property

@@ -1,18 +1,35 @@
 """The proxy's own credentials, from the configuration and the files that it names."""
 
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from common.login_secrets import MAX_TOKEN_BYTES, PasswordFile, TokenFile
+from common.token_endpoint import SecretPlace, TokenEndpoint
+from proxy.config.kinds import HostPort
 from proxy.config.secret_file import secret
 from proxy.config.settings import CredentialsConfig, UpstreamConfig, UsageTopicConfig
 from quotas.sources.cluster_connection import Credentials, mark_of
 
 
 def credentials_of(upstream: UpstreamConfig) -> Credentials:
-    """Who the proxy is to a cluster. ConfigErrors if its password cannot be read."""
-    credentials = _credentials(upstream.admin, "upstream.admin")
+    """Who the proxy is to a cluster. ConfigErrors if its password cannot be read now; it is read for each login."""
+    look_at_secrets(upstream.admin, "upstream.admin")
+    return credentials_at(upstream)
+
+
+def look_at_secrets(config: CredentialsConfig, path: str) -> None:
+    """Raise ConfigErrors if a file with a secret of the section at this path cannot be read."""
+    secret(config.password_file, f"{path}.password_file")
+    secret(config.token_file, f"{path}.token_file", MAX_TOKEN_BYTES)
+    if config.token_endpoint is not None:
+        secret(config.token_endpoint.client_secret_file, f"{path}.token_endpoint.client_secret_file")
+
+
+def credentials_at(upstream: UpstreamConfig) -> Credentials:
+    """The same, whether its password can be read now or not."""
     return replace(
-        credentials,
+        _credentials(upstream.admin, upstream.bootstrap_servers),
         announced=upstream.send_proxy_protocol,
         destinations=upstream.destinations,
         mark=mark_of(upstream.virtual_cluster),
@@ -20,25 +37,30 @@ def credentials_of(upstream: UpstreamConfig) -> Credentials:
 
 
 def topic_credentials(topic: UsageTopicConfig) -> Credentials:
-    """Who the proxy is to the cluster of that topic. ConfigErrors if its password cannot be read."""
-    return _credentials(topic, "usage.kafka")
+    """Who the proxy is to the cluster of that topic. ConfigErrors if its password cannot be read now."""
+    look_at_secrets(topic, "usage.kafka")
+    return _credentials(topic, topic.bootstrap_servers)
 
 
 def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
-    """Who the proxy is to the cluster of that topic, and where it is, as kafka-python's producer takes it.
+    """Where the cluster of that topic is, and who the proxy is to it, as kafka-python's producer takes it.
 
-    ConfigErrors if its password cannot be read.
+    The secret is missing: it is read for each login.
     """
-    credentials = asdict(topic_credentials(topic))
-    del credentials["announced"], credentials["destinations"], credentials["mark"]
+    credentials = topic_credentials(topic)
     return {
         "bootstrap_servers": [str(server) for server in topic.bootstrap_servers],
         "compression_type": None if topic.compression == "none" else topic.compression,
-        **credentials,
+        "security_protocol": credentials.security_protocol,
+        "ssl_cafile": credentials.ssl_cafile,
+        "ssl_certfile": credentials.ssl_certfile,
+        "ssl_keyfile": credentials.ssl_keyfile,
+        "sasl_mechanism": credentials.sasl_mechanism,
+        "sasl_plain_username": credentials.sasl_plain_username,
     }
 
 
-def _credentials(config: CredentialsConfig, path: str) -> Credentials:
+def _credentials(config: CredentialsConfig, servers: Sequence[HostPort]) -> Credentials:
     return Credentials(
         security_protocol=config.security_protocol,
         ssl_cafile=config.ca_file,
@@ -46,5 +68,24 @@ def _credentials(config: CredentialsConfig, path: str) -> Credentials:
         ssl_keyfile=config.key_file,
         sasl_mechanism=config.sasl_mechanism,
         sasl_plain_username=config.username,
-        sasl_plain_password=secret(config.password_file, f"{path}.password_file"),
+        secret=_secret_of(config, servers),
+        sasl_extensions=tuple(config.sasl_extensions.items()),
     )
+
+
+def _secret_of(config: CredentialsConfig, servers: Sequence[HostPort]) -> SecretPlace | None:
+    """Where the secret is that logins need."""
+    if config.token_file is not None:
+        return TokenFile(config.token_file)
+    if (endpoint := config.token_endpoint) is not None:
+        return TokenEndpoint(
+            endpoint.url,
+            endpoint.client_id,
+            endpoint.client_secret_file,
+            endpoint.scope,
+            endpoint.ca_file,
+        )
+    if config.password_file is None:
+        return None
+    account = f"{config.username} at {','.join(map(str, servers))}"
+    return PasswordFile(config.password_file, account)

@@ -9,16 +9,14 @@ from functools import partial
 import structlog
 
 from common.backoff import Backoff
-from common.look_ups import in_daemon_thread
 from common.plain_words import plain_words
 from common.race import AllFailed, Slow, race
 from protocol.messages.metadata import MetadataNode, nodes_request
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
-from proxy.upstream.credentials import credentials_of
+from proxy.upstream.credentials import credentials_at
 from proxy.upstream.node_socket import NodeUnknown
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
-from quotas.sources.cluster_connection import Credentials
 from quotas.sources.cluster_faults import ConnectionFault, Fault
 from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by, response_of
 
@@ -72,7 +70,10 @@ class Discovery:
         self._answered = asyncio.Condition()
         self._failing = False
         self.trouble: str | None = "it has not named its nodes yet"
-        """Why the cluster cannot be reached; None if it named its nodes when it was asked last."""
+        """Why the cluster cannot be reached; None if it named its nodes when it was asked last, or `lacks_login`."""
+        self.lacks_login = False
+        """Whether the cluster wants a login of the proxy, which has none. It is there all the same: clients log in by
+        themselves, and the nodes are learned from the responses to them."""
         self._reported_reason = ""
         self._nodes: list[int] | None = None
         """The nodes that the cluster has named last; None before it has named any."""
@@ -170,6 +171,10 @@ class Discovery:
         try:
             brokers = await self._look()
         except Exception as error:  # whatever a library raises is a failed look, never the end of looking
+            if _is_for_want_of_login(error) and not self.leads_back:
+                self._go_on_without_login()
+                return True
+            self.lacks_login = False
             if not self._failing:
                 self.trouble = self._words_for(error)
             await self._tell_failure(error)
@@ -186,7 +191,7 @@ class Discovery:
         if self._failing or self._nodes is None:
             self._log.info("cluster_reached", nodes=nodes)
         self._tell_changes(self._nodes, nodes)
-        self._failing, self._nodes, self.trouble = False, nodes, None
+        self._failing, self._nodes, self.trouble, self.lacks_login = False, nodes, None, False
         if servers == self.config.bootstrap_servers:
             self._knows_nodes, self.leads_back = True, False
         async with self._answered:
@@ -198,6 +203,13 @@ class Discovery:
         if before is not None and nodes != before:
             gone, come = sorted({*before} - {*nodes}), sorted({*nodes} - {*before})
             self._log.log(_level_of_changes(gone), "nodes_changed", gone=gone, come=come, nodes=nodes)
+
+    def _go_on_without_login(self) -> None:
+        """Leave it to clients to ask for the nodes. It is looked again as often as ever: the cluster may change."""
+        if not self.lacks_login:
+            servers = [str(server) for server in self.config.bootstrap_servers]
+            self._log.warning("own_login_missing", bootstrap_servers=servers, settings=["upstream.admin"])
+        self._failing, self.trouble, self.lacks_login = False, None, True
 
     async def _look(self) -> Sequence[MetadataNode]:
         """The nodes that are named by the first server that responds. Servers that do not respond are noted."""
@@ -309,32 +321,31 @@ def _level_of_changes(gone: Sequence[int]) -> int:
     return logging.WARNING if gone else logging.INFO
 
 
+def _is_for_want_of_login(error: Exception) -> bool:
+    return isinstance(error, ConnectionFault) and error.fault.reason == "authentication_expected"
+
+
 def _from(servers: Sequence[HostPort], turn: int) -> list[HostPort]:
     """The same servers, from another one on each time."""
     first = turn % len(servers) if servers else 0
     return [*servers[first:], *servers[:first]]
 
 
-async def _own_credentials(config: UpstreamConfig) -> Credentials:
-    """Who the proxy is to the cluster, from files that may be slow to read. Raises ConfigErrors."""
-    return await in_daemon_thread(partial(credentials_of, config))
-
-
 async def _brokers(server: str, config: UpstreamConfig) -> Sequence[MetadataNode]:
     """The nodes that a bootstrap server names. Raises SourceUnavailable."""
-    return await nodes_named_by(server, await _own_credentials(config), config.connect_timeout_ms / 1000)
+    return await nodes_named_by(server, credentials_at(config), config.connect_timeout_ms / 1000)
 
 
 async def _num_partitions(brokers: Sequence[MetadataNode], config: UpstreamConfig) -> int | None:
     """The cluster's num.partitions; None where no node reports it."""
     addresses = {broker.node_id: str(HostPort(broker.host, broker.port)) for broker in brokers}
-    return await default_partitions_of(addresses, await _own_credentials(config), config.connect_timeout_ms / 1000)
+    return await default_partitions_of(addresses, credentials_at(config), config.connect_timeout_ms / 1000)
 
 
 async def _fault_at(server: str, config: UpstreamConfig) -> tuple[str, Fault] | None:
     """What is wrong with a bootstrap server, as a connection of its own shows; None if nothing is."""
     try:
-        await response_of(server, await _own_credentials(config), _LONGEST_LOOK_S, nodes_request())
+        await response_of(server, credentials_at(config), _LONGEST_LOOK_S, nodes_request())
     except ConnectionFault as error:
         return server, error.fault
     except Exception as error:  # of files: what is reported is only why something failed

@@ -4,20 +4,24 @@ import contextlib
 import gc
 import logging
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaConnectionError, KafkaTimeoutError
+from kafka.errors import KafkaConnectionError, KafkaTimeoutError, SaslAuthenticationFailedError
 from kafka.net.compat import KafkaNetClient
 from kafka.net.connection import KafkaConnection
 from kafka.net.manager import KafkaConnectionManager
+from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport
 
+from common.login_secrets import SecretUnusable
 from common.plain_words import plain_words
 from common.tls_trust import trust
+from common.token_endpoint import SecretPlace
 from proxy.usage.producer_connections import PLAIN
 from proxy.usage.shipper import LONGEST_BYTES, TopicUnavailable
 from quotas.records.topic_message import message_of
@@ -61,9 +65,20 @@ class KafkaTopic:
     It asks the bootstrap servers and, as any of them may be down, the nodes that the one before it has seen.
     """
 
-    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
-        """`settings` are KafkaProducer's: `bootstrap_servers`, and the settings of security and compression."""
+    def __init__(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        secret: SecretPlace | None = None,
+        extensions: Mapping[str, str] | None = None,
+    ) -> None:
+        """`settings` are KafkaProducer's: `bootstrap_servers`, and the settings of security and compression.
+
+        `secret` is where each login has its password or token from, if it is not among the settings; `extensions` are
+        sent with a token.
+        """
         self.name = name
+        self._secret, self._extensions = secret, extensions or {}
         self._settings = {**_ALWAYS, **settings}
         self._nodes: Sequence[str] = ()
         self._producer: Any = None
@@ -84,8 +99,12 @@ class KafkaTopic:
             problem = self._reported(error)
         else:
             return
+        has_another_secret = self._connections is not None and self._connections.has_another_secret
         self.close()
         gc.collect()  # sockets of failed connections are in reference cycles with the error
+        if has_another_secret:
+            self.send(key, lines)
+            return
         raise TopicUnavailable(f"topic {self.name}: {problem}")
 
     def tls_context(self) -> ssl.SSLContext | None:
@@ -104,7 +123,7 @@ class KafkaTopic:
     def _client(self, **settings: Any) -> KafkaNetClient:
         """The network client that the producer would make itself, but with a time limit for each connection."""
         net = NetworkSelector(**settings)
-        self._connections = _Connections(net, **settings)
+        self._connections = _Connections(net, self._secret, self._extensions, **settings)
         return KafkaNetClient(net, self._connections)
 
     def _reported(self, error: Exception) -> str:
@@ -128,17 +147,39 @@ class KafkaTopic:
                 connections.let_go()
 
 
+class _Token(AbstractTokenProvider):  # type: ignore[misc]
+    """A token for one login."""
+
+    def __init__(self, token: str, extensions: Mapping[str, str]) -> None:
+        super().__init__()
+        self._token, self._extensions = token, extensions
+
+    def token(self) -> str:
+        """The token."""
+        return self._token
+
+    def extensions(self) -> dict[str, str]:
+        """What is sent with it."""
+        return dict(self._extensions)
+
+
 class _Connections(KafkaConnectionManager):  # type: ignore[misc]
-    """Connections that are closed when they are not ready in time.
+    """Connections that are closed when they are not ready in time, and ask for the secret of each login.
 
     kafka-python 3.0 waits without a limit for the server's part of a TLS handshake, and so does a new producer. Without
     this class, a node whose kernel accepts connections while its process hangs would stop the shipper for ever.
     """
 
-    def __init__(self, net: NetworkSelector, **settings: Any) -> None:
+    def __init__(
+        self, net: NetworkSelector, secret: SecretPlace | None, extensions: Mapping[str, str], **settings: Any
+    ) -> None:
         super().__init__(net, **settings)
+        self._secret = secret
+        self._extensions = extensions
         self.problem = ""
         """The reason of the last failed connection."""
+        self.has_another_secret = False
+        """Whether the last secret was refused while another one can be offered at once."""
         self._bounded: WeakSet[KafkaConnection] = WeakSet()
 
     def get_connection(self, node_id: Any, timeout_ms: float | None = None, **settings: Any) -> KafkaConnection:
@@ -147,10 +188,38 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
         if connection not in self._bounded:
             self._bounded.add(connection)
             connection.init_future.add_errback(self._note)
+            if self._secret is not None:
+                connection._sasl_authenticate = partial(self._log_in, connection, connection._sasl_authenticate)
             most_ms = self.config["request_timeout_ms"]
             within_s = max(0.0, min(timeout_ms or most_ms, most_ms)) / 1000
             self._net.call_soon(lambda: self._bound(connection, within_s))
         return connection
+
+    async def _log_in(
+        self, connection: KafkaConnection, authenticate: Callable[..., Awaitable[None]], *args: Any
+    ) -> None:
+        """Log in, for the first time or again, with the secret of now. The library knows only one for all times.
+
+        A connection that is lost meanwhile counts as a refusal: a node closes it right behind its refusal, which the
+        library then does not read.
+        """
+        assert self._secret is not None
+        try:
+            attempt = self._secret.begin()
+        except SecretUnusable as error:
+            raise SaslAuthenticationFailedError(str(error)) from None
+        connection.config["sasl_plain_password"] = attempt.secret
+        connection.config["sasl_oauth_token_provider"] = _Token(attempt.secret, self._extensions)
+        try:
+            await authenticate(*args)
+        except (SaslAuthenticationFailedError, KafkaConnectionError) as error:
+            self.has_another_secret = attempt.refused(_words_of(error))
+            raise
+        else:
+            attempt.accepted()
+            self.has_another_secret = False
+        finally:
+            attempt.ended()
 
     async def _bound(self, connection: KafkaConnection, within_s: float) -> None:
         await self._net.sleep(within_s)

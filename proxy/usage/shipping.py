@@ -17,14 +17,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import structlog
 
 from common.backoff import Backoff
 from common.duties import Duty
+from common.token_endpoint import SECRET_PLACES, SecretPlace
 from proxy.observe import logs
 from proxy.usage.kafka_topic import KafkaTopic
 from proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
@@ -47,13 +48,31 @@ class Order:
     directory: str
     topic: str
     settings: Mapping[str, Any]
-    """Settings of KafkaProducer."""
+    """Settings of KafkaProducer, without a secret."""
     log_level: str = "info"
     log_format: Literal["json", "console"] = "json"
+    secret: SecretPlace | None = None
+    """Where the secret of each login is."""
+    extensions: Mapping[str, str] = field(default_factory=dict)
+    """What is sent with a token."""
+
+    def as_line(self) -> bytes:
+        """The order as a line of JSON."""
+        secret = None if self.secret is None else {type(self.secret).__name__: asdict(self.secret)}
+        return json.dumps({**asdict(self), "secret": secret}).encode() + b"\n"
+
+    @classmethod
+    def of_line(cls, line: str) -> Self:
+        """The order in a line of JSON."""
+        form = json.loads(line)
+        kinds = {kind.__name__: kind for kind in SECRET_PLACES}
+        for name, place in (form.pop("secret") or {}).items():
+            form["secret"] = kinds[name](**place)
+        return cls(**form)
 
     def topic_there(self) -> KafkaTopic:
         """The topic, not connected yet."""
-        return KafkaTopic(self.topic, self.settings)
+        return KafkaTopic(self.topic, self.settings, self.secret, self.extensions)
 
 
 def keep_shipping(shipper: Shipper, stopping: threading.Event, look_s: float, tell: Callable[[Shipped], None]) -> None:
@@ -86,7 +105,7 @@ def main() -> None:
     """Run the shipping process, see the docstring of the module."""
     for number in (signal.SIGINT, signal.SIGTERM):  # a signal to the proxy's process group must not end this process
         signal.signal(number, signal.SIG_IGN)
-    order = Order(**json.loads(sys.stdin.readline()))
+    order = Order.of_line(sys.stdin.readline())
     logs.configure(order.log_level, order.log_format)
     logs.write_in_thread()
     stopping = threading.Event()
@@ -200,7 +219,7 @@ class Shipping:
         assert process.stdout is not None
         self._process = process
         try:
-            process.stdin.write(json.dumps(asdict(self._order)).encode() + b"\n")
+            process.stdin.write(self._order.as_line())
             if self._stopping.is_set():
                 process.stdin.close()
             async for line in process.stdout:

@@ -6,13 +6,16 @@ import secrets
 import ssl
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from math import inf
 from typing import Final, Literal, TypeVar
 
 from common.connecting import connected
 from common.destinations import ANYWHERE, Destinations
+from common.login_secrets import Attempt, GivenSecret, SecretHeldBack, SecretUnusable
 from common.look_ups import in_daemon_thread
 from common.plain_words import words_of
 from common.tls_trust import trust
+from common.token_endpoint import SecretPlace, TokenEndpoint
 from protocol.errors import ProtocolError
 from protocol.frames import INT32_MAX
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
@@ -29,6 +32,7 @@ from quotas.sources.cluster_faults import (
     Spoken,
     fault_of_lost,
     known_fault_of_tls,
+    login_setting,
 )
 from quotas.sources.cluster_look import spoken_at
 from quotas.sources.cluster_stream import ClusterStream, opened
@@ -37,6 +41,10 @@ Result = TypeVar("Result")
 
 _NONCE_BYTES: Final = 24
 _OF_THIS_PROCESS: Final = secrets.token_bytes(16)
+_PART_OF_LIFETIME: Final = 0.85
+"""After so much of the lifetime of a login the next one is due, as in Java's clients."""
+_LEAST_LOGIN_S: Final = 1.5
+"""A node takes no login on a connection within a second of the last one. One that is late is taken."""
 _TURNS_TO_CLOSE: Final = 3
 """Of the event loop: a transport that is aborted closes its socket in a later one."""
 
@@ -62,6 +70,11 @@ class Credentials:
     sasl_mechanism: Mechanism | None = None
     sasl_plain_username: str | None = None
     sasl_plain_password: str | None = field(default=None, repr=False)
+    """A password that is known once and for all; `secret` is asked for each login."""
+    secret: SecretPlace | None = field(default=None, repr=False)
+    """Where the password is, or the token for OAUTHBEARER."""
+    sasl_extensions: tuple[tuple[str, str], ...] = ()
+    """What is sent with a token."""
     announced: bool = False
     """Whether connections begin with a PROXY header that says they are the sender's own."""
     destinations: Destinations = field(default=ANYWHERE, compare=False)
@@ -74,12 +87,20 @@ class Credentials:
         """Whether connections speak TLS."""
         return self.security_protocol.endswith("SSL")
 
-    def new_login(self) -> SaslLogin | None:
-        """A SASL login with a new nonce; None for credentials without one."""
-        if self.sasl_mechanism is None or not self.security_protocol.startswith("SASL"):
-            return None
-        name, password = self.sasl_plain_username or "", self.sasl_plain_password or ""
-        return SaslLogin(self.sasl_mechanism, name, password, secrets.token_urlsafe(_NONCE_BYTES))
+    @property
+    def logs_in(self) -> bool:
+        """Whether a login is wanted on each connection."""
+        return self.sasl_mechanism is not None and self.security_protocol.startswith("SASL")
+
+    def begin_login(self) -> Attempt:
+        """Begin a login. Blocks for seconds at most. Raises SecretUnusable."""
+        return (self.secret or GivenSecret(self.sasl_plain_password or "")).begin()
+
+    def login_with(self, secret: str) -> SaslLogin:
+        """What is said in a login with this secret, and a new nonce."""
+        assert self.sasl_mechanism is not None
+        nonce = secrets.token_urlsafe(_NONCE_BYTES)
+        return SaslLogin(self.sasl_mechanism, self.sasl_plain_username or "", secret, nonce, self.sasl_extensions)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -107,7 +128,8 @@ class ClusterClient:
         self._address = host.strip("[]"), int(port)
         self._credentials = credentials
         self._timeout_s = timeout_s
-        self._conversation = Conversation(credentials.new_login(), credentials.mark)
+        self._conversation = Conversation(credentials.mark)
+        self._log_in_again_at_s = inf
         self._stream: ClusterStream | None = None
         self._is_connected = False
         self._free_at_s = 0.0
@@ -123,10 +145,10 @@ class ClusterClient:
         await asyncio.sleep(self._free_at_s - loop.time())
         try:
             async with asyncio.timeout(self._timeout_s):
-                if self._stream is None:
-                    self._stream = await self._opened()
-                    await self._stream.play(self._conversation.introduced())
-                response = await self._stream.play(self._conversation.response_to(request))
+                if self._stream and loop.time() >= self._log_in_again_at_s and not await self._logged_in(self._stream):
+                    self._let_go()
+                stream = self._stream or await self._introduced()
+                response = await stream.play(self._conversation.response_to(request))
         except NodeRefuses as refusal:
             fault = refusal.fault
         except (OSError, EOFError, ProtocolError) as error:
@@ -136,6 +158,52 @@ class ClusterClient:
             self._has_served = True
             return response
         raise ConnectionFault(self._server, fault)
+
+    async def _introduced(self) -> ClusterStream:
+        """A connection that has logged in. One on which a secret was refused is replaced if there is another secret."""
+        while True:
+            stream = self._stream = await self._opened()
+            await stream.play(self._conversation.introduced())
+            if not self._credentials.logs_in or await self._logged_in(stream):
+                return stream
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self.close()
+        self._stream, self._is_connected, self._has_served = None, False, False
+        self._conversation = Conversation(self._credentials.mark)
+        self._log_in_again_at_s = inf
+
+    async def _logged_in(self, stream: ClusterStream) -> bool:
+        """Log in, for the first time or again (KIP-368). False: it was refused, and another secret can be offered.
+
+        A connection whose login is only good for a while is logged in again with the first request after most of it.
+        """
+        try:
+            attempt = await in_daemon_thread(self._credentials.begin_login)
+        except SecretUnusable as error:
+            is_of_endpoint = isinstance(self._credentials.secret, TokenEndpoint)
+            is_held_back = isinstance(error, SecretHeldBack)
+            reason = (
+                "token_unavailable" if is_of_endpoint else "authentication_failed" if is_held_back else "files_unusable"
+            )
+            raise NodeRefuses(Fault(reason, str(error), login_setting(self._credentials.sasl_mechanism))) from None
+        began_s = asyncio.get_running_loop().time()
+        try:
+            await stream.play(self._conversation.log_in(self._credentials.login_with(attempt.secret)))
+        except NodeRefuses as refusal:
+            if refusal.fault.reason != "authentication_failed" or not attempt.refused(refusal.fault.problem):
+                raise
+            return False
+        else:
+            attempt.accepted()
+        finally:
+            attempt.ended()
+        lifetime_s = self._conversation.lifetime_ms / 1000
+        self._log_in_again_at_s = (
+            began_s + max(_LEAST_LOGIN_S, _PART_OF_LIFETIME * lifetime_s) if lifetime_s > 0 else inf
+        )
+        return True
 
     async def _opened(self) -> ClusterStream:
         credentials = self._credentials
@@ -169,8 +237,9 @@ class ClusterClient:
             secured=credentials.secured,
             handshake_done=self._stream is not None,
             shows_certificate=credentials.ssl_certfile is not None,
-            logs_in=conversation.login is not None,
+            logs_in=credentials.logs_in,
             logged_in=conversation.logged_in,
+            login_setting=login_setting(credentials.sasl_mechanism),
         )
         if isinstance(error, ProtocolError) and (credentials.secured or spoken is not Spoken.TLS):
             return Fault("answer_malformed", f"its answer to {conversation.asked} cannot be read", ADDRESSES)

@@ -17,6 +17,12 @@ OWN_CERTIFICATE: Final = "upstream.admin.certificate_file"
 FILES: Final = "upstream.admin.ca_file, upstream.admin.certificate_file, upstream.admin.key_file"
 MECHANISM: Final = "upstream.admin.sasl_mechanism"
 LOGIN: Final = "upstream.admin.username, upstream.admin.password_file"
+TOKEN: Final = "upstream.admin.token_file, upstream.admin.token_endpoint"
+
+
+def login_setting(mechanism: str | None) -> str:
+    """Where the configuration may be wrong if a login is refused."""
+    return TOKEN if mechanism == "OAUTHBEARER" else LOGIN
 
 
 class Spoken(Enum):
@@ -63,6 +69,7 @@ class Security(NamedTuple):
     shows_certificate: bool
     logs_in: bool
     logged_in: bool
+    login_setting: str = LOGIN
 
 
 def known_fault_of_tls(error: ssl.SSLError) -> Fault | None:
@@ -91,5 +98,5 @@ def fault_of_lost(error: Exception, text: str, security: Security, spoken: Spoke
     if spoken is Spoken.KAFKA_WITH_SASL and not security.logs_in:
         return Fault("authentication_expected", f"it wants SASL ({text})", PROTOCOL)
     if security.logs_in and not security.logged_in:  # a node closes at once after its no, and that may be lost
-        return Fault("authentication_failed", text, LOGIN)
+        return Fault("authentication_failed", text, security.login_setting)
     return Fault("closed", text, f"{ADDRESSES}, {PROTOCOL}")

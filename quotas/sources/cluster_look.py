@@ -69,7 +69,7 @@ async def _refuses_us(stream: ClusterStream) -> bool:
 
 async def _kafka_over(stream: ClusterStream, first_id: int) -> Spoken | None:
     """Kafka, with or without SASL; None if it is something else."""
-    conversation = Conversation(None, first_id)
+    conversation = Conversation(first_id)
     handshake = Handshake(0, ())
     try:
         async with asyncio.timeout(_LOOK_S):

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from kazoo import exceptions
 from kazoo.protocol.states import KazooState, KeeperState
 
+from common.login_secrets import SecretUnusable
 from common.zookeeper import LOST, Ensemble, LastWords, acl_of, close, new_client, words_for
 from quotas.changes import NO_QUOTAS, Alteration, Quotas, SourceUnavailable
 from quotas.sources.source import SourceState
@@ -79,7 +80,10 @@ class _Connection:
         self._wake = wake
         self._began_at = time.monotonic()
         self._words = LastWords()
-        self._client = new_client(settings.ensemble, self._words, _RETRY_S)
+        try:
+            self._client = new_client(settings.ensemble, self._words, _RETRY_S)
+        except SecretUnusable as error:
+            raise ConnectionLost(str(error)) from None
         self._client.add_listener(self._on_state)
         self._client.start_async()
 
@@ -97,9 +101,11 @@ class _Connection:
         return self._words.text
 
     def check(self) -> None:
-        """Raise ConnectionLost if the connection was lost, or kazoo has given up."""
+        """Raise ConnectionLost if the connection was lost, kazoo has given up, or we are somebody else now."""
         if self._is_lost:
             raise ConnectionLost(self.trouble or "the session has ended")
+        if self._settings.ensemble.is_another:
+            raise ConnectionLost("the password has changed")
         is_under_way = self.is_up or time.monotonic() - self._began_at < _GIVEN_UP_S
         if not is_under_way and self._client.client_state in _ENDED:
             raise ConnectionLost(self.trouble or "kazoo has given up")

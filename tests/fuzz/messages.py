@@ -155,9 +155,10 @@ _OWN_RESPONSES = (
 def _own_connection(data: bytes) -> None:
     """Whatever a node says, the password is never sent, and a login is a success only after the proof of the node."""
     login = SaslLogin("SCRAM-SHA-256", "user", _PASSWORD.decode(), NONCE)
-    conversation, bodies = Conversation(login), iter(data.split(TURN))
+    conversation, bodies = Conversation(), iter(data.split(TURN))
     with suppress(ProtocolError, NodeRefuses):
-        assert _played(conversation.introduced(), bodies) == conversation.logged_in
+        is_in = _played(conversation.introduced(), bodies) and _played(conversation.log_in(login), bodies)
+        assert is_in == conversation.logged_in
         for request in _OWN_REQUESTS if conversation.logged_in else ():
             _played(conversation.response_to(request), bodies)
 

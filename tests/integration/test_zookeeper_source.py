@@ -11,8 +11,9 @@ import time
 import pytest
 from confluent_kafka import Producer
 from kazoo.exceptions import NoAuthError
-from kazoo.security import OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
+from kazoo.security import OPEN_ACL_UNSAFE, READ_ACL_UNSAFE, make_digest_acl
 
+from common.login_secrets import PasswordFile
 from common.zookeeper import Ensemble, Login, Tls
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
@@ -605,6 +606,51 @@ def test_sasl_names_the_proxy_and_a_wrong_password_is_reported(tmp_path, chroot)
             [refused] = source.alter([Alteration(ALICE, {PRODUCE: 2.0})])
             assert isinstance(refused, SourceUnavailable)
         assert "secret" not in str(source.problems)
+
+
+def test_with_another_digest_in_its_file_the_source_is_somebody_else_without_a_restart(zookeeper, tmp_path, chroot):
+    file = tmp_path / "password"
+    file.write_text("one")
+    chroot = f"/rotated{chroot.replace('/', '-')}"  # not below a node of other tests
+    login = Login("proxy", PasswordFile(str(file), chroot))
+    with source_at(zookeeper.address, chroot, digest=login, acl="creator", resync_ms=1_000) as source:
+        assert source.alter([Alteration(ALICE, {PRODUCE: 1.0})]) == [None]
+        file.write_text("two")
+        seconds = [make_digest_acl("proxy", "two", all=True)]
+        with zookeeper.client(auth_data=[("digest", "proxy:one")]) as owner:
+            for below in ("users/alice", "users", "changes"):
+                owner.set_acls(f"{chroot}/config/{below}", seconds)
+        eventually(lambda: source.alter([Alteration(ALICE, {PRODUCE: 2.0})]) == [None])
+        assert values(source) == {ALICE: {PRODUCE: 2.0}}
+
+
+def test_a_rotated_sasl_password_is_used_for_the_next_connection_with_few_wrong_logins(tmp_path, chroot):
+    jaas, file = tmp_path / "jaas.conf", tmp_path / "password"
+
+    def rotate(password):
+        jaas.write_text(
+            f'Server {{ org.apache.zookeeper.server.auth.DigestLoginModule required user_proxy="{password}"; }};'
+        )
+
+    rotate("one")
+    file.write_text("one")
+    login = Login("proxy", PasswordFile(str(file), chroot))
+    sasl = {
+        "authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+        "sessionRequireClientSASLAuth": "true",
+    }
+    with ZooKeeper(sasl, [f"-Djava.security.auth.login.config={jaas}"]) as zookeeper:
+        with source_at(zookeeper.address, chroot, sasl=login, acl="creator") as source:
+            assert source.alter([Alteration(ALICE, {PRODUCE: 1.0})]) == [None]
+            zookeeper.kill()
+            rotate("two")
+            zookeeper.start()
+            eventually(lambda: "(refused " in source.problems.get("zookeeper", ""))
+            assert str(file) in source.problems["zookeeper"]
+            file.write_text("two")
+            eventually(lambda: source.problems == {})
+            assert source.alter([Alteration(ALICE, {PRODUCE: 2.0})]) == [None]
+        assert 1 <= zookeeper.log().count("failed to SASL authenticate") <= 3
 
 
 def openssl(*args):

@@ -748,6 +748,80 @@ def test_certificates_of_a_connection_without_tls_are_warned_about():
     assert warning.endswith("is without effect with security_protocol 'PLAINTEXT'")
 
 
+ENDPOINT = {"url": "https://id.example.com/token", "client_id": "kafka", "client_secret_file": "secret"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"token_file": "token"}, None),
+        ({"token_endpoint": ENDPOINT, "sasl_extensions": {"logicalCluster": "lkc-1"}}, None),
+        ({"token_endpoint": {**ENDPOINT, "scope": "kafka", "ca_file": "ca.pem"}}, None),
+        ({}, "expected token_file or token_endpoint alone"),
+        ({"token_file": "token", "token_endpoint": ENDPOINT}, "expected token_file or token_endpoint alone"),
+        ({"token_file": "token", "username": "me"}, "expected token_file or token_endpoint alone"),
+        ({"sasl_mechanism": "PLAIN", "token_file": "token"}, "expected sasl_mechanism OAUTHBEARER with token_file"),
+        (
+            {"sasl_mechanism": "PLAIN", "username": "a", "password_file": "b", "sasl_extensions": {"a": "b"}},
+            "expected sasl_mechanism OAUTHBEARER with sasl_extensions",
+        ),
+    ],
+)
+def test_tokens_go_with_oauthbearer(settings, expected):
+    admin = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER", **settings}
+    data = changed(cluster("upstream", "admin"), admin)
+    if expected is not None:
+        [problem] = problems(data)
+        assert problem.startswith(f"{ADMIN}: {expected}")
+        return
+    found = config_of(data, Path("/etc")).virtual_clusters[0].upstream.admin
+    assert found.token_file in (None, "/etc/token")
+    assert found.token_endpoint is None or found.token_endpoint.client_secret_file == "/etc/secret"
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ({"token_endpoint": {**ENDPOINT, "url": url}}, "token_endpoint.url")
+        for url in (
+            "http://id.example.com/token",
+            "https://",
+            "ftp://a/",
+            "https://user@a/",
+            "https://a:0/",
+            "https://a:x/",
+            "https://a/ b",
+            "https://a/#b",
+            "https://a/\n",
+            "token",
+            5,
+        )
+    ]
+    + [
+        ({"token_file": "token", "sasl_extensions": {"auth": "x"}}, "sasl_extensions.auth"),
+        ({"token_file": "token", "sasl_extensions": {"a": "x\1y"}}, "sasl_extensions.a"),
+        ({"token_file": "token", "sasl_extensions": {"a": 5}}, "sasl_extensions.a"),
+    ],
+)
+def test_a_token_goes_nowhere_without_tls_and_extensions_are_what_sasl_takes(settings, place):
+    admin = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER", **settings}
+    [problem] = problems(changed(cluster("upstream", "admin"), admin))
+    assert problem.startswith(f"{ADMIN}.{place}")
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8080/token", "http://[::1]/token", "http://localhost/t?a=b"])
+def test_an_endpoint_on_this_machine_needs_no_tls(url):
+    admin = {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "OAUTHBEARER",
+        "token_endpoint": {**ENDPOINT, "url": url},
+    }
+    assert (
+        config_of(changed(cluster("upstream", "admin"), admin)).virtual_clusters[0].upstream.admin.token_endpoint.url
+        == url
+    )
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [

@@ -73,3 +73,22 @@ async def test_files_that_a_running_proxy_could_not_write_are_in_the_log(file, t
             "problem": f"virtual_clusters[0].quotas.state_file: {problem}",
         }
     ]
+
+
+async def test_a_token_that_is_replaced_in_its_file_is_in_force_without_a_reload_by_hand(file, tmp_path):
+    applied = asyncio.Queue()
+
+    async def apply(loaded):
+        await applied.put([account.secret for account in loaded.access.admin.accounts])
+
+    token = tmp_path / "token"
+    token.write_text("the-first-token-of-all")
+    write(file, 5)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "admin": {"token_file": "token"}}))
+    metrics = Metrics(CollectorRegistry())
+    watch = ConfigWatch(file, load_config(file), SystemClock(), metrics, apply, lambda *states: None)
+    watching = asyncio.create_task(watch.watch())
+    async with asyncio.timeout(TIMEOUT_S):
+        token.write_text("another-token-that-is-longer")
+        assert await applied.get() == ["another-token-that-is-longer"]
+    watching.cancel()

@@ -55,6 +55,15 @@ def test_each_reason_is_one_line(changed, reason):
     assert list(health(**changed).not_ready()) == [f"virtual cluster main: {reason}"]
 
 
+@pytest.mark.parametrize(("nodes", "shown"), [([], "none yet"), ([1, 2], "2 so far")])
+def test_a_cluster_that_wants_a_login_which_the_proxy_has_not_is_ready_and_says_so(nodes, shown):
+    state = health(lacks_login=True, nodes=nodes)
+    assert list(state.not_ready()) == []
+    [remark] = state.remarks()
+    assert remark.startswith("virtual cluster main: the cluster wants a login, and the proxy has none (upstream.admin)")
+    assert remark.endswith(shown)
+
+
 def fleet(**changed):
     counts = dict.fromkeys(
         ("keys", "claimed", "moves", "raises", "lowers", "conflicts", "excesses", "refused", "writes"), 0

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from common.zookeeper import Login
 from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
 from proxy.server.quota_sources import renew, source_of, unset, upstream_settings, zookeeper_settings
@@ -109,7 +108,8 @@ def test_zookeeper_is_asked_under_a_root_of_our_own_unless_another_is_named(tmp_
         ensemble = found.ensemble
         assert ensemble.servers == ("10.0.0.1:2181", "[::1]:2181")
         assert found.chroot == chroot
-        assert ensemble.digest == Login("kt", "secret")
+        assert ensemble.digest.user == "kt"
+        assert ensemble.digest.begin().secret == "secret"
         assert ensemble.sasl is ensemble.tls is None
 
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from struct import pack
 
 import pytest
 from structlog.testing import capture_logs
@@ -29,6 +30,7 @@ from quotas.sources.cluster_faults import ConnectionFault, Fault
 from tests.certificates import Authority, server_context
 from tests.deaf import deaf_address
 from tests.fakes.clock import FakeClock
+from tests.fakes.listener import Listener, text
 from tests.timeouts import TIMEOUT_S
 
 NOT_HERE = "192.0.2.1"
@@ -177,6 +179,29 @@ async def test_a_node_that_is_gone_is_a_warning_and_one_that_has_come_is_none(no
     changes = [(line["log_level"], line["gone"], line["come"]) for line in logs if line["event"] == "nodes_changed"]
     assert changes == [("warning", [2], []), ("info", [], [2, 4]), ("warning", [1, 2, 3, 4], [5, 6])]
     assert [line["nodes"] for line in logs if line["event"] == "cluster_reached"] == [[1, 2, 3]]
+
+
+class WantsSasl(Listener):
+    """Closes on whatever is no login, and names the mechanisms that it takes."""
+
+    def __init__(self):
+        super().__init__(responses={17: pack(">hi", 33, 1) + text(b"SCRAM-SHA-256")})
+
+
+async def test_a_cluster_that_wants_a_login_which_the_proxy_has_not_is_left_to_clients(node):
+    listener = WantsSasl()
+    discovery = node.upstream.discovery
+    discovery.reconfigure(node.config(bootstrap_servers=[listener.address], connect_timeout_ms=60_000))
+    with capture_logs() as logs, contextlib.closing(listener.server):
+        for _ in range(2):
+            assert await discovery._learn()
+            assert (discovery.lacks_login, discovery.trouble) == (True, None)
+    [line] = [line for line in logs if line["log_level"] == "warning"]
+    assert (line["event"], line["settings"]) == ("own_login_missing", ["upstream.admin"])
+    listener.server.close()
+    assert not await discovery._learn()
+    assert not discovery.lacks_login
+    assert discovery.trouble is not None
 
 
 def refuse_plain(server, context):

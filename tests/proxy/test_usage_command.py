@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli.main import main
+from proxy.usage.kafka_topic import KafkaTopic
 from proxy.usage.shipper import alone_at
 
 
@@ -78,6 +79,25 @@ def test_tables_may_be_at_any_place(command):
 
 def ship(spool, *arguments, server="127.0.0.1:9"):
     return run("ship", "--from", str(spool), "--to-topic", "records", "--bootstrap-server", server, *arguments)
+
+
+def test_a_password_in_a_file_is_read_for_each_login(tmp_path, monkeypatch):
+    password, made = tmp_path / "password", []
+    password.write_text("one\n")
+
+    class Topic(KafkaTopic):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr("proxy.usage.kafka_topic.KafkaTopic", Topic)
+    (tmp_path / "spool").mkdir()
+    sasl = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_plain_username": "me"}
+    pairs = [*sasl.items(), ("sasl_plain_password", f"@{password}")]
+    result = ship(tmp_path / "spool", *(f"--kafka-conf={key}={value}" for key, value in pairs))
+    assert result.exit_code == 0, result.output
+    password.write_text("two\n")
+    assert made[0]._secret.begin().secret == "two"
 
 
 def test_settings_that_cannot_be_shipped_with_are_reported(tmp_path):

@@ -16,6 +16,8 @@ import pytest
 from kafka.errors import KafkaConnectionError
 from structlog.testing import capture_logs
 
+from common.login_secrets import PasswordFile, TokenFile
+from common.token_endpoint import TokenEndpoint
 from proxy.usage.kafka_topic import KafkaTopic, producer_settings
 from proxy.usage.shipper import POSITION, Shipper, SpoolBusy, TopicUnavailable, alone_at
 from proxy.usage.shipping import Order, Shipping, keep_shipping
@@ -484,6 +486,22 @@ async def test_the_process_beside_the_proxy_is_started_again_and_ends_with_it(tm
     assert shipping.pid is None
     with alone_at(tmp_path):
         assert all(read_line(line.decode()) for path in tmp_path.glob("*.tsv") for line in path.open("rb"))
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        None,
+        PasswordFile("/password", "proxy at a:1"),
+        TokenFile("/token"),
+        TokenEndpoint("https://a/token", "proxy", "/secret", "kafka", "/ca.pem"),
+    ],
+)
+def test_the_process_beside_the_proxy_is_told_where_secrets_are(secret):
+    order = Order("/spool", "records", {"bootstrap_servers": ["a:1"]}, secret=secret, extensions={"pool": "p"})
+    line = order.as_line()
+    assert line.count(b"\n") == 1
+    assert Order.of_line(line.decode()) == order
 
 
 async def test_a_lock_that_cannot_be_taken_is_told_and_counted(tmp_path, nobody, capfd):

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from kazoo import exceptions
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent, ZnodeStat
 
+from common.login_secrets import SecretUnusable
 from common.zookeeper import LOST, Ensemble, LastWords, acl_of, close, new_client, words_for
 from proxy.server.fleet.member_id import ended_before
 from proxy.server.fleet.transport import RefusedRecord, TransportLost
@@ -79,7 +80,10 @@ class _Session:
         self._words = LastWords()
         self._state = KazooState.SUSPENDED
         self._down_since = time.monotonic()
-        self._client = new_client(ensemble, self._words, _RETRY_S)
+        try:
+            self._client = new_client(ensemble, self._words, _RETRY_S)
+        except SecretUnusable as error:
+            raise TransportLost(str(error)) from None
         self._client.add_listener(self._on_state)
         self._client.start_async()
 
@@ -118,13 +122,15 @@ class _Session:
         return f"no connection to {','.join(self._ensemble.servers)}"
 
     def check(self) -> None:
-        """Raise TransportLost if the session has ended, or its server must have ended it.
+        """Raise TransportLost if the session has ended, its server must have ended it, or it is no more ours.
 
         kazoo tries for ever to go on with a session of which a server that has lost its data knows nothing.
         """
         is_over = time.monotonic() - self._down_since > self._ensemble.session_timeout_ms / 1000
         if self._state == KazooState.LOST or (not self.is_up and is_over):
             raise TransportLost(self.trouble)
+        if self._ensemble.is_another:
+            raise TransportLost("the password has changed")
 
     def make_parents(self) -> None:
         """Make the znodes above those of the members."""

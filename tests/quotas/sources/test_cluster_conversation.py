@@ -38,14 +38,17 @@ def said_in(frame):
 
 
 def introduced(login=None, *bodies, offers=OFFERS):
-    conversation = Conversation(login)
-    sent, _ = played(conversation.introduced(), offer(offers), *bodies)
+    """What was said until the proxy may ask, and the conversation."""
+    conversation = Conversation()
+    sent, _ = played(conversation.introduced(), offer(offers))
+    if login is not None:
+        sent += played(conversation.log_in(login), *bodies)[0]
     return conversation, sent
 
 
-def token(text, error=0, message=None):
+def token(text, error=0, message=None, lifetime_ms=0):
     words = pack(">h", -1) if message is None else pack(">h", len(message)) + message.encode()
-    return pack(">h", error) + words + pack(">i", len(text)) + text.encode() + bytes(8)
+    return pack(">h", error) + words + pack(">i", len(text)) + text.encode() + pack(">q", lifetime_ms)
 
 
 def plain(password="sesame"):
@@ -72,6 +75,45 @@ def test_a_login_by_scram():
     assert sent[2][2][4:] == f"n,,n=user,r={NONCE}".encode()
     assert sent[3][2].endswith(PROOF.encode())
     assert conversation.logged_in
+
+
+BEARER = SaslLogin("OAUTHBEARER", "", "a.b.c", NONCE, (("logicalCluster", "lkc-1"), ("identityPoolId", "pool-1")))
+
+
+def test_a_login_by_token():
+    conversation, sent = introduced(BEARER, TAKEN, token("", lifetime_ms=90_000))
+    assert sent[1][2] == pack(">h", 11) + b"OAUTHBEARER"
+    assert sent[2][2][4:] == b"n,,\1auth=Bearer a.b.c\1logicalCluster=lkc-1\1identityPoolId=pool-1\1\1"
+    assert (conversation.logged_in, conversation.lifetime_ms) == (True, 90_000)
+    bare = SaslLogin("OAUTHBEARER", "", "a.b.c", NONCE)
+    assert bare.bearer() == b"n,,\1auth=Bearer a.b.c\1\1"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        (token('{"status":"invalid_token"}'), token("", 58, "Authentication failed")),
+        (token('{"status":"invalid_token"}'), token("")),
+        (token("", 58, "the token a.b.c is bad\n"),),
+    ],
+)
+def test_a_token_that_is_refused_is_refused_in_any_order_of_words(answers):
+    with pytest.raises(NodeRefuses) as refused:
+        introduced(BEARER, TAKEN, *answers)
+    assert refused.value.fault.reason == "authentication_failed"
+    assert refused.value.fault.setting == "upstream.admin.token_file, upstream.admin.token_endpoint"
+    assert str(refused.value).endswith(", before the proxy was authenticated with OAUTHBEARER")
+    assert "a.b.c" not in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+def test_a_login_that_is_only_good_for_a_while_is_done_again_on_the_same_connection():
+    conversation, _ = introduced(plain(), TAKEN, token("", lifetime_ms=3_000))
+    assert conversation.lifetime_ms == 3_000
+    sent, _ = played(conversation.log_in(plain("other")), TAKEN, token(""))
+    assert [key for key, _, _ in sent] == [17, 36]
+    assert sent[1][2].endswith(b"\0other")
+    assert (conversation.logged_in, conversation.lifetime_ms) == (True, 0)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +149,7 @@ def test_how_long_the_node_wants_no_request_is_known():
 
 
 def test_a_response_to_another_request_ends_it():
-    step = Conversation(None).introduced()
+    step = Conversation().introduced()
     frame, _ = next(step)
     with pytest.raises(ProtocolError):
         step.send(pack(">i", 10) + pack(">i", int.from_bytes(frame[8:12], "big") + 1) + offer({}))
@@ -115,4 +157,5 @@ def test_a_response_to_another_request_ends_it():
 
 def test_secrets_are_not_shown():
     assert "sesame" not in repr(plain())
+    assert "a.b.c" not in repr(BEARER)
     assert NONCE not in repr(plain())

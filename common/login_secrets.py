@@ -1,0 +1,250 @@
+"""The secrets that this process logs in with elsewhere: read for each login, and seldom offered again once refused.
+
+A broker or a directory may lock an account after a few wrong logins, and the login may be needed by several parts of
+the process at once. So all of them share what came of each login.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from math import inf
+from pathlib import Path
+from typing import Final, Protocol
+
+MAX_PASSWORD_BYTES: Final = 4_096
+MAX_TOKEN_BYTES: Final = 65_536
+
+PAUSES_S: Final = (5.0, 60.0, 900.0)
+"""How long a refused password is not offered: after the first wrong login in a row, the second, and each later one."""
+_TOKEN: Final = re.compile("[!-~]+")
+_TURN_S: Final = 2.0
+"""How long a login waits until another one with the same secret is over."""
+
+
+class SecretUnusable(Exception):
+    """There is no secret to log in with now; the text says why."""
+
+
+class SecretHeldBack(SecretUnusable):
+    """The secret was refused, and is not offered again yet; the text says why it was refused."""
+
+
+def read_secret(path: str, most_bytes: int = MAX_PASSWORD_BYTES) -> str:
+    """What a file holds, without the line end behind it. Raises SecretUnusable, also if it holds nothing."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(most_bytes + 1)
+        text = data.decode().rstrip("\r\n")
+    except OSError as error:
+        raise SecretUnusable(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise SecretUnusable(f"{path}: expected UTF-8") from None
+    if text and len(data) <= most_bytes:
+        return text
+    raise SecretUnusable(f"{path}: expected a secret of 1 to {most_bytes} bytes, got {len(data)}")
+
+
+class Attempt(Protocol):
+    """One login. `ended` is called in any case, after the outcome if there was one."""
+
+    @property
+    def secret(self) -> str:
+        """What is offered."""
+
+    def accepted(self) -> None:
+        """The other side has taken it. Like the others, this blocks for no time."""
+
+    def refused(self, words: str) -> bool:
+        """The other side has said no, in these words. Whether another secret can be offered at once."""
+
+    def ended(self) -> None:
+        """The login is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSecret:
+    """A secret from elsewhere that stays the same, for one login."""
+
+    secret: str = field(repr=False)
+
+    def begin(self) -> Attempt:
+        """Begin a login."""
+        return self
+
+    def accepted(self) -> None:
+        """Nothing is remembered."""
+
+    def refused(self, _words: str) -> bool:
+        """False: there is no other secret."""
+        return False
+
+    def ended(self) -> None:
+        """Nothing is remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class PasswordFile:
+    """A file that holds a password. `account` says whose it is, and where."""
+
+    path: str
+    account: str = ""
+
+    def begin(self) -> Attempt:
+        """Begin a login, with what all logins of this account in this process have shown. Raises SecretUnusable."""
+        return _password_of(self).begin()
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether it holds another password than the one that was accepted last."""
+        return _password_of(self).has_changed
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFile:
+    """A file that holds a token, which somebody else renews. No account is locked by a token that is refused."""
+
+    path: str
+
+    def begin(self) -> Attempt:
+        """Begin a login. Raises SecretUnusable."""
+        token = read_secret(self.path, MAX_TOKEN_BYTES).strip()
+        if not is_token(token):
+            raise SecretUnusable(f"{self.path}: expected a token, which has no spaces and no control characters")
+        return GivenSecret(token)
+
+
+def is_token(text: str) -> bool:
+    """Whether a text can be sent as a token (RFC 6750)."""
+    return _TOKEN.fullmatch(text) is not None
+
+
+@cache
+def _password_of(file: PasswordFile) -> "Password":
+    return Password(file)
+
+
+class Password:
+    """A password in a file. Any thread may use it.
+
+    What the file holds is offered. Once that is refused, the password that was accepted last is offered instead: files
+    are often changed before the account is. When that is refused, too, the file's password gets another attempt at
+    once. While all are refused, each login waits longer (`PAUSES_S`), until the file has another password.
+    """
+
+    def __init__(self, file: PasswordFile, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._file = file
+        self._now_s = now_s
+        self._in_file = ""
+        """What the file held when it was read last."""
+        self._accepted: str | None = None
+        self._accepted_at_s = -inf
+        self._refused_at_s: dict[str, float] = {}
+        """When each of the known passwords was refused, those that were not accepted since."""
+        self._wrong = 0
+        """Wrong logins in a row."""
+        self._again_s = -inf
+        self._words = ""
+        self._turn = threading.Condition()
+        self._under_way: _PasswordAttempt | None = None
+
+    def begin(self) -> Attempt:
+        """See `PasswordFile.begin`. Logins take turns, so that those who come together learn from the first."""
+        found = self._read()  # before the lock, which event loops take: a file may take long to read
+        with self._turn:
+            self._turn.wait_for(lambda: not self._is_busy(), _TURN_S)
+            attempt = self._under_way = _PasswordAttempt(self, self._to_offer(found), self._now_s())
+            return attempt
+
+    def _read(self) -> str | SecretUnusable:
+        try:
+            return read_secret(self._file.path)
+        except SecretUnusable as error:
+            return error
+
+    def _is_busy(self) -> bool:
+        return self._under_way is not None and self._now_s() - self._under_way.began_s < _TURN_S
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the file holds another password than the one that was accepted last."""
+        found = self._read()
+        return isinstance(found, str) and self._accepted is not None and found != self._accepted
+
+    def _to_offer(self, found: str | SecretUnusable) -> str:
+        known = [] if self._accepted is None else [self._accepted]
+        if isinstance(found, SecretUnusable):  # the file may be just being written
+            if not known or self._accepted in self._refused_at_s:
+                raise found
+            return known[0]
+        if found != self._in_file:
+            self._in_file = found
+            self._refused_at_s = {one: at_s for one, at_s in self._refused_at_s.items() if one in known}
+            self._wrong, self._again_s = 0, -inf
+        candidates = list(dict.fromkeys([found, *known]))
+        for candidate in candidates:
+            if candidate not in self._refused_at_s:
+                return candidate
+        if self._now_s() < self._again_s:
+            raise SecretHeldBack(self._held_back())
+        return min(candidates, key=self._refused_at_s.__getitem__)
+
+    def _held_back(self) -> str:
+        """The same words for as long as it lasts."""
+        times = "once" if self._wrong == 1 else f"{self._wrong} times" if self._wrong <= len(PAUSES_S) else "again"
+        pause = f"the next login is {self._pause_s:.0f} s after the last one"
+        return f"{self._words} (refused {times}; {pause}, or when {self._file.path} has another password)"
+
+    @property
+    def _pause_s(self) -> float:
+        return PAUSES_S[min(self._wrong, len(PAUSES_S)) - 1]
+
+    def note_accepted(self, secret: str) -> None:
+        """A login with it has succeeded."""
+        with self._turn:
+            self._accepted, self._accepted_at_s = secret, self._now_s()
+            self._refused_at_s.pop(secret, None)
+            self._wrong, self._again_s = 0, -inf
+
+    def note_refused(self, secret: str, words: str) -> bool:
+        """A login with it was refused. Whether another password can be offered at once."""
+        with self._turn:
+            now_s = self._now_s()
+            self._refused_at_s[secret], self._words = now_s, words
+            self._wrong += 1
+            self._again_s = now_s + self._pause_s
+            others = {self._in_file, self._accepted or self._in_file} - {secret}
+            for other in others:
+                if secret == self._accepted and self._refused_at_s.get(other, inf) < self._accepted_at_s:
+                    del self._refused_at_s[other]  # what was refused while this one was right may be right now
+            return not others <= self._refused_at_s.keys()
+
+    def note_ended(self, attempt: "_PasswordAttempt") -> None:
+        """Let the next login begin."""
+        with self._turn:
+            if self._under_way is attempt:
+                self._under_way = None
+                self._turn.notify_all()
+
+
+class _PasswordAttempt:
+    """A login that is under way."""
+
+    def __init__(self, password: Password, secret: str, began_s: float) -> None:
+        self._password = password
+        self.secret = secret
+        self.began_s = began_s
+
+    def accepted(self) -> None:
+        """See Attempt."""
+        self._password.note_accepted(self.secret)
+
+    def refused(self, words: str) -> bool:
+        """See Attempt."""
+        return self._password.note_refused(self.secret, words)
+
+    def ended(self) -> None:
+        """See Attempt."""
+        self._password.note_ended(self)
