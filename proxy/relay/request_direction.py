@@ -133,7 +133,7 @@ class _Unread:
     def __init__(self, manager: ClientQuotaManager) -> None:
         self.data = b""
         self.first_bytes = b""
-        """How the first request of the client begins, once it was taken."""
+        """How the first request of the client begins, once it was taken; or ApiVersions as the first after a login."""
         self.long_head = False
         """Whether the head of a request is not here whole though it is large already, and there is room for it."""
         self.gathered: bytes | bytearray = b""
@@ -144,6 +144,10 @@ class _Unread:
 
     def __len__(self) -> int:
         return len(self.data) + len(self.gathered)
+
+    def note_first(self, buf: bytes, at: int) -> None:
+        """The request at `at` is one by which clients name themselves."""
+        self.first_bytes = buf[at : at + MOST_FIRST_BYTES]  # no copy, unless there are more
 
     def want(self, missing: int) -> None:
         """Collect the next request whole: `missing` bytes of it are still to come."""
@@ -342,6 +346,8 @@ class RequestDirection:
         if disposition is FORWARD:
             if sasl.exchange is not None:
                 sasl.end_exchange()
+                if head.plan.api_key == API_VERSIONS:  # before its login, a client of Java does not name its software
+                    self.unread.note_first(passage.buf, at)
             return self._forward(passage, head, at, end)
         if disposition is CARRY_OUT:
             return self._carry_out(passage, head, at)
@@ -387,7 +393,7 @@ class RequestDirection:
         """Open the connection to the node; the request that waits for it need not be read again."""
         if not self.opening:
             self.opening = True
-            self.unread.first_bytes = self.unread.data[:MOST_FIRST_BYTES]  # no copy, unless there are more
+            self.unread.note_first(self.unread.data, 0)
             is_of_a_proxy = head.client_id == CLIENT_ID
             self._turn.after.append(OpenUpstream(head.correlation_id) if is_of_a_proxy else _FOR_A_CLIENT)
         self._read_before = head

@@ -41,7 +41,7 @@ class Login(Enum):
 class SaslState:
     """The state of a client's authentication.
 
-    - `exchange`: the last known state of the exchange, if it still matters; None: it does not.
+    - `exchange`: the last known state of the exchange, until a request that is not SASL follows; None: it does not matter.
     - `login`: what a request that is not SASL finds now.
     - `bare`: the next frame of the client is a bare token, unless it is the request that ends an opaque exchange.
     - `unproven`: the node requires an authentication, and none has succeeded yet: nothing else may pass.
@@ -128,7 +128,7 @@ class SaslState:
         self.refused = exchange is Exchange.FAILED
         self._out_of_place = exchange is Exchange.OUT_OF_PLACE
         if exchange is Exchange.SUCCEEDED:
-            self.exchange, self.bare = None, False
+            self.exchange, self.bare = exchange, False
             self.unproven, self._succeeded = False, True
             self._counters.authentications += 1
             return True

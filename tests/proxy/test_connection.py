@@ -770,6 +770,22 @@ async def test_the_end_of_a_connection_names_the_client_id_and_the_software_of_t
     assert (line["client_id"], line["software_name"], line["software_version"]) == client
 
 
+async def test_a_client_that_names_its_software_only_after_its_login_is_named():
+    with capture_logs() as logs:
+        shell = Shell(limits=RelayLimits(authenticates=True))
+        await shell.client_sends(api_versions(0, b""))
+        shell.connection.bytes_came(Side.NODE, frame(pack(">ihi", 7, 0, 0)))
+        for ask, response in ((handshake(), handshaken()), (authenticate(plain(b"alice")), authenticated())):
+            await shell.client_sends(ask)
+            shell.connection.bytes_came(Side.NODE, response)
+        await shell.client_sends(api_versions(4, SOFTWARE + b"\0"))
+        await shell.client_sends(heartbeat(1, client_id=b"etl"))
+        shell.connection.eof_came(Side.CLIENT)
+    [line] = [line for line in logs if line["event"] == "connection_closed"]
+    assert (line["user"], line["client_id"]) == ("alice", "etl")
+    assert (line["software_name"], line["software_version"]) == ("apache-kafka-java", "4.3.1")
+
+
 @pytest.mark.parametrize(
     ("requests", "lasted_ms", "end", "is_counted"),
     [
