@@ -8,6 +8,7 @@ from typing import Final
 _CLASS_NAME: Final = re.compile(r"(?:\[Error \d+\] )?\b(?:[A-Z]\w*)?(?:Error|Exception)\b(?:: )?")
 _ERRNO: Final = re.compile(r"\b(\d{1,3}) E[A-Z]{2,}\b")
 _PLACE_IN_SOURCE: Final = re.compile(r" \(_ssl\.c:\d+\)")
+_PLAINER: Final = {"key values mismatch": "the key does not belong to the certificate"}
 _PEM_LIB: Final = 524297
 """The only information that OpenSSL gives about a key that it cannot decrypt."""
 
@@ -29,7 +30,8 @@ def why_tls_failed(error: ssl.SSLError) -> str:
     if reason is None and error.args == (_PEM_LIB, *error.args[1:]):
         return "a key that cannot be read, or a wrong password for it"
     text = reason or error.strerror or str(error.args[0] if error.args else error)
-    return _PLACE_IN_SOURCE.sub("", text).lower().replace("_", " ")
+    words = _PLACE_IN_SOURCE.sub("", text).lower().replace("_", " ")
+    return _PLAINER.get(words, words)
 
 
 def words_of(error: Exception) -> str:

@@ -23,24 +23,30 @@ from proxy.upstream.credentials import credentials_of, topic_credentials
 from quotas.changes import Alteration, SourceUnavailable
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.cluster_connection import Credentials
-from quotas.sources.cluster_faults import ADDRESSES, ConnectionFault
+from quotas.sources.cluster_faults import ADDRESSES, LOGIN_EXPECTED, ConnectionFault
 from quotas.sources.cluster_nodes import nodes_named_by, response_of
 from quotas.sources.topic import TopicSource
 from quotas.sources.upstream import UpstreamSource
 
 _OF_UPSTREAM = re.compile(r"^upstream\.(?:admin\.)?")
 """What settings of a cluster begin with. Those of `usage.kafka` have the same names behind that."""
+_SOURCES_ELSEWHERE = ("file", "zookeeper")
+"""Sources of quotas that need no connection to the cluster."""
 _TOPIC_TIMEOUT_S = 10.0
 _NOBODY = Entity(client_id="kafka-throttle-check")
 """An entity without quotas. That the cluster would remove one from it shows that the proxy may write quotas."""
 
 
 class Refusal(NamedTuple):
-    """What is wrong at one server, and the settings that it concerns: the first is its place in the file."""
+    """What is wrong at one server, and the settings that it concerns: the first is its place in the file.
+
+    It is a warning where the proxy serves clients all the same.
+    """
 
     server: str
     problem: str
     settings: Sequence[str]
+    is_warning: bool = False
 
 
 def findings_at(config: Config, config_path: Path) -> Iterator[Finding]:
@@ -66,6 +72,8 @@ async def _look_at(path: str, cluster: VirtualClusterConfig) -> tuple[list[Findi
     credentials = credentials_of(upstream)
     servers = [str(server) for server in upstream.bootstrap_servers]
     refusals, nodes = await named_by_any(servers, credentials, timeout_s)
+    if cluster.quotas.source in _SOURCES_ELSEWHERE and (cluster.fleet is None or cluster.fleet.topic is None):
+        refusals = list(map(_left_to_clients, refusals))
     unfit = {node.node_id: why for node in nodes if (why := await _unfit(node, credentials.destinations)) is not None}
     refusals += [Refusal(_shown(node), unfit[node.node_id], ["upstream"]) for node in nodes if node.node_id in unfit]
     reached = [node for node in nodes if node.node_id not in unfit]
@@ -122,6 +130,14 @@ async def _named_by(
         return Refusal(server, str(error).removeprefix(f"{server}: "), [place])
 
 
+def _left_to_clients(refusal: Refusal) -> Refusal:
+    """The same, or a warning if only a login is missing: then the proxy learns the nodes from responses to clients."""
+    if refusal.problem != LOGIN_EXPECTED:
+        return refusal
+    more = "and the proxy has none: it learns the nodes from responses to clients only, and nothing else was compared"
+    return refusal._replace(problem=f"{refusal.problem}, {more}", is_warning=True)
+
+
 async def _unfit(node: MetadataNode, destinations: Destinations) -> str | None:
     """Why a running proxy would not connect to a node where the cluster says that it is."""
     with suppress(OSError):  # it has no address
@@ -143,12 +159,13 @@ async def _asked(node: MetadataNode, credentials: Credentials, timeout_s: float)
 
 def _findings_of(path: str, refusals: Iterable[Refusal]) -> Iterator[Finding]:
     """One finding for each problem, with all servers that have it."""
-    servers: dict[tuple[str, ...], list[str]] = {}
+    servers: dict[tuple[str, tuple[str, ...], bool], list[str]] = {}
     for refusal in refusals:
-        servers.setdefault((refusal.problem, *refusal.settings), []).append(refusal.server)
-    for (problem, place, *others), those in servers.items():
+        key = refusal.problem, tuple(refusal.settings), refusal.is_warning
+        servers.setdefault(key, []).append(refusal.server)
+    for (problem, (place, *others), is_warning), those in servers.items():
         see = f" (see also {', '.join(others)})" if others else ""
-        yield Finding(Problem(f"{path}.{place}", f"{listed(those)}: {problem}{see}"))
+        yield Finding(Problem(f"{path}.{place}", f"{listed(those)}: {problem}{see}"), is_warning)
 
 
 def _address(node: MetadataNode) -> str:
@@ -156,7 +173,7 @@ def _address(node: MetadataNode) -> str:
 
 
 def _shown(node: MetadataNode) -> str:
-    return f"node {node.node_id}, which the cluster says is at {_address(node)}"
+    return f"node {node.node_id} at {_address(node)} (as the cluster says)"
 
 
 # ------------------------------------------------------------------- its quotas

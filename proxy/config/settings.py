@@ -136,8 +136,12 @@ class CredentialsConfig(Settings):
         problems = []
         password, tokens = (self.username, self.password_file), (self.token_file, self.token_endpoint)
         is_by_token = self.sasl_mechanism == "OAUTHBEARER"
-        if self.security_protocol.startswith("SASL") != any((self.sasl_mechanism, *password, *tokens)):
-            problems.append("expected sasl_mechanism with security_protocol SASL_PLAINTEXT or SASL_SSL only")
+        has_login = any((self.sasl_mechanism, *password, *tokens))
+        if self.security_protocol.startswith("SASL") and not has_login:
+            problems.append(f"expected sasl_mechanism, as security_protocol is {self.security_protocol}, got nothing")
+        elif has_login and not self.security_protocol.startswith("SASL"):
+            protocols = "SASL_PLAINTEXT or SASL_SSL"
+            problems.append(f"expected security_protocol {protocols} with a login, got {self.security_protocol}")
         elif is_by_token and (any(password) or all(tokens) or not any(tokens)):
             problems.append("expected token_file or token_endpoint alone with sasl_mechanism OAUTHBEARER")
         elif not is_by_token and any(tokens):

@@ -1,4 +1,7 @@
-"""Reads what a client says about itself in its first request, or the first after a login. Only for people: every client may say anything."""
+"""Reads what a client says about itself in its first request, or in ApiVersions as the first request after a login.
+
+Only for people: every client may say anything.
+"""
 
 from typing import Final, NamedTuple
 

@@ -41,7 +41,7 @@ class Login(Enum):
 class SaslState:
     """The state of a client's authentication.
 
-    - `exchange`: the last known state of the exchange, until a request that is not SASL follows; None: it does not matter.
+    - `exchange`: the last known state of the exchange, until a request that is not SASL follows, or the exchange fails.
     - `login`: what a request that is not SASL finds now.
     - `bare`: the next frame of the client is a bare token, unless it is the request that ends an opaque exchange.
     - `unproven`: the node requires an authentication, and none has succeeded yet: nothing else may pass.

@@ -25,6 +25,7 @@ from quotas.sources.cluster_faults import (
     ADDRESSES,
     FILES,
     PROTOCOL,
+    TOKEN_ENDPOINT,
     ConnectionFault,
     Fault,
     NodeRefuses,
@@ -187,7 +188,8 @@ class ClusterClient:
             reason = (
                 "token_unavailable" if is_of_endpoint else "authentication_failed" if is_held_back else "files_unusable"
             )
-            raise NodeRefuses(Fault(reason, str(error), login_setting(self._credentials.sasl_mechanism))) from None
+            setting = TOKEN_ENDPOINT if is_of_endpoint else login_setting(self._credentials.sasl_mechanism)
+            raise NodeRefuses(Fault(reason, str(error), setting)) from None
         began_s = asyncio.get_running_loop().time()
         try:
             await stream.play(self._conversation.log_in(self._credentials.login_with(attempt.secret)))

@@ -17,7 +17,11 @@ OWN_CERTIFICATE: Final = "upstream.admin.certificate_file"
 FILES: Final = "upstream.admin.ca_file, upstream.admin.certificate_file, upstream.admin.key_file"
 MECHANISM: Final = "upstream.admin.sasl_mechanism"
 LOGIN: Final = "upstream.admin.username, upstream.admin.password_file"
-TOKEN: Final = "upstream.admin.token_file, upstream.admin.token_endpoint"
+TOKEN_ENDPOINT: Final = "upstream.admin.token_endpoint"
+TOKEN: Final = f"upstream.admin.token_file, {TOKEN_ENDPOINT}"
+
+LOGIN_EXPECTED: Final = "it wants a login (SASL)"
+"""What is said of a node that requires SASL, if the proxy does not log in."""
 
 
 def login_setting(mechanism: str | None) -> str:
@@ -88,15 +92,15 @@ def fault_of_lost(error: Exception, text: str, security: Security, spoken: Spoke
     if spoken is Spoken.NOBODY_IS_THERE:
         return Fault("unreachable", text, ADDRESSES)
     if spoken is Spoken.TLS and not security.secured:
-        return Fault("tls_expected", f"it speaks TLS ({text})", PROTOCOL)
+        return Fault("tls_expected", "it speaks TLS", PROTOCOL)
     if spoken in (Spoken.KAFKA, Spoken.KAFKA_WITH_SASL) and security.secured and not security.handshake_done:
-        return Fault("tls_unexpected", f"it speaks Kafka without TLS ({text})", PROTOCOL)
+        return Fault("tls_unexpected", "it speaks Kafka without TLS", PROTOCOL)
     if isinstance(error, ssl.SSLError):
         return Fault("tls_failed", f"TLS: {text}", PROTOCOL)
     if spoken is Spoken.TLS_WITH_CERTIFICATES and not security.shows_certificate:
-        return Fault("tls_refused", f"it wants a certificate ({text})", f"{OWN_CERTIFICATE}, {PROTOCOL}")
+        return Fault("tls_refused", "it wants a certificate", f"{OWN_CERTIFICATE}, {PROTOCOL}")
     if spoken is Spoken.KAFKA_WITH_SASL and not security.logs_in:
-        return Fault("authentication_expected", f"it wants SASL ({text})", PROTOCOL)
+        return Fault("authentication_expected", LOGIN_EXPECTED, PROTOCOL)
     if security.logs_in and not security.logged_in:  # a node closes at once after its no, and that may be lost
         return Fault("authentication_failed", text, security.login_setting)
     return Fault("closed", text, f"{ADDRESSES}, {PROTOCOL}")

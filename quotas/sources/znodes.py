@@ -535,7 +535,7 @@ class EntityNodes:
             problems.append(f"{why}; {_left_of(key, old)}")
         if content.unknown:
             unknown = ", ".join(map(_shown, content.unknown[:_MOST_SHOWN]))
-            problems.append(f"ignored, for it is no quota of {entity}: {unknown}")
+            problems.append(f"ignored, as this version knows no such quota of {entity}: {unknown}")
         if (more := len(problems) - _MOST_SHOWN) > 0:
             problems[_MOST_SHOWN:] = [f"and {more} more"]
         return _Node(limits, ". ".join(problems))

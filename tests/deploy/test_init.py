@@ -136,7 +136,7 @@ def test_one_server_that_names_the_nodes_is_enough(path, start_node):
 def test_nodes_that_want_a_login_are_said_to_want_one(path, start_node):
     result = init(path, start_node(responses={3: b"", **WANTS_SASL}))
     assert (result.exit_code, path.exists()) == (1, False)
-    assert "it wants SASL" in result.stderr
+    assert "it wants a login (SASL)" in result.stderr
     assert "(look at --security-protocol)" in result.stderr
 
 
@@ -163,7 +163,10 @@ def test_where_the_nodes_speak_tls_connections_of_clients_do_too(path, tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--username", "proxy"], "upstream.admin: expected sasl_mechanism with security_protocol SASL_PLAINTEXT"),
+        (
+            ["--username", "proxy"],
+            "upstream.admin: expected security_protocol SASL_PLAINTEXT or SASL_SSL with a login, got PLAINTEXT",
+        ),
         (["--advertised-host", "not a host"], "advertised_host: expected a host name or IP address"),
         (["--port", 65530], "spare_ports"),
         (["--password-file", "no-such-file", "--username", "me", "--sasl-mechanism", "PLAIN"], "upstream.admin: "),

@@ -243,7 +243,7 @@ def test_secrets_and_strange_keys_survive_and_a_node_goes_with_its_last_key(zook
     path = f"{chroot}/config/users/alice"
     put(kazoo, path, written({**scram, "scope": "cluster"}))
     with source_at(zookeeper.address, chroot) as source:
-        assert source.problems == {path: "ignored, for it is no quota of user=alice: 'scope'"}
+        assert source.problems == {path: "ignored, as this version knows no such quota of user=alice: 'scope'"}
         assert source.alter([Alteration(ALICE, {PRODUCE: 5.0, SHADOW_PRODUCE: 4.0})]) == [None]
         everything = {**scram, "scope": "cluster", "producer_byte_rate": "5", "shadow_producer_byte_rate": "4"}
         assert kazoo.get(path)[0] == written(everything)

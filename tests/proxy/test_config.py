@@ -616,7 +616,7 @@ def test_a_topic_for_usage_records_has_its_own_credentials():
     config = config_of(changed(("usage",), {"directory": "spool", "kafka": {**TOPIC, **secured}}))
     assert (config.usage.kafka.topic, config.usage.kafka.compression) == ("records", "gzip")
     [problem] = problems(changed(("usage",), {"directory": "spool", "kafka": {**TOPIC, "username": "me"}}))
-    assert problem == "usage.kafka: expected sasl_mechanism with security_protocol SASL_PLAINTEXT or SASL_SSL only"
+    assert problem == "usage.kafka: expected security_protocol SASL_PLAINTEXT or SASL_SSL with a login, got PLAINTEXT"
     [problem] = problems(changed(("usage",), {"kafka": TOPIC}))
     assert problem == "usage: expected directory, as a topic gets what is in files, got nothing"
     [problem] = problems(changed(("usage",), {"directory": "spool", "kafka": {**TOPIC, "topic": "a b"}}))
@@ -628,7 +628,7 @@ def test_keep_at_least_s_is_at_most_keep_s():
     usage = {"directory": "spool", "keep_s": 60, "kafka": {**TOPIC, "username": "me"}}
     assert problems(changed(("usage",), usage)) == [
         "usage.keep_at_least_s: expected at most keep_s, 60, got 3600",
-        "usage.kafka: expected sasl_mechanism with security_protocol SASL_PLAINTEXT or SASL_SSL only",
+        "usage.kafka: expected security_protocol SASL_PLAINTEXT or SASL_SSL with a login, got PLAINTEXT",
     ]
 
 
@@ -644,8 +644,13 @@ def test_the_proxys_own_credentials_belong_together():
         f"{ADMIN}: expected sasl_mechanism, username and password_file together"
     ]
     assert problems(changed(cluster("upstream", "admin"), {"sasl_mechanism": "PLAIN"})) == [
-        f"{ADMIN}: expected sasl_mechanism with security_protocol SASL_PLAINTEXT or SASL_SSL only"
+        f"{ADMIN}: expected security_protocol SASL_PLAINTEXT or SASL_SSL with a login, got PLAINTEXT"
     ]
+
+
+def test_a_protocol_with_a_login_needs_one():
+    [problem] = problems(changed(cluster("upstream", "admin"), {"security_protocol": "SASL_PLAINTEXT"}))
+    assert problem == f"{ADMIN}: expected sasl_mechanism, as security_protocol is SASL_PLAINTEXT, got nothing"
 
 
 @pytest.mark.parametrize("protocol", ["SSL", "SASL_SSL"])

@@ -22,7 +22,7 @@ from proxy.config.kinds import HostPort
 from proxy.config.load import config_of
 from proxy.config.settings import ListenerConfig, UpstreamConfig
 from tests.certificates import Authority, server_context
-from tests.quotas.sources.test_cluster_faults import Listener
+from tests.quotas.sources.test_cluster_faults import WANTS_SASL, Listener
 from tests.quotas.sources.test_cluster_nodes import metadata
 from tests.timeouts import TIMEOUT_S
 
@@ -180,8 +180,23 @@ def test_a_node_that_a_running_proxy_would_not_connect_to_is_named(tmp_path, nod
         (tmp_path / "proxy.yaml").write_text(json.dumps({"virtual_clusters": clusters}))
         result = CliRunner().invoke(main, ["check", "-c", str(tmp_path / "proxy.yaml"), "--connect"])
     assert result.exit_code == 2
-    said = f"virtual_clusters[0].upstream: node 1, which the cluster says is at {host}:{node_port}: {problem}"
+    said = f"virtual_clusters[0].upstream: node 1 at {host}:{node_port} (as the cluster says): {problem}"
     assert said in result.stderr
+
+
+@pytest.mark.parametrize(("source", "status"), [("file", 0), ("upstream", 2)])
+def test_a_login_that_is_missing_is_a_problem_only_where_the_proxy_needs_it(tmp_path, source, status):
+    listener = Listener(responses={3: b"", **WANTS_SASL})
+    with contextlib.closing(listener.server):
+        port = free_port_run(3)[0]
+        plain = {"name": "plain", "bind": "127.0.0.1", "port": port, "node_ids": [1]}
+        upstream = {"bootstrap_servers": [listener.address]}
+        clusters = [{"name": "main", "upstream": upstream, "listeners": [plain], "quotas": {"source": source}}]
+        (tmp_path / "proxy.yaml").write_text(json.dumps({"virtual_clusters": clusters}))
+        result = CliRunner().invoke(main, ["check", "-c", str(tmp_path / "proxy.yaml"), "--connect"])
+    assert result.exit_code == status
+    said = f"virtual_clusters[0].upstream.admin.security_protocol: {listener.address}: it wants a login (SASL)"
+    assert (f"warning: {said}, and the proxy has none: " if status == 0 else said) in result.stderr
 
 
 # -------------------------------------------------- as connections of clients
@@ -275,7 +290,7 @@ def test_what_only_clients_connections_would_meet_is_found(tmp_path):
         done = check_with(tmp_path, {"bootstrap_servers": [address], "source_addresses": ["192.0.2.1"]})
     assert fine.exit_code == 0
     assert done.exit_code == 2
-    said = f"source_addresses: node 1, which the cluster says is at {address}: a client's connection: cannot connect"
+    said = f"source_addresses: node 1 at {address} (as the cluster says): a client's connection: cannot connect"
     assert said in done.stderr
 
 

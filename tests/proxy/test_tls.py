@@ -634,7 +634,7 @@ async def test_new_certificates_are_shown_to_new_clients_and_old_ones_stay(paper
         with capture_logs() as logs:
             shutil.copy(first.key_file, own["key_file"])
             await until(lambda: reloads(proxy, "rejected") == 1)
-        assert "key values mismatch" in str(logs)
+        assert "the key does not belong to the certificate" in str(logs)
         third = await proxy.client(client_context(paper.ours))
         assert third.certificate() == second.der
         for client in (old, new, third):
@@ -747,7 +747,7 @@ def test_files_that_cannot_be_used_are_named_with_what_is_wrong(paper, tmp_path)
             f"^{at}.certificate_file: .*gone.pem cannot be read: No such",
         ),
         (own | {"certificate_file": "junk"}, f"^{at}.certificate_file: .*junk holds no certificate in PEM"),
-        (own | {"key_file": str(paper.etl.key_file)}, "key values mismatch"),
+        (own | {"key_file": str(paper.etl.key_file)}, "the key does not belong to the certificate"),
         (files(locked), f"^{at}.key_password_file: expected a file with the password of "),
         (files(locked) | {"key_password_file": "wrong"}, "cannot be used: .* a wrong password for it"),
         (

@@ -242,7 +242,7 @@ def test_check_tries_the_files_of_each_connection_of_the_proxys_own(tmp_path, pa
     assert checked(tmp_path, with_own(tmp_path, path, **good))[0] == 0
     for files, setting, problem in (
         ({"ca_file": "junk"}, "ca_file", "no certificate or crl found"),
-        ({"key_file": other.key_file}, "certificate_file", "key values mismatch"),
+        ({"key_file": other.key_file}, "certificate_file", "the key does not belong to the certificate"),
         (
             {"certificate_file": old.certificate_file, "key_file": old.key_file},
             "certificate_file",

@@ -338,8 +338,8 @@ def test_each_wrong_value_and_each_unknown_key_of_a_node_is_reported():
     assert nodes.problems == {
         f"{PLACE}/users/alice": "expected producer_byte_rate to be a whole number of at most 9223372036854775807, "
         "got 'x'; the last good quota stays in force. expected scope to be node or cluster, got 'all'; the scope "
-        "cluster is in force. expected 'y' to be a string, got a number; nothing is in force for it. ignored, for it "
-        "is no quota of user=alice: 'produser_byte_rate'"
+        "cluster is in force. expected 'y' to be a string, got a number; nothing is in force for it. ignored, as this "
+        "version knows no such quota of user=alice: 'produser_byte_rate'"
     }
 
 
@@ -604,7 +604,7 @@ def test_unknown_keys_are_reported_and_the_others_are_in_force():
     nodes.take("users/alice", written({"producer_byte_rate": "5", "produser_byte_rate": "6", "SCRAM-SHA-512": "x"}))
     assert nodes.quotas == {ALICE: limits(producer_byte_rate=5)}
     assert nodes.problems == {
-        "/kafka/config/users/alice": "ignored, for it is no quota of user=alice: 'produser_byte_rate'"
+        "/kafka/config/users/alice": "ignored, as this version knows no such quota of user=alice: 'produser_byte_rate'"
     }
 
 

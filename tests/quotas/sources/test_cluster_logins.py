@@ -11,7 +11,7 @@ from common.token_endpoint import TokenEndpoint
 from protocol.messages.metadata import nodes_request
 from quotas.sources import cluster_connection
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
-from quotas.sources.cluster_faults import LOGIN, TOKEN, ConnectionFault
+from quotas.sources.cluster_faults import LOGIN, TOKEN_ENDPOINT, ConnectionFault
 from tests.fakes.listener import Listener, text
 from tests.timeouts import TIMEOUT_S
 
@@ -149,6 +149,6 @@ def test_without_a_token_from_its_endpoint_the_node_is_told_nothing(node, tmp_pa
     with pytest.raises(ConnectionFault) as unavailable:
         ask(node, credentials)
     assert unavailable.value.fault.reason == "token_unavailable"
-    assert unavailable.value.fault.setting == TOKEN
+    assert unavailable.value.fault.setting == TOKEN_ENDPOINT
     assert f"http://{closed_address}/token: Connection refused" in str(unavailable.value)
     assert node.logins == []
