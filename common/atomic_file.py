@@ -55,7 +55,14 @@ def obstacle(path: Path, *, makes_folders: bool = False) -> str | None:
 
     With `makes_folders`, missing directories are made before.
     """
-    if path.is_dir():
+    try:
+        return _obstacle(path, makes_folders)
+    except OSError as error:  # this process may not even look there
+        return f"cannot be written: {error.strerror or error}"
+
+
+def _obstacle(path: Path, makes_folders: bool) -> str | None:
+    if path.is_dir() and not path.is_symlink():
         return "is a directory, expected a file"
     if _is_mount(path):
         return f"is {_MOUNT}"
@@ -72,8 +79,11 @@ def obstacle(path: Path, *, makes_folders: bool = False) -> str | None:
 
 
 def _is_mount(path: Path) -> bool:
-    """Whether something is mounted at exactly this path. `os.path.ismount` does not see a file of the same disk."""
-    wanted = os.fsencode(os.path.realpath(path))
+    """Whether something is mounted at exactly this path. `os.path.ismount` does not see a file of the same disk.
+
+    Of a symbolic link that does not matter: the link itself is replaced.
+    """
+    wanted = os.fsencode(Path(os.path.realpath(path.parent), path.name))
     with contextlib.suppress(OSError):
         return any(
             _ESCAPE.sub(lambda found: bytes([int(found[1], 8)]), line.split()[4]) == wanted

@@ -20,6 +20,9 @@ MAX_TOKEN_BYTES: Final = 65_536
 PAUSES_S: Final = (5.0, 60.0, 900.0)
 """How long a refused password is not offered: after the first wrong login in a row, the second, and each later one."""
 _TOKEN: Final = re.compile("[!-~]+")
+_LONGEST_READ_S: Final = 5.0
+_hanging: Final[dict[str, threading.Thread]] = {}
+"""A read of each file that took longer when it was begun last."""
 _TURN_S: Final = 2.0
 """How long a login waits until another one with the same secret is over."""
 
@@ -35,8 +38,7 @@ class SecretHeldBack(SecretUnusable):
 def read_secret(path: str, most_bytes: int = MAX_PASSWORD_BYTES) -> str:
     """What a file holds, without the line end behind it. Raises SecretUnusable, also if it holds nothing."""
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(most_bytes + 1)
+        data = _bytes_of(path, most_bytes + 1)
         text = data.decode().rstrip("\r\n")
     except OSError as error:
         raise SecretUnusable(f"{path} cannot be read: {error.strerror or error}") from None
@@ -45,6 +47,33 @@ def read_secret(path: str, most_bytes: int = MAX_PASSWORD_BYTES) -> str:
     if text and len(data) <= most_bytes:
         return text
     raise SecretUnusable(f"{path}: expected a secret of 1 to {most_bytes} bytes, got {len(data)}")
+
+
+def _bytes_of(path: str, most_bytes: int) -> bytes:
+    """The beginning of a file. It is read beside the caller, whom a pipe or a dead file server would hold up for ever.
+
+    Where one read hangs, no other begins: else each login would leave a thread behind. Raises OSError.
+    """
+    reads: list[bytes | OSError] = []
+
+    def read() -> None:
+        try:
+            with Path(path).open("rb") as file:
+                reads.append(file.read(most_bytes))
+        except OSError as error:
+            reads.append(error)
+
+    if (hanging := _hanging.get(path)) is None or not hanging.is_alive():
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        thread.join(_LONGEST_READ_S)
+        if thread.is_alive():
+            _hanging[path] = thread
+    if not reads:
+        raise OSError(None, f"nothing has come within {_LONGEST_READ_S:g} s")
+    if isinstance(reads[0], OSError):
+        raise reads[0]
+    return reads[0]
 
 
 class Attempt(Protocol):

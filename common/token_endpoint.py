@@ -190,6 +190,8 @@ def issued(endpoint: TokenEndpoint, client_secret: str) -> Issued:
         raise TokenUnavailable(f"{endpoint.url}: {words_of(error)}") from None
     except HTTPException:
         raise TokenUnavailable(f"{endpoint.url}: its answer is not HTTP") from None
+    except UnicodeError:  # IDNA has labels of 1 to 63 characters
+        raise TokenUnavailable(f"{endpoint.url}: there can be no such host name") from None
     fields = _fields(body)
     if status == _OK:
         return _issued_in(endpoint, fields)
@@ -275,6 +277,6 @@ def _issued_in(endpoint: TokenEndpoint, fields: Mapping[str, Any]) -> Issued:
         raise TokenUnavailable(f"{endpoint.url}: its answer has no access_token that can be sent")
     try:
         lifetime_s = float(lifetime_s)  # some servers write it as a string
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # of an integer with hundreds of digits
         lifetime_s = _ASSUMED_LIFETIME_S
     return Issued(token, lifetime_s if lifetime_s > 0 else _ASSUMED_LIFETIME_S)

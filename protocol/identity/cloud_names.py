@@ -17,7 +17,7 @@ _ACCESS_KEY = re.compile(r"(\w{16,128})/[0-9]{8}/[a-z0-9-]{1,64}/kafka-cluster/a
 """A credential (AWS Signature Version 4): the id of the access key, then the date, region and service."""
 
 _KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,256}")
-_SIGNATURE = "SharedAccessSignature "
+_SIGNATURE = re.compile(r"\s*SharedAccessSignature\s", re.IGNORECASE)
 
 
 def access_key_of_url(token: str) -> str | None:
@@ -69,7 +69,7 @@ def shared_access_key_name(password: str) -> str | None:
     """
     if len(password) > _MAX_CHARACTERS:
         return None
-    parts = [f"SharedAccessSignature={password}"] if password.startswith(_SIGNATURE) else password.split(";")
+    parts = [f"SharedAccessSignature={password}"] if _SIGNATURE.match(password) else password.split(";")
     names: list[str] = []
     for part in parts:
         key, _, value = part.partition("=")
@@ -82,6 +82,6 @@ def shared_access_key_name(password: str) -> str | None:
 
 
 def _names_in_signature(signature: str) -> list[str]:
-    """Each `skn` of `SharedAccessSignature sr=...&sig=...&se=...&skn=...`."""
-    pairs = (pair.partition("=") for pair in signature.removeprefix(_SIGNATURE).split("&"))
-    return [unquote(value) for name, _, value in pairs if unquote(name).strip().lower() == "skn"]
+    """Each `skn` of `SharedAccessSignature sr=...&sig=...&se=...&skn=...`, also behind other words."""
+    pairs = (pair.partition("=") for pair in signature.split("&"))
+    return [unquote(value) for name, _, value in pairs if unquote(name).lower().split()[-1:] == ["skn"]]

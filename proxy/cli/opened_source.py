@@ -36,7 +36,7 @@ def warn_of_problems(source: Source, cluster: VirtualClusterConfig, path: Path) 
     state_file = cluster.quotas.state_file
     print_problems(source.problems)
     return any(
-        place.startswith(source.name) or (state_file and place == str(path.parent / state_file))
+        place.startswith(source.name) or (state_file and place.startswith(str(path.parent / state_file)))
         for place in source.problems
     )
 

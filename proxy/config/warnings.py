@@ -1,5 +1,6 @@
 """What is allowed in a configuration but hardly meant."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -76,14 +77,17 @@ def written_file_warnings(config: Config) -> Iterator[Problem]:
         makes_changes = cluster.quotas.source == "file"
         lost = "changes of quotas are refused" if makes_changes else "a start needs the source"
         place = f"virtual_clusters[{i}].quotas.state_file"
-        yield from _unwritten(place, cluster.quotas.state_file, lost, makes_folders=makes_changes)
+        yield from _unwritten(place, cluster.quotas.state_file, lost, of_changes=makes_changes)
     lost = "after a restart each client begins with a full burst"
     yield from _unwritten("restart.sensors_file", config.restart.sensors_file, lost)
 
 
-def _unwritten(setting: str, file: str | None, lost: str, *, makes_folders: bool = False) -> Iterator[Problem]:
-    if file is not None and (why := obstacle(Path(file), makes_folders=makes_folders)) is not None:
-        yield Problem(setting, f"{file} {why}; {lost}")
+def _unwritten(setting: str, file: str | None, lost: str, *, of_changes: bool = False) -> Iterator[Problem]:
+    """A file of changes is replaced behind a symbolic link, and its directories are made; of others, a link is."""
+    if file is not None:
+        path = Path(os.path.realpath(file)) if of_changes else Path(file)
+        if (why := obstacle(path, makes_folders=of_changes)) is not None:
+            yield Problem(setting, f"{file} {why}; {lost}")
 
 
 def _several_warnings(path: str, cluster: VirtualClusterConfig) -> Iterator[Problem]:

@@ -105,12 +105,12 @@ class Origin(NamedTuple):
 
     def form(self) -> OriginForm:
         """As JSON, with at most MAX_PROBLEMS problems."""
-        problems = {printable(place): printable(problem, 1_000) for place, problem in self.problems.items()}
+        shown = islice(self.problems.items(), MAX_PROBLEMS)
         return {
             "virtual_cluster": self.virtual_cluster,
             "source": self.source,
             "known": self.known,
-            "problems": dict(islice(problems.items(), MAX_PROBLEMS)),
+            "problems": {printable(place): printable(problem, 1_000) for place, problem in shown},
         }
 
 

@@ -103,6 +103,8 @@ LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
         "no more.",
         "quota_problem": "The source has a problem at `place`. The last good quotas stay in force.",
         "quota_problem_ended": "This problem is over.",
+        "quota_problems_unlisted": "So many further problems have come, or have `ended`, at the same time: the first "
+        "100 have a line each.",
         "sensors_full": "A table of sensors is full, so newcomers share one: `newcomers` since the last such line; "
         "one line a minute at most.",
     },

@@ -467,7 +467,7 @@ class RequestDirection:
             request.client_sensors = self._sensors.of(request.head.client_id)
 
     def _came_whole(self, request: Request) -> None:
-        """Count and charge a request whose last byte is here; a broker charges at that moment, too."""
+        """Count and charge a request whose last byte is here. A broker charges a Produce when its response is ready."""
         size_bytes = request.head.size_bytes
         self._accounting.count_requests(request, 1, size_bytes + 4)
         if request.plan.api_key == PRODUCE and (throttle_time_ms := self._charges.produce(request, size_bytes)):

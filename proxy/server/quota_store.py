@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _THREADS = 4
-_MOST_AUDITED = 100
-"""How many changes of one batch have a log line each; of the others the log has the number."""
+_MOST_LISTED = 100
+"""How many changes, and problems, of one batch have a log line each; of the others the log has the number."""
 _UNKNOWN_EVERY_US = 60_000_000
 
 
 class QuotaStore:
     """The quotas in force, as they were when last taken from the source. Belongs to the event loop.
 
-    `note_problem` is called with the source's name once for each new problem of the source. Without `reports`, another
+    `note_problems` is called with the source's name and the number of its new problems. Without `reports`, another
     process reports the changes and the problems of the same quotas.
     """
 
@@ -56,7 +56,7 @@ class QuotaStore:
         source: Source,
         quota_manager: ClientQuotaManager,
         clock: Clock,
-        note_problem: Callable[[str], None],
+        note_problems: Callable[[str, int], None],
         *,
         reports: bool = True,
     ) -> None:
@@ -74,7 +74,7 @@ class QuotaStore:
         self._reports = reports
         self._quota_manager = quota_manager
         self._clock = clock
-        self._note_problem = note_problem
+        self._note_problems = note_problems
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, source=source.name)
         self._threads = ThreadPoolExecutor(_THREADS, "quotas")
         self._tables = tables_of(NO_QUOTAS)
@@ -210,7 +210,7 @@ class QuotaStore:
             for change in _single_changes(self.quotas, changes)
             if (change.entity, change.key, change.new) not in altering
         )
-        audited = list(islice(others, _MOST_AUDITED))
+        audited = list(islice(others, _MOST_LISTED))
         unlisted = sum(1 for _ in others)
         return _News(changes, self._tables.changed(changes), _by_user(self._entities_of, changes), audited, unlisted)
 
@@ -228,12 +228,19 @@ class QuotaStore:
         return found
 
     def _tell_problems(self, problems: Mapping[str, str]) -> None:
-        for place, problem in problems.items():
-            if self.problems.get(place) != problem:
-                self._log.warning("quota_problem", place=printable(place), problem=printable(problem, 1_000))
-                self._note_problem(self.source.name)
-        for place in self.problems.keys() - problems.keys():
+        """Log what is new. A key that is wrong may be so in each of very many entities."""
+        new = [place for place, problem in problems.items() if self.problems.get(place) != problem]
+        over = [place for place in self.problems if place not in problems]
+        for place in new[:_MOST_LISTED]:
+            self._log.warning("quota_problem", place=printable(place), problem=printable(problems[place], 1_000))
+        for place in over[:_MOST_LISTED]:
             self._log.info("quota_problem_ended", place=printable(place))
+        if len(over) > _MOST_LISTED:
+            self._log.info("quota_problems_unlisted", ended=len(over) - _MOST_LISTED)
+        if len(new) > _MOST_LISTED:
+            self._log.warning("quota_problems_unlisted", problems=len(new) - _MOST_LISTED)
+        if new:
+            self._note_problems(self.source.name, len(new))
 
     async def alter_quotas(
         self, alteration_request: QuotaAlteration, log: "FilteringBoundLogger"
@@ -267,7 +274,7 @@ class QuotaStore:
         before, alterations = self.source.quotas, alteration_request.alterations
         results = await self.write(alterations)
         log = log.bind(client_id=printable(alteration_request.client_id), source=self.source.name)
-        for alteration, key, result in islice(_altered(alterations, results), _MOST_AUDITED):
+        for alteration, key, result in islice(_altered(alterations, results), _MOST_LISTED):
             old = before.get(alteration.entity, {}).get(key)
             change = _Change(alteration.entity, key, None if old is None else old.value, alteration.limits[key])
             if result is None:
@@ -275,7 +282,7 @@ class QuotaStore:
             else:
                 log.warning("quota_alteration_refused", problem=printable(str(result)), **change.log_keys())
         altered = {(each.entity, key) for each in alterations for key in each.limits}
-        if (unlisted := len(altered) - _MOST_AUDITED) > 0:
+        if (unlisted := len(altered) - _MOST_LISTED) > 0:
             log.info("quota_changes_unlisted", changes=unlisted)
         return results
 

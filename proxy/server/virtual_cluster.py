@@ -100,7 +100,7 @@ class VirtualCluster:
             self.source,
             self.quota_manager,
             clock,
-            lambda source: metrics.quota_problems.labels(config.name, source).inc(),
+            lambda source, count: metrics.quota_problems.labels(config.name, source).inc(count),
             reports=source is None,
         )
         self.fleet: Fleet | None = None

@@ -70,7 +70,6 @@ class FileSource:
         self._state_problem = ""
         """Why the state file cannot be read."""
         self._wrong: Mapping[str, str] = {}
-        """What is wrong in the state file as it was read last, by its place there."""
         self._read_s: float | None = None
         """When what was read of the state file was last known to be current, by `time.monotonic`."""
         self._seen = _UNREAD
@@ -111,6 +110,11 @@ class FileSource:
         self._stopping.set()
         if self._watcher is not None:
             self._watcher.join()
+
+    @property
+    def wrong(self) -> Mapping[str, str]:
+        """What is wrong in the state file as it was read last, by its place there."""
+        return self._wrong
 
     @property
     def state(self) -> SourceState:
@@ -279,11 +283,12 @@ class FileSource:
 
 
 def problem_in(path: Path) -> str | None:
-    """What is wrong with the content of a state file; None if nothing is, or if there is no file."""
+    """What is wrong with a state file, or with the first of its wrong changes; None if nothing is, or there is none."""
     source = FileSource({}, "", path)
     source.start(lambda: None)
     source.stop()
-    return source.problems.get(str(path))
+    wrong = (f"holds what cannot be read: {place}: {problem}" for place, problem in source.wrong.items())
+    return source.problems.get(str(path)) or next(wrong, None)
 
 
 def _on_disk(path: Path, done: str, step: Callable[[], _Result]) -> _Result:

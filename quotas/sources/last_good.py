@@ -198,14 +198,14 @@ def _words(error: OSError) -> str:
 def problem_in(path: Path, source: str) -> str | None:
     """What is wrong with the content of a file of last good quotas; None if nothing is, or if there is no file."""
     try:
-        parse(_read(path), source)
+        _, wrong = parse(_read(path), source)
     except FileNotFoundError:
         return None
     except OSError as error:
         return f"cannot be read: {_words(error)}"
     except (_OfAnother, _Damaged) as error:
         return str(error)
-    return None
+    return f"holds what cannot be read: {wrong[0]}" if wrong else None
 
 
 def content(quotas: Quotas, source: str) -> Iterator[bytes]:

@@ -116,7 +116,7 @@ class Proxy:
         self.clock = SystemClock()
         # As many rows as clients take, so that newcomers find the table full.
         self.quota_manager = ClientQuotaManager(Sensors(2 * count), QuotaTable())
-        self.book = QuotaStore("main", self.source, self.quota_manager, self.clock, lambda source: None)
+        self.book = QuotaStore("main", self.source, self.quota_manager, self.clock, lambda source, count: None)
         self.metrics = Metrics(CollectorRegistry())
         self.metrics.add_entities(EntitySource(self._uses))
         facts = ListenerFacts(

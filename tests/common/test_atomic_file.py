@@ -197,3 +197,22 @@ def test_what_is_in_the_way_is_known_before_the_system_says_it(tmp_path):
         " | Read-only file system",
         "free: None | written",
     ], done.stderr
+
+
+def test_a_link_to_a_mount_or_to_a_directory_is_not_in_the_way_since_it_is_replaced_itself(tmp_path, monkeypatch):
+    mounts, link, to_folder = tmp_path / "mountinfo", tmp_path / "link", tmp_path / "to folder"
+    mounts.write_text(f"31 22 8:1 /x {tmp_path / 'mounted'} rw - ext4 /dev/sda1 rw\n")
+    monkeypatch.setattr(atomic_file, "_MOUNTS", mounts)
+    link.symlink_to(tmp_path / "mounted")
+    to_folder.symlink_to(tmp_path)
+    for path in (link, to_folder):
+        assert obstacle(path) is None
+        write_whole(path, [NEW])
+        assert path.read_bytes() == NEW
+
+
+def test_where_this_process_may_not_look_that_is_in_the_way(path, monkeypatch):
+    monkeypatch.setattr(Path, "is_dir", lambda self: self.stat())
+    path.unlink()
+    path.parent.joinpath("loop").symlink_to("loop")
+    assert obstacle(path.parent / "loop" / "file") == "cannot be written: Too many levels of symbolic links"

@@ -1,11 +1,12 @@
 """Which secret a login offers: files that change, accounts that change before or after them, a clock by hand."""
 
+import os
 import threading
 
 import pytest
 
 from common import login_secrets
-from common.login_secrets import Password, PasswordFile, SecretHeldBack, SecretUnusable, TokenFile
+from common.login_secrets import Password, PasswordFile, SecretHeldBack, SecretUnusable, TokenFile, read_secret
 from tests.timeouts import TIMEOUT_S
 
 
@@ -200,3 +201,21 @@ def test_a_token_is_read_for_each_login_and_never_held_back(tmp_path):
 def test_secrets_are_not_shown(account):
     attempt = account.secret.begin()
     assert "one" not in repr(attempt)
+
+
+def test_a_pipe_that_nobody_writes_to_holds_up_no_login_and_leaves_one_thread(tmp_path, monkeypatch):
+    monkeypatch.setattr(login_secrets, "_LONGEST_READ_S", 0.05)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    before = threading.active_count()
+    for place in (PasswordFile(str(pipe), "of a pipe"), TokenFile(str(pipe))) * 3:
+        with pytest.raises(SecretUnusable, match=r"pipe cannot be read: nothing has come within 0\.05 s"):
+            place.begin()
+    assert threading.active_count() == before + 1
+    hanging = login_secrets._hanging[str(pipe)]
+    with pipe.open("w") as writer:
+        writer.write("late")
+    hanging.join(TIMEOUT_S)
+    threading.Thread(target=pipe.write_text, args=("in time",), daemon=True).start()
+    monkeypatch.setattr(login_secrets, "_LONGEST_READ_S", TIMEOUT_S)
+    assert read_secret(str(pipe)) == "in time"

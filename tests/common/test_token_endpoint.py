@@ -270,3 +270,16 @@ def test_a_wrong_secret_of_the_client_is_not_sent_again_and_again_and_a_new_one_
     kept.failure, kept.now_s = None, kept.now_s + 6
     assert kept.token == "1"
     assert kept.secrets == [SECRET, "other"]
+
+
+@pytest.mark.parametrize("seconds", [b"-1", b"0", b'"soon"', b"null", b"NaN", b"1" + b"0" * 400], ids=repr)
+def test_a_lifetime_that_is_none_counts_as_not_said(server, endpoint, seconds):
+    server.answer = 200, b'{"access_token": "a.b.c", "expires_in": %b}' % seconds
+    assert issued(endpoint, SECRET) == Issued("a.b.c", 300.0)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_name_that_no_host_can_have_gives_no_token(tmp_path, host):
+    endpoint = endpoint_at(f"https://{host}/token", tmp_path)
+    with pytest.raises(TokenUnavailable, match="there can be no such host name"):
+        issued(endpoint, SECRET)

@@ -18,7 +18,7 @@ DASHBOARDS = ["fleet.json", "tenant.json"]
 _OF_PROMETHEUS = {"up"}
 _SUFFIXES = {"histogram": ["_bucket", "_count", "_sum"]}
 _FAMILY = re.compile(r"^\| `(\w+)` \| (\w+) \|", re.M)
-_EVENT = re.compile(r"^\| `(\w+)` \| (?:debug|info|warning|error) \|", re.M)
+_EVENT = re.compile(r"^\| `(\w+)` \| (?:debug|info|warning|error)(?:, \w+)* \|", re.M)
 _NAME = re.compile(r"\b(?:kafka_throttle|process)_\w+|\bup\b")
 
 

@@ -105,7 +105,8 @@ def test_the_check_finds_a_wrong_password_once_with_all_servers_that_refuse_it(n
         "password_file": password_file(tmp_path, logins.PASSWORDS["proxy"]),
     }
     assert checked(tmp_path, servers, admin=admin) == (0, [])
-    password_file(tmp_path, "wrong")
+    (other := tmp_path / "other").mkdir()  # the password at this place was accepted once in this process
+    admin["password_file"] = password_file(other, "wrong")
     status, [line] = checked(tmp_path, servers, admin=admin)
     assert status == 2
     assert line.startswith(f"upstream.admin.username: {servers.replace(',', ', ')}: it refuses the login: ")

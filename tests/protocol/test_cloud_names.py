@@ -173,6 +173,9 @@ def of_password(password):
         (f"{ENDPOINT};SharedAccessSignature={SIGNED}&skn=send", "send"),
         (f"{SIGNED}&skn=send", "send"),
         (f"{SIGNED}&skn=a%2Eb", "a.b"),
+        (f" {SIGNED.lower()}&skn=send", "send"),
+        (f"{SIGNED.replace(' ', chr(9), 1)}&skn=send", "send"),
+        ("SharedAccessSignature skn=send&sig=a", "send"),
     ],
 )
 def test_a_connection_string_names_its_key_and_the_user_that_all_of_them_have(password, name):
@@ -196,6 +199,10 @@ def test_a_connection_string_names_its_key_and_the_user_that_all_of_them_have(pa
         f"{SIGNED}&skn=a&skn=b",
         f"{SIGNED}&skn=a&sk%6E=b",
         f"{SIGNED}&skn=%0a",
+        f"{ENDPOINT};SharedAccessSignature=SHAREDACCESSSIGNATURE skn=own&sr=a&sig=a&SKN=another",
+        f"{ENDPOINT};SharedAccessSignature=SharedAccessSignature\tskn=own&sr=a&sig=a&SKN=another",
+        f"{ENDPOINT};SharedAccessSignature=SharedAccessSignature  skn=own&sr=a&sig=a&SKN=another",
+        "sharedaccesssignature skn=own&sr=a&sig=a&SKN=another",
         ";" * 300_000,
         f"{ENDPOINT};SharedAccessKeyName=a;" + "x=y;" * 50_000,
     ],

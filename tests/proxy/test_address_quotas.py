@@ -36,7 +36,6 @@ def test_rates_come_from_quotas_and_counts_from_settings():
         ClusterConnectionsConfig(
             max_connections_per_ip=5,
             max_connections_per_ip_overrides={"::ffff:10.0.0.1": 7},
-            max_connections_per_user=0,
             ip_refusal="wait",
         )
     )

@@ -187,6 +187,10 @@ def state_file_check(tmp_path, source, text):
 
 CHANGES = b'{"version": 1, "overlay": [{"entity": {"user": "a"}, "limits": {}}]}'
 LAST_GOOD = b"".join(content(NO_QUOTAS, "upstream"))
+ONE_CHANGE_WRONG = b"""{"version": 1, "overlay": [{"entity": {"user": "a"}, "limits": {
+    "producer_byte_rate": {"limit": 1.0, "over": null}, "consumer_byte_rate": {"limit": -1, "over": null}}}]}"""
+ONE_LIMIT_WRONG = b"""{"version": 1, "source": "upstream", "quotas": [{"entity": {"user": "a"}, "limits": {
+    "producer_byte_rate": {"value": 1.0, "layer": "l"}, "consumer_byte_rate": {"value": -1, "layer": "l"}}}]}"""
 
 
 @pytest.mark.parametrize(
@@ -196,8 +200,10 @@ LAST_GOOD = b"".join(content(NO_QUOTAS, "upstream"))
         ("file", CHANGES, None),
         ("file", LAST_GOOD, "holds the last good quotas of the source 'upstream'"),
         ("file", b"log: {}", "expected JSON in UTF-8"),
+        ("file", ONE_CHANGE_WRONG, "state.json holds what cannot be read: overlay[0]: consumer_byte_rate of user=a"),
         ("upstream", None, None),
         ("upstream", LAST_GOOD, None),
+        ("upstream", ONE_LIMIT_WRONG, "state.json holds what cannot be read: consumer_byte_rate of user=a"),
         ("upstream", CHANGES, "holds changes of the source 'file'"),
         ("zookeeper", LAST_GOOD, "holds the last good quotas of the source 'upstream'"),
         ("topic", b"log: {}", "no JSON"),

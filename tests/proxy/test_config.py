@@ -753,6 +753,13 @@ def test_certificates_of_a_connection_without_tls_are_warned_about():
     assert warning.endswith("is without effect with security_protocol 'PLAINTEXT'")
 
 
+def with_own_tls(admin):
+    """MINIMAL, where the proxy itself and its clients speak TLS to the nodes."""
+    data = changed(cluster("upstream", "tls"), {})
+    data["virtual_clusters"][0]["upstream"]["admin"] = admin
+    return data
+
+
 ENDPOINT = {"url": "https://id.example.com/token", "client_id": "kafka", "client_secret_file": "secret"}
 
 
@@ -774,7 +781,7 @@ ENDPOINT = {"url": "https://id.example.com/token", "client_id": "kafka", "client
 )
 def test_tokens_go_with_oauthbearer(settings, expected):
     admin = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER", **settings}
-    data = changed(cluster("upstream", "admin"), admin)
+    data = with_own_tls(admin)
     if expected is not None:
         [problem] = problems(data)
         assert problem.startswith(f"{ADMIN}: {expected}")
@@ -810,7 +817,7 @@ def test_tokens_go_with_oauthbearer(settings, expected):
 )
 def test_a_token_goes_nowhere_without_tls_and_extensions_are_what_sasl_takes(settings, place):
     admin = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER", **settings}
-    [problem] = problems(changed(cluster("upstream", "admin"), admin))
+    [problem] = problems(with_own_tls(admin))
     assert problem.startswith(f"{ADMIN}.{place}")
 
 
@@ -821,10 +828,7 @@ def test_an_endpoint_on_this_machine_needs_no_tls(url):
         "sasl_mechanism": "OAUTHBEARER",
         "token_endpoint": {**ENDPOINT, "url": url},
     }
-    assert (
-        config_of(changed(cluster("upstream", "admin"), admin)).virtual_clusters[0].upstream.admin.token_endpoint.url
-        == url
-    )
+    assert config_of(with_own_tls(admin)).virtual_clusters[0].upstream.admin.token_endpoint.url == url
 
 
 @pytest.mark.parametrize(

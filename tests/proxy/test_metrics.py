@@ -298,6 +298,7 @@ def test_every_metric_has_our_prefix_and_every_family_is_there_from_the_start(me
         "kafka_throttle_cap_waiting",
         "kafka_throttle_cap_waits",
         "kafka_throttle_certificate_expiry_timestamp_seconds",
+        "kafka_throttle_certificate_renewal_due_timestamp_seconds",
         "kafka_throttle_certificate_reloads",
         "kafka_throttle_cluster_nodes",
         "kafka_throttle_cluster_up",

@@ -39,7 +39,9 @@ class Bound:
         self.source = FileSource(entries_of(entries), "proxy.yaml", state_file)
         self.quota_manager = ClientQuotaManager(Sensors(2 * clients + 16), QuotaTable())
         self.problems = []
-        self.book = QuotaStore("main", self.source, self.quota_manager, FakeClock(), self.problems.append)
+        self.book = QuotaStore(
+            "main", self.source, self.quota_manager, FakeClock(), lambda *new: self.problems.append(new)
+        )
         self.clients = clients
 
     async def __aenter__(self):
@@ -300,3 +302,22 @@ async def test_of_very_many_changes_the_first_hundred_are_listed(state):
     lines = audited(logs)
     assert [line["event"] for line in lines] == ["quota_changed"] * 100 + ["quota_changes_unlisted"]
     assert lines[-1]["changes"] == 9_901
+
+
+async def test_of_very_many_problems_the_first_hundred_are_listed(state):
+    """A key that the proxy does not know may be in each entity of a cluster."""
+    async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}) as bound:
+        for problems, expected in (
+            ({f"u{i}": "wrong" for i in range(10_000)}, ["quota_problem"] * 100 + ["quota_problems_unlisted"]),
+            ({f"u{i}": "wrong" for i in range(50)}, ["quota_problem_ended"] * 100 + ["quota_problems_unlisted"]),
+            ({}, ["quota_problem_ended"] * 50),
+        ):
+            bound.source.problems = problems
+            with capture_logs() as lines:
+                await bound.book.take_up()
+            assert [line["event"] for line in lines] == expected
+            if len(problems) == 10_000:
+                assert (lines[-1]["log_level"], lines[-1]["problems"]) == ("warning", 9_900)
+            if len(problems) == 50:
+                assert (lines[-1]["log_level"], lines[-1]["ended"]) == ("info", 9_850)
+        assert bound.problems == [("file", 10_000)]

@@ -14,7 +14,7 @@ from tests.simulation.plan import EntryPlan, FilterPlan, QuotaPlan, RequestPlan
 from tests.simulation.wire import count, text
 
 _EXACT, _DEFAULT = 0, 1
-_NOT_AUTHORISED, _INVALID, _REFUSED, _UNAVAILABLE = 31, 42, 44, -1
+_NOT_AUTHORISED, _INVALID, _REFUSED, _UNAVAILABLE = 31, 42, 44, 7
 
 _BYTE_RATES = ("producer_byte_rate", "consumer_byte_rate")
 MOST_NAMED = 100

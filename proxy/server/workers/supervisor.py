@@ -75,7 +75,7 @@ class SuppliedCluster:
             self.source,
             ClientQuotaManager(Sensors(16), QuotaTable()),  # has the tables; nothing is measured here
             clock,
-            lambda source: metrics.quota_problems.labels(config.name, source).inc(),
+            lambda source, count: metrics.quota_problems.labels(config.name, source).inc(count),
         )
         self._sent = NO_QUOTAS
 
