@@ -31,7 +31,9 @@ METRICS_PORT = 9_404
 _SPARE_PORTS = 9
 """How many ports there are for nodes that the cluster does not have yet, or that are not known."""
 _NODES_SHOWN = 10
-_FILES = ("ca_file", "certificate_file", "key_file", "password_file")
+_FILES = ("ca_file", "certificate_file", "key_file", "password_file", "token_file", "client_secret_file")
+_OF_TOKEN_ENDPOINT = {"token_endpoint": "url", **{name: name for name in ("client_id", "client_secret_file", "scope")}}
+"""The settings of `token_endpoint` by the options that give them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class _Draft:
 
     out: Path
     servers: Sequence[str]
-    admin: Mapping[str, str]
+    admin: Mapping[str, Any]
     host: str
     state_file: str
     port: int = BOOTSTRAP_PORT
@@ -107,9 +109,23 @@ class _Draft:
 @click.option("--ca-file", type=click.Path(), help="PEM certificates that the nodes' certificates must go back to.")
 @click.option("--certificate-file", type=click.Path(), help="The proxy's own certificate, as PEM.")
 @click.option("--key-file", type=click.Path(), help="Its key, as PEM.")
-@click.option("--sasl-mechanism", type=click.Choice(["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]), help="For its login.")
+@click.option(
+    "--sasl-mechanism",
+    type=click.Choice(["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]),
+    help="For its login. OAUTHBEARER needs --token-file or --token-endpoint, the others --username and "
+    "--password-file.",
+)
 @click.option("--username", metavar="NAME", help="The user that the proxy logs in as.")
 @click.option("--password-file", type=click.Path(), help="A file that holds the password and nothing else.")
+@click.option("--token-file", type=click.Path(), help="A file that holds a token and nothing else.")
+@click.option(
+    "--token-endpoint",
+    metavar="URL",
+    help="Where the proxy gets its tokens, with --client-id and --client-secret-file.",
+)
+@click.option("--client-id", metavar="NAME", help="The client that the proxy is at the token endpoint.")
+@click.option("--client-secret-file", type=click.Path(), help="A file that holds the client's secret and nothing else.")
+@click.option("--scope", help="What the token is to be good for, where the token endpoint wants to know.")
 def init(
     bootstrap: str,
     out: Path,
@@ -130,7 +146,7 @@ def init(
     draft = _Draft(
         out,
         servers,
-        {name: str(Path(value).absolute()) if name in _FILES else value for name, value in admin.items() if value},
+        _admin_of(admin),
         advertised_host or _own_address(servers),
         "quotas.json" if state_file is None else str(Path(state_file).absolute()),
         port or BOOTSTRAP_PORT,
@@ -148,6 +164,14 @@ def init(
     where = HostPort(draft.host, draft.port)
     click.echo(f"{out} is written: {', '.join(servers)}, {cluster}; clients bootstrap at {where}")
     click.echo(f"next: kafka-throttle check -c {out} --connect")
+
+
+def _admin_of(options: Mapping[str, str | None]) -> dict[str, Any]:
+    """The settings of `upstream.admin` that the options give."""
+    given = {name: value for name, value in options.items() if value}
+    given |= {name: str(Path(given[name]).absolute()) for name in _FILES if name in given}
+    endpoint = {field: given.pop(option) for option, field in _OF_TOKEN_ENDPOINT.items() if option in given}
+    return {**given, "token_endpoint": endpoint} if endpoint else {**given}
 
 
 def _nodes_of(upstream: UpstreamConfig) -> list[MetadataNode]:
@@ -327,7 +351,7 @@ drain:
   lame_duck_s: 0"""
 
 
-def _admin_lines(admin: Mapping[str, str]) -> Iterator[str]:
+def _admin_lines(admin: Mapping[str, Any]) -> Iterator[str]:
     """Who the proxy is to the cluster. Clients' connections to the nodes speak TLS if those of the proxy itself do."""
     if not admin:
         return

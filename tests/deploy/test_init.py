@@ -1,5 +1,6 @@
 """`kafka-throttle init` among simulated nodes; with a real cluster: tests/integration/test_init.py."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -152,6 +153,28 @@ def test_a_login_stands_in_the_file_and_its_password_does_not(path, tmp_path, st
     assert "opensesame" not in path.read_text() + result.output
 
 
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        (["--token-file", "token"], {"token_file": "token"}),
+        (
+            ["--token-endpoint", "https://id/token", "--client-id", "me", "--client-secret-file", "s", "--scope", "k"],
+            {"token_endpoint": {"url": "https://id/token", "client_id": "me", "client_secret_file": "s", "scope": "k"}},
+        ),
+    ],
+)
+def test_a_login_with_a_token_stands_in_the_file(path, tmp_path, monkeypatch, options, settings):
+    monkeypatch.chdir(tmp_path)
+    sasl = ["--security-protocol", "SASL_PLAINTEXT", "--sasl-mechanism", "OAUTHBEARER"]
+    assert init(path, "a:9092", "--offline", *sasl, *options).exit_code == 0
+    found = only(load_config(path))[0].upstream.admin.model_dump(exclude_defaults=True)
+    assert found == {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "OAUTHBEARER",
+        **json.loads(json.dumps(settings).replace('"token"', f'"{tmp_path}/token"').replace('"s"', f'"{tmp_path}/s"')),
+    }
+
+
 def test_where_the_nodes_speak_tls_connections_of_clients_do_too(path, tmp_path):
     result = init(path, "a:9093", "--offline", "--security-protocol", "SSL", "--ca-file", tmp_path / "ca.pem")
     assert result.exit_code == 0
@@ -167,6 +190,7 @@ def test_where_the_nodes_speak_tls_connections_of_clients_do_too(path, tmp_path)
             ["--username", "proxy"],
             "upstream.admin: expected security_protocol SASL_PLAINTEXT or SASL_SSL with a login, got PLAINTEXT",
         ),
+        (["--client-id", "me"], "upstream.admin.token_endpoint.url: "),
         (["--advertised-host", "not a host"], "advertised_host: expected a host name or IP address"),
         (["--port", 65530], "spare_ports"),
         (["--password-file", "no-such-file", "--username", "me", "--sasl-mechanism", "PLAIN"], "upstream.admin: "),
