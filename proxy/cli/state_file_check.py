@@ -18,7 +18,7 @@ def state_file_findings(config: Config) -> Iterator[Finding]:
             if cluster.quotas.source != "file":
                 expected = f"the last good quotas of the source {cluster.quotas.source!r}"
             path = f"virtual_clusters[{i}].quotas.state_file"
-            yield Finding(Problem(path, f"expected {expected}, but {name} {problem}"))
+            yield Finding(Problem(path, f"expected {expected}, got {name}: {problem}"))
 
 
 def _problem_in(path: Path, quotas: QuotasConfig) -> str | None:
