@@ -1533,8 +1533,12 @@ def test_users_of_mechanisms_that_name_theirs_are_warned_about(mechanism, expect
 
 
 WRONG_TOGETHER = {
-    CredentialsConfig: ({"username": "a"}, "", "expected sasl_mechanism with security_protocol"),
-    UsageTopicConfig: ({**TOPIC, "username": "a"}, "", "expected sasl_mechanism with security_protocol"),
+    CredentialsConfig: ({"username": "a"}, "", "expected security_protocol SASL_PLAINTEXT or SASL_SSL with a login"),
+    UsageTopicConfig: (
+        {**TOPIC, "username": "a"},
+        "",
+        "expected security_protocol SASL_PLAINTEXT or SASL_SSL with a login",
+    ),
     UpstreamTlsConfig: ({"key_file": "k"}, "", "expected certificate_file with key_file"),
     ListenerConfig: ({"proxy_protocol": "required"}, ".trusted_networks", "expected the networks of load balancers"),
     ListenerTlsConfig: ({"certificate_file": "c", "ca_file": "a"}, "", "expected ca_file with client_auth"),
