@@ -125,10 +125,12 @@ class PasswordFile:
         """Begin a login, with what all logins of this account in this process have shown. Raises SecretUnusable."""
         return _password_of(self).begin()
 
-    @property
-    def has_changed(self) -> bool:
-        """Whether it holds another password than the one that was accepted last."""
-        return _password_of(self).has_changed
+    def holds_another(self, password: str) -> bool:
+        """Whether it holds another password than this one. False if it cannot be read."""
+        try:
+            return read_secret(self.path) != password
+        except SecretUnusable:
+            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +197,6 @@ class Password:
 
     def _is_busy(self) -> bool:
         return self._under_way is not None and self._now_s() - self._under_way.began_s < _TURN_S
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether the file holds another password than the one that was accepted last."""
-        found = self._read()
-        return isinstance(found, str) and self._accepted is not None and found != self._accepted
 
     def _to_offer(self, found: str | SecretUnusable) -> str:
         known = [] if self._accepted is None else [self._accepted]

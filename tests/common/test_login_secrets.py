@@ -180,12 +180,12 @@ def test_parts_of_a_process_share_what_they_know_of_one_account(tmp_path):
 
 
 def test_another_password_in_the_file_is_noticed_without_a_login(account):
-    assert not account.secret.has_changed
-    assert account.log_in()
+    file = PasswordFile(str(account.file))
+    assert not file.holds_another("one")
     account.write("two")
-    assert account.secret.has_changed
+    assert file.holds_another("one")
     account.file.unlink()
-    assert not account.secret.has_changed
+    assert not file.holds_another("one")
 
 
 def test_a_token_is_read_for_each_login_and_never_held_back(tmp_path):
