@@ -1,18 +1,23 @@
 """The secrets that this process logs in with elsewhere: read for each login, and seldom offered again once refused.
 
 A broker or a directory may lock an account after a few wrong logins, and the login may be needed by several parts of
-the process at once. So all of them share what came of each login.
+the process, and by its workers, at once. So all of them share what came of each login.
 """
 
+import itertools
+import os
 import re
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Final, Protocol
+
+from common.forked_memory import LOGINS
 
 MAX_PASSWORD_BYTES: Final = 4_096
 MAX_TOKEN_BYTES: Final = 65_536
@@ -25,6 +30,7 @@ _hanging: Final[dict[str, threading.Thread]] = {}
 """A read of each file that took longer when it was begun last."""
 _TURN_S: Final = 2.0
 """How long a login waits until another one with the same secret is over."""
+_LOOK_S: Final = 0.02
 
 
 class SecretUnusable(Exception):
@@ -125,10 +131,12 @@ class PasswordFile:
         """Begin a login, with what all logins of this account in this process have shown. Raises SecretUnusable."""
         return _password_of(self).begin()
 
-    @property
-    def has_changed(self) -> bool:
-        """Whether it holds another password than the one that was accepted last."""
-        return _password_of(self).has_changed
+    def holds_another(self, password: str) -> bool:
+        """Whether it holds another password than this one. False if it cannot be read."""
+        try:
+            return read_secret(self.path) != password
+        except SecretUnusable:
+            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +163,32 @@ def _password_of(file: PasswordFile) -> "Password":
     return Password(file)
 
 
+@dataclass(slots=True)
+class _Known:
+    """What the logins of an account have shown."""
+
+    in_file: str = ""
+    """What the file held when it was read last."""
+    accepted: str | None = None
+    accepted_at_s: float = -inf
+    refused_at_s: dict[str, float] = field(default_factory=dict)
+    """When each of the known passwords was refused, those that were not accepted since."""
+    wrong: int = 0
+    """Wrong logins in a row."""
+    again_s: float = -inf
+    words: str = ""
+    under_way: str = ""
+    """The login whose turn it is, and until when it has its turn."""
+    turn_ends_s: float = -inf
+
+    @property
+    def pause_s(self) -> float:
+        """How long the next login waits behind the last wrong one."""
+        return PAUSES_S[min(self.wrong, len(PAUSES_S)) - 1]
+
+
 class Password:
-    """A password in a file. Any thread may use it.
+    """A password in a file. Any thread may use it, and any process that is forked from this one.
 
     What the file holds is offered. Once that is refused, the password that was accepted last is offered instead: files
     are often changed before the account is. When that is refused, too, the file's password gets another attempt at
@@ -166,26 +198,29 @@ class Password:
     def __init__(self, file: PasswordFile, now_s: Callable[[], float] = time.monotonic) -> None:
         self._file = file
         self._now_s = now_s
-        self._in_file = ""
-        """What the file held when it was read last."""
-        self._accepted: str | None = None
-        self._accepted_at_s = -inf
-        self._refused_at_s: dict[str, float] = {}
-        """When each of the known passwords was refused, those that were not accepted since."""
-        self._wrong = 0
-        """Wrong logins in a row."""
-        self._again_s = -inf
-        self._words = ""
-        self._turn = threading.Condition()
-        self._under_way: _PasswordAttempt | None = None
+        self._numbers = itertools.count()
+
+    @contextmanager
+    def _known(self) -> Iterator[_Known]:
+        """What is known now; what the block makes of it is known to all."""
+        with LOGINS.value(f"{self._file.account}\0{self._file.path}") as fields:
+            known = _Known(**fields)
+            try:
+                yield known
+            finally:
+                fields |= asdict(known)
 
     def begin(self) -> Attempt:
         """See `PasswordFile.begin`. Logins take turns, so that those who come together learn from the first."""
-        found = self._read()  # before the lock, which event loops take: a file may take long to read
-        with self._turn:
-            self._turn.wait_for(lambda: not self._is_busy(), _TURN_S)
-            attempt = self._under_way = _PasswordAttempt(self, self._to_offer(found), self._now_s())
-            return attempt
+        found = self._read()  # not in the block, which event loops wait for: a file may take long to read
+        number, waits_until_s = f"{os.getpid()}-{next(self._numbers)}", time.monotonic() + _TURN_S
+        while True:
+            with self._known() as known:
+                if self._now_s() >= known.turn_ends_s or time.monotonic() >= waits_until_s:
+                    secret = self._to_offer(found, known)
+                    known.under_way, known.turn_ends_s = number, self._now_s() + _TURN_S
+                    return _PasswordAttempt(self, secret, number)
+            time.sleep(_LOOK_S)
 
     def _read(self) -> str | SecretUnusable:
         try:
@@ -193,78 +228,65 @@ class Password:
         except SecretUnusable as error:
             return error
 
-    def _is_busy(self) -> bool:
-        return self._under_way is not None and self._now_s() - self._under_way.began_s < _TURN_S
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether the file holds another password than the one that was accepted last."""
-        found = self._read()
-        return isinstance(found, str) and self._accepted is not None and found != self._accepted
-
-    def _to_offer(self, found: str | SecretUnusable) -> str:
-        known = [] if self._accepted is None else [self._accepted]
+    def _to_offer(self, found: str | SecretUnusable, known: _Known) -> str:
         if isinstance(found, SecretUnusable):  # the file may be just being written
-            if not known or self._accepted in self._refused_at_s:
+            if known.accepted is None or known.accepted in known.refused_at_s:
                 raise found
-            return known[0]
-        if found != self._in_file:
-            self._in_file = found
-            self._refused_at_s = {one: at_s for one, at_s in self._refused_at_s.items() if one in known}
-            self._wrong, self._again_s = 0, -inf
-        candidates = list(dict.fromkeys([found, *known]))
+            return known.accepted
+        others = [] if known.accepted is None else [known.accepted]
+        if found != known.in_file:
+            known.in_file = found
+            known.refused_at_s = {one: at_s for one, at_s in known.refused_at_s.items() if one in others}
+            known.wrong, known.again_s = 0, -inf
+        candidates = list(dict.fromkeys([found, *others]))
         for candidate in candidates:
-            if candidate not in self._refused_at_s:
+            if candidate not in known.refused_at_s:
                 return candidate
-        if self._now_s() < self._again_s:
-            raise SecretHeldBack(self._held_back())
-        return min(candidates, key=self._refused_at_s.__getitem__)
+        if self._now_s() < known.again_s:
+            raise SecretHeldBack(self._held_back(known))
+        return min(candidates, key=known.refused_at_s.__getitem__)
 
-    def _held_back(self) -> str:
+    def _held_back(self, known: _Known) -> str:
         """The same words for as long as it lasts."""
-        times = "once" if self._wrong == 1 else f"{self._wrong} times" if self._wrong <= len(PAUSES_S) else "again"
-        pause = f"the next login is {self._pause_s:.0f} s after the last one"
-        return f"{self._words} (refused {times}; {pause}, or when {self._file.path} has another password)"
-
-    @property
-    def _pause_s(self) -> float:
-        return PAUSES_S[min(self._wrong, len(PAUSES_S)) - 1]
+        wrong = known.wrong
+        times = "once" if wrong == 1 else f"{wrong} times" if wrong <= len(PAUSES_S) else "again"
+        pause = f"the next login is {known.pause_s:.0f} s after the last one"
+        return f"{known.words} (refused {times}; {pause}, or when {self._file.path} has another password)"
 
     def note_accepted(self, secret: str) -> None:
         """A login with it has succeeded."""
-        with self._turn:
-            self._accepted, self._accepted_at_s = secret, self._now_s()
-            self._refused_at_s.pop(secret, None)
-            self._wrong, self._again_s = 0, -inf
+        with self._known() as known:
+            known.accepted, known.accepted_at_s = secret, self._now_s()
+            known.refused_at_s.pop(secret, None)
+            known.wrong, known.again_s = 0, -inf
 
     def note_refused(self, secret: str, words: str) -> bool:
         """A login with it was refused. Whether another password can be offered at once."""
-        with self._turn:
+        with self._known() as known:
             now_s = self._now_s()
-            self._refused_at_s[secret], self._words = now_s, words
-            self._wrong += 1
-            self._again_s = now_s + self._pause_s
-            others = {self._in_file, self._accepted or self._in_file} - {secret}
+            known.refused_at_s[secret], known.words = now_s, words
+            known.wrong += 1
+            known.again_s = now_s + known.pause_s
+            others = {known.in_file, known.accepted or known.in_file} - {secret}
             for other in others:
-                if secret == self._accepted and self._refused_at_s.get(other, inf) < self._accepted_at_s:
-                    del self._refused_at_s[other]  # what was refused while this one was right may be right now
-            return not others <= self._refused_at_s.keys()
+                if secret == known.accepted and known.refused_at_s.get(other, inf) < known.accepted_at_s:
+                    del known.refused_at_s[other]  # what was refused while this one was right may be right now
+            return not others <= known.refused_at_s.keys()
 
-    def note_ended(self, attempt: "_PasswordAttempt") -> None:
+    def note_ended(self, number: str) -> None:
         """Let the next login begin."""
-        with self._turn:
-            if self._under_way is attempt:
-                self._under_way = None
-                self._turn.notify_all()
+        with self._known() as known:
+            if known.under_way == number:
+                known.under_way, known.turn_ends_s = "", -inf
 
 
 class _PasswordAttempt:
     """A login that is under way."""
 
-    def __init__(self, password: Password, secret: str, began_s: float) -> None:
+    def __init__(self, password: Password, secret: str, number: str) -> None:
         self._password = password
         self.secret = secret
-        self.began_s = began_s
+        self._number = number
 
     def accepted(self) -> None:
         """See Attempt."""
@@ -276,4 +298,4 @@ class _PasswordAttempt:
 
     def ended(self) -> None:
         """See Attempt."""
-        self._password.note_ended(self)
+        self._password.note_ended(self._number)

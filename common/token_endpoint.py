@@ -36,7 +36,14 @@ _ERROR: Final = ("error", "error_description")
 
 
 class TokenUnavailable(SecretUnusable):
-    """The endpoint has given no token; the text says why."""
+    """The endpoint has given no token; the text says why.
+
+    `code` is what it has answered without its words, "" if it has not: some servers put the time into each answer.
+    """
+
+    def __init__(self, text: str, code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class Issued(NamedTuple):
@@ -102,6 +109,8 @@ class Tokens:
         self._refused: str | None = None
         """The token that a node has refused last."""
         self._failure: SecretUnusable = TokenUnavailable(f"{endpoint.url}: not asked yet")
+        self._code = ""
+        """The code of the last answer, if it was a failure."""
         self._ask_at_s = -math.inf
         """After a failure: the endpoint is not asked before."""
 
@@ -125,9 +134,12 @@ class Tokens:
         try:
             token, lifetime_s = self._asked()
         except SecretUnusable as error:
-            self._failure, self._ask_at_s = error, self._now_s() + _LEAST_PAUSE_S
+            self._ask_at_s = self._now_s() + _LEAST_PAUSE_S
+            if not isinstance(error, TokenUnavailable) or not error.code or error.code != self._code:
+                self._failure = error  # else the same words go on, as the log has them
+            self._code = error.code if isinstance(error, TokenUnavailable) else ""
         else:
-            self._token = token
+            self._token, self._code = token, ""
             self._renew_at_s, self._ends_at_s = now_s + _PART_OF_LIFETIME * lifetime_s, now_s + lifetime_s
 
     def _asked(self) -> Issued:
@@ -198,7 +210,9 @@ def issued(endpoint: TokenEndpoint, client_secret: str) -> Issued:
     code, description = (str(fields.get(key, "")).replace(client_secret, "...") for key in _ERROR)
     text = printable(": ".join(filter(None, (code, description))) or "no reason", _MOST_CHARACTERS)
     kind = ClientRefused if status == _UNAUTHORIZED or code == "invalid_client" else TokenUnavailable
-    raise kind(f"{endpoint.url}: it gives no token to {endpoint.client_id!r}: HTTP status {status}, {text}")
+    raise kind(
+        f"{endpoint.url}: it gives no token to {endpoint.client_id!r}: HTTP status {status}, {text}", f"{status} {code}"
+    )
 
 
 def _response_of(endpoint: TokenEndpoint, client_secret: str) -> tuple[int, bytes]:

@@ -72,15 +72,6 @@ class Ensemble:
     acl: Literal["open", "creator"] = "open"
 
     @property
-    def is_another(self) -> bool:
-        """Whether we are somebody else now than when we logged in: another password makes another digest."""
-        return (
-            self.digest is not None
-            and isinstance(self.digest.password, PasswordFile)
-            and (self.digest.password.has_changed)
-        )
-
-    @property
     def connect_s(self) -> float:
         """How long one address may take to connect: all servers together a session time-out, as in Java's client."""
         return min(self.session_timeout_ms / 1000 / len(self.servers), _LONGEST_CONNECT_S)
@@ -128,7 +119,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return super().spawn(run)
 
 
-def new_client(ensemble: Ensemble, words: LastWords, retry_s: float) -> KazooClient:
+def new_client(ensemble: Ensemble, words: LastWords, retry_s: float) -> "Client":
     """A client that is not started. It tries to connect every `retry_s`; `words` has why that fails.
 
     Raises SecretUnusable.
@@ -137,28 +128,37 @@ def new_client(ensemble: Ensemble, words: LastWords, retry_s: float) -> KazooCli
     attempt = None if login is None else login.begin()
     logger = logging.Logger("kazoo", logging.WARNING)
     logger.addHandler(words)
-    return _Client(
+    return Client(
         hosts=",".join(ensemble.servers),
         timeout=ensemble.session_timeout_ms / 1000,
         connection_retry={"max_tries": -1, "delay": retry_s, "backoff": 1, "max_jitter": 0.1},
         handler=_Handler(ensemble.connect_s),
         logger=logger,
+        digest=ensemble.digest,
         attempt=attempt,
         **_credentials(ensemble, "" if attempt is None else attempt.secret),
     )
 
 
-class _Client(KazooClient):  # type: ignore[misc]
+class Client(KazooClient):  # type: ignore[misc]
     """A client that notes what comes of its login.
 
     An ensemble does not refuse a digest: with another one we are somebody else. A login by SASL comes behind the state
     CONNECTED, and kazoo tells nobody what has come of it: that is looked at when this state ends.
     """
 
-    def __init__(self, *, attempt: Attempt | None, **settings: Any) -> None:
+    def __init__(self, *, digest: Login | None, attempt: Attempt | None, **settings: Any) -> None:
+        self._digest = digest
         self._attempt = attempt
         self._by_sasl = "sasl_options" in settings
         super().__init__(**settings)
+
+    @property
+    def is_another(self) -> bool:
+        """Whether we are somebody else now than when it logged in: another password makes another digest."""
+        if self._digest is None or self._attempt is None or isinstance(self._digest.password, str):
+            return False
+        return self._digest.password.holds_another(self._attempt.secret)
 
     def _session_callback(self, state: KeeperState) -> None:
         is_up, was_up = (each in _UP for each in (state, self._state))

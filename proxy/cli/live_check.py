@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -157,12 +157,16 @@ async def _asked(node: MetadataNode, credentials: Credentials, timeout_s: float)
     return None
 
 
-def _findings_of(path: str, refusals: Iterable[Refusal]) -> Iterator[Finding]:
-    """One finding for each problem, with all servers that have it."""
+def _findings_of(path: str, refusals: Sequence[Refusal]) -> Iterator[Finding]:
+    """One finding for each problem, with all servers that have it.
+
+    A password that one server has refused is held back from the others: what is said of them begins with the refusal.
+    """
     servers: dict[tuple[str, tuple[str, ...], bool], list[str]] = {}
     for refusal in refusals:
-        key = refusal.problem, tuple(refusal.settings), refusal.is_warning
-        servers.setdefault(key, []).append(refusal.server)
+        alike = (each.problem for each in refusals if each.settings == refusal.settings)
+        problem = min((each for each in alike if refusal.problem.startswith(each)), key=len)
+        servers.setdefault((problem, tuple(refusal.settings), refusal.is_warning), []).append(refusal.server)
     for (problem, (place, *others), is_warning), those in servers.items():
         see = f" (see also {', '.join(others)})" if others else ""
         yield Finding(Problem(f"{path}.{place}", f"{listed(those)}: {problem}{see}"), is_warning)

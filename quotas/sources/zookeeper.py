@@ -104,7 +104,7 @@ class _Connection:
         """Raise ConnectionLost if the connection was lost, kazoo has given up, or we are somebody else now."""
         if self._is_lost:
             raise ConnectionLost(self.trouble or "the session has ended")
-        if self._settings.ensemble.is_another:
+        if self._client.is_another:
             raise ConnectionLost("the password has changed")
         is_under_way = self.is_up or time.monotonic() - self._began_at < _GIVEN_UP_S
         if not is_under_way and self._client.client_state in _ENDED:

@@ -65,8 +65,9 @@ def admin(password_file):
 
 @pytest.fixture(scope="module")
 def sasl_proxy(sasl_kafka, password_file):
-    """A proxy before that listener; because it logs in itself, its clients must."""
-    with ProxyProcess(sasl_kafka.bootstrap(logins.LISTENER), QUOTAS, upstream=admin(password_file)) as process:
+    """A proxy before that listener; as it logs in itself, its clients must. Each connection has a line in its log."""
+    upstream = sasl_kafka.bootstrap(logins.LISTENER)
+    with ProxyProcess(upstream, QUOTAS, upstream=admin(password_file), log={"level": "debug"}) as process:
         yield process
 
 

@@ -270,8 +270,8 @@ async def test_what_could_not_be_put_in_force_is_shown_and_tried_again(monkeypat
             while len(calls) < 2 or bound.book.quotas != bound.source.quotas:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert bound.quota_manager.sensors.limit(bound.bind(0).produce) == 7.0
-        [trouble] = duties.troubles()
-        assert trouble == "main: an error in the proxy itself, in putting quotas in force: RuntimeError('a bug')"
+        trouble = "main: an error in the proxy itself, in putting quotas in force: RuntimeError('a bug')"
+        assert trouble in duties.troubles()  # those of other tests stay for a minute
 
 
 async def test_who_changes_a_quota_is_told_that_it_is_not_in_force_yet(monkeypatch, state):

@@ -129,7 +129,7 @@ class _Session:
         is_over = time.monotonic() - self._down_since > self._ensemble.session_timeout_ms / 1000
         if self._state == KazooState.LOST or (not self.is_up and is_over):
             raise TransportLost(self.trouble)
-        if self._ensemble.is_another:
+        if self._client.is_another:
             raise TransportLost("the password has changed")
 
     def make_parents(self) -> None:
