@@ -73,6 +73,7 @@ def test_a_first_configuration_takes_the_sockets_of_the_unit(tmp_path):
     path, [first, *_] = tmp_path / "proxy.yaml", free_port_run(10)
     program = [sys.executable, "-m", "proxy"]
     init = ["init", "--bootstrap", f"{HOST}:9", "--offline", "--port", str(first), "--out", str(path)]
+    init += ["--advertised-host", "kafka.example.com"]  # the name of this machine may be one of loopback
     subprocess.run([*program, *init], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     metrics_port = load_config(path).metrics.port
     others = {METRICS_PORT + i: metrics_port + i for i in range(2)} | {BOOTSTRAP_PORT + i: first + i for i in range(4)}

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -245,29 +246,29 @@ class SlowSource:
         return self._source.alter(alterations)
 
 
-def failing_once(monkeypatch, thing, name):
-    """Have a method of `thing` raise at its next call, after it has begun. The calls since then are returned."""
-    calls, method = [], getattr(thing, name)
+def failing_once(monkeypatch, bound):
+    """Have new quotas fail once, after they have begun to be put in force. The attempts since then are returned."""
+    attempts = []
 
-    def failing(*args):
-        calls.append(args)
-        yield from method(*args)
-        if len(calls) == 1:
+    def replacing(*args):
+        attempts.append(args)
+        yield from bound.quota_manager.replacing(*args)
+        if len(attempts) == 1:
             raise RuntimeError("a bug")
 
-    monkeypatch.setattr(thing, name, failing)
-    return calls
+    monkeypatch.setattr(bound.book, "_quota_manager", SimpleNamespace(replacing=replacing))
+    return attempts
 
 
 async def test_what_could_not_be_put_in_force_is_shown_and_tried_again(monkeypatch, state):
     monkeypatch.setattr(duties, "_AGAIN_S", 0.01)
     monkeypatch.setattr(file, "_POLL_S", 0.01)
     async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=1) as bound:
-        calls = failing_once(monkeypatch, bound.quota_manager, "replacing")
+        attempts = failing_once(monkeypatch, bound)
         other = FileSource(entries_of({EVERYBODY: {PRODUCE: 10.0}}), "proxy.yaml", state)
         await asyncio.to_thread(other.alter, [Alteration(Entity(client_id="c0"), {PRODUCE: 7.0})])
         async with asyncio.timeout(TIMEOUT_S):
-            while len(calls) < 2 or bound.book.quotas != bound.source.quotas:  # noqa: ASYNC110
+            while len(attempts) < 2 or bound.book.quotas != bound.source.quotas:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert bound.quota_manager.sensors.limit(bound.bind(0).produce) == 7.0
         trouble = "main: an error in the proxy itself, in putting quotas in force: RuntimeError('a bug')"
@@ -282,7 +283,7 @@ async def test_who_changes_a_quota_is_told_that_it_is_not_in_force_yet(monkeypat
             raise RuntimeError("a bug")
 
         with monkeypatch.context() as patch:
-            patch.setattr(bound.quota_manager, "replacing", failing)
+            patch.setattr(bound.book, "_quota_manager", SimpleNamespace(replacing=failing))
             [result] = await bound.alter(Entity(client_id="c0"), 7.0)
         assert isinstance(result, SourceUnavailable)
         assert str(result).startswith("written, but not in force yet")
