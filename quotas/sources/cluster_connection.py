@@ -45,7 +45,8 @@ _OF_THIS_PROCESS: Final = secrets.token_bytes(16)
 _PART_OF_LIFETIME: Final = 0.85
 """After so much of the lifetime of a login the next one is due, as in Java's clients."""
 _LEAST_LOGIN_S: Final = 1.5
-"""A node takes no login on a connection within a second of the last one. One that is late is taken."""
+"""A node takes no login on a connection within a second of the last one. One that is late is taken, and nothing else
+is before it: what is asked meanwhile waits."""
 _TURNS_TO_CLOSE: Final = 3
 """Of the event loop: a transport that is aborted closes its socket in a later one."""
 
@@ -131,6 +132,9 @@ class ClusterClient:
         self._timeout_s = timeout_s
         self._conversation = Conversation(credentials.mark)
         self._log_in_again_at_s = inf
+        """When most of the lifetime of the last login is over."""
+        self._may_log_in_at_s = 0.0
+        """When a node takes the next login on this connection."""
         self._stream: ClusterStream | None = None
         self._is_connected = False
         self._free_at_s = 0.0
@@ -146,8 +150,10 @@ class ClusterClient:
         await asyncio.sleep(self._free_at_s - loop.time())
         try:
             async with asyncio.timeout(self._timeout_s):
-                if self._stream and loop.time() >= self._log_in_again_at_s and not await self._logged_in(self._stream):
-                    self._let_go()
+                if self._stream and loop.time() >= self._log_in_again_at_s:
+                    await asyncio.sleep(self._may_log_in_at_s - loop.time())
+                    if not await self._logged_in(self._stream):
+                        self._let_go()
                 stream = self._stream or await self._introduced()
                 response = await stream.play(self._conversation.response_to(request))
         except NodeRefuses as refusal:
@@ -202,9 +208,8 @@ class ClusterClient:
         finally:
             attempt.ended()
         lifetime_s = self._conversation.lifetime_ms / 1000
-        self._log_in_again_at_s = (
-            began_s + max(_LEAST_LOGIN_S, _PART_OF_LIFETIME * lifetime_s) if lifetime_s > 0 else inf
-        )
+        self._may_log_in_at_s = began_s + _LEAST_LOGIN_S
+        self._log_in_again_at_s = began_s + _PART_OF_LIFETIME * lifetime_s if lifetime_s > 0 else inf
         return True
 
     async def _opened(self) -> ClusterStream:

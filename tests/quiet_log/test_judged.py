@@ -19,9 +19,10 @@ SHORT = {"client": "127.0.0.9:5", "reason": "client_lost", "requests": 1, **CLIE
 WHOLE = [
     line(1_000, "ready"),
     line(1_001, "throttle_started", client_id="etl", limit=5),
-    *[line(1_002, "connection_closed", **SHORT)] * 10,
+    *[line(at_s, "connection_closed", **SHORT) for at_s in range(1_002, 1_012)],
     line(1_055, "nodes_changed", "warning", gone=[2], nodes=[1, 3]),
     line(1_056, "connection_closed", "warning", client="127.0.0.1:5", reason="node_unreachable", node_id=2),
+    line(1_056, "connection_closed", "warning", **{**SHORT, "reason": "node_lost"}),
     line(1_060, "bootstrap_servers_silent", "warning"),
     *[line(at_s, "connections_closed", counts_as="127.0.0.9") for at_s in (1_063, 1_123)],
     line(1_104, "bootstrap_servers_respond"),

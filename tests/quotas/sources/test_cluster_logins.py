@@ -2,6 +2,8 @@
 
 import contextlib
 import socket
+import time
+from math import inf
 from struct import pack
 
 import pytest
@@ -46,6 +48,26 @@ class Node(Listener):
     @property
     def passwords(self):
         return [token.rpartition("\0")[2] for token in self.logins]
+
+
+class StrictNode(Node):
+    """A node that closes a connection as Kafka does: for a request after the end of its login, for a login that comes
+    within a second of the last one."""
+
+    logged_in_at_s = -inf
+
+    def _body(self, frame):
+        since_s = time.monotonic() - self.logged_in_at_s
+        match int.from_bytes(frame[:2], "big"):
+            case 3 if since_s * 1000 > self.lifetime_ms:
+                return b""
+            case 17 if since_s < 1:
+                return b""
+        return super()._body(frame)
+
+    def _answer(self, token):
+        self.logged_in_at_s = time.monotonic()
+        return super()._answer(token)
 
 
 @pytest.fixture
@@ -124,6 +146,18 @@ def test_a_login_that_is_good_for_a_while_is_done_again_on_the_same_connection(n
         for _ in range(3):
             own.ask(nodes_request())
     assert node.passwords == ["one"] * 4
+
+
+def test_a_login_that_ends_before_the_next_is_taken_holds_requests_up_and_loses_none(credentials):
+    node = StrictNode("one", lifetime_ms=1_100)
+    with (
+        contextlib.closing(node.server),
+        contextlib.closing(ClusterConnection(node.address, credentials, TIMEOUT_S)) as own,
+    ):
+        for _ in range(3):
+            own.ask(nodes_request())
+            time.sleep(1.25)
+    assert node.passwords == ["one"] * 3
 
 
 def test_a_password_that_changed_meanwhile_is_found_out_when_a_login_is_done_again(
