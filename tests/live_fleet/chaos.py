@@ -1,6 +1,7 @@
 """Instances are killed and started every few seconds, under producers that always have more than the limit allows.
 
-At the end every record is looked up at the nodes, as in tests/conservation, and the rate is compared with the limit.
+At the end every record is looked up at the nodes, as in tests/conservation, and the rate is compared with the limit. As
+there, a record that is proved to be doubled by librdkafka itself is a remark.
 """
 
 import tempfile
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from tests.conservation.accounts import ChangeStatus, Sent, compare
+from tests.conservation.accounts import ChangeStatus, Double, Findings, Log, Sent, compare
+from tests.conservation.batches import read_batches
 from tests.conservation.clients import Child
 from tests.conservation.confluent_reader import ends_of, scan
+from tests.conservation.doubles import Journal, judge
 from tests.conservation.pace import Plan
 from tests.live_fleet.figures import burst_s, by_second, long_run, over_s
 from tests.live_fleet.load import NICE
@@ -102,7 +105,7 @@ class Chaos:
                 instance.wait_until_ready()
                 instance.lift_quotas()
             producers.news("done", _FLUSH_S)
-            counts, violations = self._account(folder)
+            counts, found = self._account(folder, producers.log)
         return {
             "seconds": self._seconds,
             "limit": self._rig.limit,
@@ -113,7 +116,8 @@ class Chaos:
             "burst_s": burst_s(series, self._rig.limit),
             "records": counts,
             "troubles": producers.troubles,
-            "violations": violations,
+            "violations": found.violations,
+            "remarks": found.remarks,
         }
 
     def _watch(self, producers: Child, kills: Kills) -> list[int]:
@@ -133,17 +137,27 @@ class Chaos:
         since_began = [(at - began, total) for at, total in samples if at >= began]
         return [round(value) for value in by_second(since_began, self._seconds)]
 
-    def _account(self, folder: Path) -> tuple[dict[str, int], list[str]]:
+    def _account(self, folder: Path, log_of_producers: Path) -> tuple[dict[str, int], Findings]:
         """All producers' records beside what the nodes have."""
         self._say("reading all at the nodes")
         bootstrap = self._rig.cluster.bootstrap_servers
         logs = scan(bootstrap, ends_of(bootstrap, {self._topic: _PARTITIONS}))
         sent = {plan.producer: Sent.load(folder, plan.producer, _PARTITIONS) for plan in self._plans}
-        violations, present = list(logs.faults), 0
+        found, present = Findings(violations=list(logs.faults)), 0
         for log in logs.by_topic[self._topic]:
-            findings = compare(log, sent)
+            compared = compare(log, sent)
             present += log.next_offset
-            violations += findings.violations
-            violations += [f"doubled: {log.place}: {double}" for double in findings.doubles]
+            judged = self._judged(log, compared.doubles, log_of_producers)
+            found.violations += compared.violations + judged.violations
+            found.remarks += judged.remarks
         counts = {status.name.lower(): sum(one.count(status) for one in sent.values()) for status in ChangeStatus}
-        return {**counts, "present": present}, violations
+        return {**counts, "present": present}, found
+
+    def _judged(self, log: Log, doubles: Sequence[Double], log_of_producers: Path) -> Findings:
+        """Whose doing the doubles of a partition are."""
+        with log_of_producers.open(errors="replace") as lines:
+            journal = Journal(lines)
+        batches = read_batches(self._rig.folder_of(self._topic, log.partition))
+        return judge(
+            log, self._topic, doubles, batches, journal, {plan.producer: plan.client_id for plan in self._plans}
+        )

@@ -98,7 +98,7 @@ def _signed(over_s: float | None) -> str:
 def of_chaos(found: Mapping[str, Any]) -> str:
     """One paragraph, and what was wrong."""
     records = found["records"]
-    wrong = found["violations"]
+    wrong, remarks = found["violations"], found.get("remarks", [])
     told = (
         f"In {found['seconds']} s instances were killed {found['kills']} times (SIGKILL), in turn, and started "
         "again, under three idempotent producers of librdkafka that always had more than the limit allows. Long run: "
@@ -106,7 +106,8 @@ def of_chaos(found: Mapping[str, Any]) -> str:
         f"{records['acknowledged']:,} records were acknowledged, {records['present']:,} are there; "
         f"{len(wrong) or 'none'} lost, doubled or out of order."
     )
-    return "\n".join([told, *(f"- {one}" for one in wrong[:20])])
+    told += " What librdkafka itself has doubled (its issue 4953):" if remarks else ""
+    return "\n".join([told, *(f"- {one}" for one in [*wrong[:20], *remarks[:20]])])
 
 
 def of_cost(found: Mapping[str, Any]) -> str:

@@ -178,8 +178,12 @@ class Rig:
 
     def written_bytes(self, topic: str, partitions: int = 1) -> int:
         """How long the logs of a topic's partitions are: what has arrived, as the node has it on its disk."""
-        folders = [self.cluster.data_folder(LEADER) / f"{topic}-{partition}" for partition in range(partitions)]
+        folders = [self.folder_of(topic, partition) for partition in range(partitions)]
         return sum(path.stat().st_size for folder in folders for path in folder.glob("*.log"))
+
+    def folder_of(self, topic: str, partition: int) -> Path:
+        """Where the node has a partition on its disk."""
+        return self.cluster.data_folder(LEADER) / f"{topic}-{partition}"
 
     def _cluster(self) -> KafkaCluster:
         def extra(node_id: int) -> dict[str, str]:

@@ -43,6 +43,9 @@ def test_the_page_says_what_was_wrong(found):
     text = page.markdown(found, "fleet.webp")
     assert "](fleet.webp)" in text
     assert "1,000 records were acknowledged, 999 are there; 1 lost, doubled or out of order.\n- lost: record 7" in text
+    found["chaos"].update(violations=[], remarks=["2 records of producer 1"])
+    told = "none lost, doubled or out of order. What librdkafka itself has doubled (its issue 4953):"
+    assert f"{told}\n- 2 records of producer 1" in page.markdown(found)
 
 
 def test_the_cost_is_beside_that_without_a_fleet(found):
