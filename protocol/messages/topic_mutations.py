@@ -8,13 +8,15 @@ with unknown tagged fields. Offsets count from the frame's start, its length pre
 """
 
 from array import array
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import NamedTuple, Protocol
 
 from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from protocol.errors import MalformedMessage, TruncatedMessage
 from protocol.fields import MAX_TAGS
+from protocol.numbers_by_key import NO_NUMBER, NumbersByKey
 from protocol.primitives import Reader, compact_string, int16, int32, uvarint
 from protocol.splices import Splice, joined
 
@@ -38,11 +40,14 @@ _MESSAGE_SINCE = {CREATE_TOPICS: 1, DELETE_TOPICS: 5, CREATE_PARTITIONS: 0}
 _DETAILS_SINCE = 5
 _STATES_SINCE = 6
 
-NO_RESULT = -1
+NO_RESULT = NO_NUMBER
 """In place of the number of a result."""
 
 GAPS = -1
 """In place of the number of partitions that have assignments."""
+
+_BEFORE_AN_ID = b"/"
+"""No valid name of a topic begins with it."""
 
 _CLIENT_ID_AT = 12
 _BODY_AT = 8
@@ -68,6 +73,10 @@ class TopicItem(NamedTuple):
     partitions: int = 0
     replication_factor: int = -1
     assigned: int = 0
+
+    def key(self) -> bytes:
+        """What two items that mean the same topic have in common: its name; its id, if the topic has no name here."""
+        return _BEFORE_AN_ID + self.topic_id if self.name is None else self.name
 
 
 class Topics(Protocol):
@@ -154,6 +163,10 @@ class TopicPlaces:
         end = starts[number + 1] if number + 1 < len(starts) else self._end
         return self._fields.topic_at(starts[number], end)
 
+    def key(self, number: int) -> bytes:
+        """The `TopicItem.key` of one of them."""
+        return self._fields.topic_key_at(self._starts[number])
+
 
 class TopicResult(NamedTuple):
     """The result for one topic, in [start, end). `partitions` is -1 if the response does not have it."""
@@ -201,37 +214,47 @@ class _Unclaimed:
     def __init__(self, results: Results) -> None:
         self.taken = bytearray(len(results))
         self._results = results
-        self._by_name: dict[bytes, int] = {}
-        self._by_id: dict[bytes, int] = {}
+        self._by_name = NumbersByKey(len(results), self._name_of)
+        self._by_id = NumbersByKey(len(results), self._id_of)
         self._next = array("i", [NO_RESULT]) * (2 * len(results))
         """After each result the next one with the same name, and then after each the next one with the same id."""
+
+    def _name_of(self, number: int) -> bytes:
+        name = self._results[number].name
+        assert name is not None
+        return name
+
+    def _id_of(self, number: int) -> bytes:
+        return self._results[number].topic_id
 
     def note(self, number: int) -> None:
         """Note a result. The last one is noted first."""
         result, next_one = self._results[number], self._next
         if result.name is not None:
-            next_one[number] = self._by_name.get(result.name, NO_RESULT)
-            self._by_name[result.name] = number
+            next_one[number] = self._by_name.get(result.name)
+            self._by_name.put(result.name, number)
         if result.name is None or result.topic_id != NO_TOPIC_ID:
-            next_one[number + len(self.taken)] = self._by_id.get(result.topic_id, NO_RESULT)
-            self._by_id[result.topic_id] = number
+            next_one[number + len(self.taken)] = self._by_id.get(result.topic_id)
+            self._by_id.put(result.topic_id, number)
 
     def take(self, item: TopicItem) -> int:
         """The number of the result for an item; NO_RESULT if there is none. Each result is given once."""
         if item.name is None:
             return self._take(self._by_id, item.topic_id, len(self.taken))
-        number = self._by_name.get(item.name, NO_RESULT)
+        number = self._by_name.get(item.name)
         if number != NO_RESULT and item.topic_id != NO_TOPIC_ID and self._results[number].topic_id != item.topic_id:
             return NO_RESULT
         return self._take(self._by_name, item.name, 0)
 
-    def _take(self, firsts: dict[bytes, int], key: bytes, offset: int) -> int:
-        number = firsts.get(key, NO_RESULT)
+    def _take(self, firsts: NumbersByKey, key: bytes, offset: int) -> int:
+        number = firsts.get(key)
         while number != NO_RESULT and self.taken[number]:
             number = self._next[number + offset]
         if number != NO_RESULT:
             self.taken[number] = 1
-            firsts[key] = self._next[number + offset]
+            following = self._next[number + offset]
+            if following != NO_RESULT:
+                firsts.put(key, following)
         return number
 
 
@@ -277,20 +300,21 @@ class MutationResponse:
         They come in the order of the request; results that belong to none of its items come last.
         """
         unclaimed = yield from self._unclaimed()
-        merged = bytearray(uvarint(len(refusals) + len(self.results) + 1))
+        merged = BytesIO()  # it grows step by step, and is not copied at the end
+        merged.write(uvarint(len(refusals) + len(self.results) + 1))
         for number in range(len(items)):
             if number in refusals:
-                merged += refusals[number]
+                merged.write(refusals[number])
             elif (found := unclaimed.take(items[number])) != NO_RESULT:
-                merged += self._bytes_of(frame, found)
+                merged.write(self._bytes_of(frame, found))
             if not (number + 1) % ELEMENTS_AT_ONCE:
                 yield
         for number in range(len(self.results)):
             if not unclaimed.taken[number]:
-                merged += self._bytes_of(frame, number)
+                merged.write(self._bytes_of(frame, number))
             if not (number + 1) % ELEMENTS_AT_ONCE:
                 yield
-        return Splice(self.count_at, self.end, bytes(merged))
+        return Splice(self.count_at, self.end, merged.getvalue())
 
     def _bytes_of(self, frame: bytes, number: int) -> bytes:
         result = self.results[number]
@@ -307,7 +331,7 @@ class MutationReader:
         self._api_key, self._api_version = api_key, api_version
         self._fields = _Fields(frame, _CLIENT_ID_AT, api_key, api_version)
         self._fields.client_id()
-        self._count_at, self._count = self._fields.offset, self._fields.length()
+        self._count_at, self.count = self._fields.offset, self._fields.length()
         self._first_at = self._fields.offset
 
     def items(self) -> Iterator[TopicItem | None]:
@@ -315,7 +339,7 @@ class MutationReader:
         fields = self._fields
         item = {CREATE_TOPICS: fields.new_topic, DELETE_TOPICS: fields.doomed_topic}
         read = item.get(self._api_key, fields.grown_topic)
-        for _ in range(self._count):
+        for _ in range(self.count):
             yield from read()
 
     def request(self, items: Topics) -> MutationRequest:
@@ -467,6 +491,12 @@ class _Fields(Reader):
         name_or_null = self.nullable_text()
         return TopicItem(start, end, name_or_null, NO_TOPIC_ID if self._version < _STATES_SINCE else self.topic_id())
 
+    def topic_key_at(self, start: int) -> bytes:
+        """The key of the topic that begins here."""
+        self.offset = start
+        name = self.nullable_text()
+        return _BEFORE_AN_ID + self.topic_id() if name is None else name
+
     def result(self) -> TopicResult:
         start, name, topic_id, partitions = self.offset, self.nullable_text(), NO_TOPIC_ID, -1
         if self._version >= _RESULT_TOPIC_ID_SINCE[self._key]:
@@ -520,10 +550,25 @@ def refusal(request: MutationRequest, item: TopicItem, name: bytes | None) -> by
     return text + topic_id + int16(THROTTLING_QUOTA_EXCEEDED) + _NO_MESSAGE + details + b"\0"
 
 
-def refusals_response(correlation_id: int, count: int, refusals: Iterable[bytes]) -> bytes:
-    """The response, a whole frame, to a request of a strict version whose items are all refused; throttle time 0.
+class RefusalsResponse:
+    """The response to a request of a strict version whose items, `count`, are all refused; throttle time 0.
 
-    There are `count` items; `refusals` are pieces of their results.
+    It grows refusal by refusal: to join them at the end would hold the event loop.
     """
-    body = b"".join((int32(correlation_id), b"\0", int32(0), uvarint(count + 1), *refusals, b"\0"))
-    return int32(len(body)) + body
+
+    def __init__(self, correlation_id: int, count: int) -> None:
+        self._frame = BytesIO()
+        self._frame.write(b"".join((int32(0), int32(correlation_id), b"\0", int32(0), uvarint(count + 1))))
+
+    def add(self, refusal: bytes) -> None:
+        """Add the result of the next item."""
+        self._frame.write(refusal)
+
+    def frame(self) -> bytes:
+        """The whole frame, once all items have their results."""
+        frame = self._frame
+        frame.write(b"\0")
+        size_bytes = frame.tell() - 4
+        frame.seek(0)
+        frame.write(int32(size_bytes))
+        return frame.getvalue()

@@ -22,12 +22,12 @@ from protocol.messages.topic_mutations import (
     MutationReader,
     MutationRequest,
     MutationResponseReader,
+    RefusalsResponse,
     ResultPlaces,
     TopicItem,
     TopicPlaces,
     TopicResult,
     refusal,
-    refusals_response,
 )
 from protocol.messages.topic_partitions import (
     BY_ID_VERSION,
@@ -35,6 +35,7 @@ from protocol.messages.topic_partitions import (
     PartitionsRequest,
     each_topic_partitions,
 )
+from protocol.numbers_by_key import NumbersByKey
 from proxy.decisions.facts import ConnectionFacts
 from proxy.decisions.steps import ITEMS_PER_STEP, Steps
 from proxy.relay.actions import OWN_REQUEST_ID, Close, CloseReason, Decision, DecisionRequest
@@ -120,17 +121,19 @@ class _Note:
 class _Costs:
     """What each topic of a request costs now, and what it costs if it succeeds although that seems impossible.
 
-    `same_as` has the number of an earlier item that names the same topic, if one deletion may be done for both.
+    `same_as` has the number of the first item that names the same topic, if one deletion may be done for both;
+    otherwise its own.
     """
 
     def __init__(self) -> None:
         self.now = array("i")
         self.due = array("i")
-        self.same_as: dict[int, int] = {}
+        self.same_as = array("I")
 
-    def add(self, now: int, due: int) -> None:
+    def add(self, now: int, due: int, same_as: int) -> None:
         self.now.append(now)
         self.due.append(due)
+        self.same_as.append(same_as)
 
 
 def judge(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[Decision]:
@@ -159,7 +162,8 @@ def judge(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[De
 
 def _ask_first(ask: DecisionRequest, facts: ConnectionFacts) -> Steps[Decision | None]:
     """The decision to ask the node for the partitions of the topics, or to let the request pass; None: go on."""
-    reader, wanted = MutationReader(ask.frame, ask.api_key, ask.api_version), _Wanted()
+    reader = MutationReader(ask.frame, ask.api_key, ask.api_version)
+    wanted = _Wanted(ask, reader.count)
     for number, item in enumerate(reader.items(), 1):
         if item is not None:
             wanted.add(item)
@@ -189,16 +193,14 @@ def _read(ask: DecisionRequest, known: "_Known") -> Steps[tuple[MutationRequest,
     """The request, and what its topics cost."""
     reader = MutationReader(ask.frame, ask.api_key, ask.api_version)
     places = TopicPlaces(ask.frame, ask.api_key, ask.api_version)
-    costing = _COSTING[ask.api_key](known)
+    costing = _COSTING[ask.api_key](known, NumbersByKey(reader.count, places.key))
     for number, item in enumerate(reader.items(), 1):
         if item is not None:
             places.add(item)
             costing.add(item)
         if item is None or not number % ITEMS_PER_STEP:
             yield
-    request = reader.request(places)
-    yield from costing.finish(request)
-    return request, costing.costs
+    return reader.request(places), costing.costs
 
 
 class _Spending:
@@ -221,8 +223,7 @@ class _Spending:
         costs, refused = self._costs, self.refused
         for i in range(start, min(start + ITEMS_PER_STEP, len(costs.now))):
             cost, spent, reported_ms = costs.now[i], 0.0, None
-            same_as = costs.same_as.get(i)
-            is_refused = same_as is not None and same_as in refused
+            is_refused = costs.same_as[i] in refused
             if not is_refused and cost and client_sensors.mutation is not None:
                 spent, reported_ms = self._spend(quota_manager.buckets, client_sensors.mutation, cost, now_ms)
             if reported_ms is not None:
@@ -257,8 +258,7 @@ def _decision(
     """The decision about a request whose topics are all charged."""
     refused, throttle_time_ms = spending.refused, spending.throttle_time_ms
     if refused and len(refused) == len(request.items):
-        correlation_id = int.from_bytes(ask.frame[8:12], "big", signed=True)
-        response = refusals_response(correlation_id, len(refused), (yield from _all_refusals(refused)))
+        response = yield from _all_refused(ask, refused)
         return Decision(response=response, throttle_time_ms=throttle_time_ms, refused=len(refused))
     matters = refused or any(spending.charges.due)
     note = _Note(
@@ -277,16 +277,15 @@ def _decision(
     )
 
 
-def _all_refusals(refused: _Refused) -> Steps[list[bytes]]:
-    """The results of all refused topics, in pieces of a step each."""
-    pieces, piece = list[bytes](), bytearray()
+def _all_refused(ask: DecisionRequest, refused: _Refused) -> Steps[bytes]:
+    """The response to a request whose topics are all refused."""
+    correlation_id = int.from_bytes(ask.frame[8:12], "big", signed=True)
+    response = RefusalsResponse(correlation_id, len(refused))
     for number, i in enumerate(refused, 1):
-        piece += refused[i]
+        response.add(refused[i])
         if not number % ITEMS_PER_STEP:
-            pieces.append(bytes(piece))
-            piece.clear()
             yield
-    return [*pieces, bytes(piece)]
+    return response.frame()
 
 
 # ------------------------------------------------------------------------------ the response
@@ -382,9 +381,9 @@ def _cost_in_the_end(spent: float, due: int, result: TopicResult | None) -> floa
 class _Wanted:
     """The topics whose partitions must be known, each once: by name or by id."""
 
-    def __init__(self) -> None:
-        self._known: dict[bytes, None] = {}  # a dictionary takes half the bytes of a set
-        self._known_ids: dict[bytes, None] = {}
+    def __init__(self, ask: DecisionRequest, most: int) -> None:
+        self._places = TopicPlaces(ask.frame, ask.api_key, ask.api_version)
+        self._first = NumbersByKey(most, self._places.key)
         self._by_name = PartitionsRequest(BY_NAME_VERSION)
         self._by_id = PartitionsRequest(BY_ID_VERSION)
 
@@ -392,13 +391,14 @@ class _Wanted:
         """Ask for a topic of the request, if it says which one is meant."""
         if not _has_one_key(item):
             return
+        number = len(self._places)
+        self._places.add(item)
+        if self._first.first(item.key(), number) != number:
+            return
         if item.name is None:
-            key, known, request = item.topic_id, self._known_ids, self._by_id
+            self._by_id.add(item.topic_id)
         else:
-            key, known, request = item.name, self._known, self._by_name
-        if key not in known:
-            known[key] = None
-            request.add(key)
+            self._by_name.add(item.name)
 
     def own_requests(self) -> tuple[bytes, ...]:
         """The requests, whole frames: one about names and one about ids, as far as there are any."""
@@ -463,33 +463,26 @@ class _Known:
 
 
 class _Costing:
-    """Finds what the topics of a request cost, one after the other."""
+    """Finds what the topics of a request cost, one after the other. Those that are named twice cost nothing."""
 
-    def __init__(self, known: _Known) -> None:
+    def __init__(self, known: _Known, first: NumbersByKey) -> None:
         self.costs = _Costs()
         self._known = known
-        self._names: dict[bytes | None, None] = {}
-        self._twice: set[bytes | None] = set()
+        self._first = first
 
     def add(self, item: TopicItem) -> None:
         """Take up the next topic."""
-        if item.name in self._names:
-            self._twice.add(item.name)
+        costs, number = self.costs, len(self.costs.now)
+        first = self._first.first(item.key(), number)
+        if first == number:
+            costs.add(*self._cost(item), number)
         else:
-            self._names[item.name] = None
-        self.costs.add(*self._cost(item))
+            costs.now[first] = costs.due[first] = 0
+            costs.add(0, 0, number)
 
     def _cost(self, item: TopicItem) -> tuple[int, int]:
         """What a topic costs now, and what it costs if it succeeds."""
         raise NotImplementedError
-
-    def finish(self, request: MutationRequest) -> Steps[None]:
-        """All topics are known: those that were named twice cost nothing."""
-        for i in range(len(request.items) if self._twice else 0):
-            if request.items[i].name in self._twice:
-                self.costs.now[i] = self.costs.due[i] = 0
-            if not (i + 1) % ITEMS_PER_STEP:
-                yield
 
 
 class _CostingOfCreation(_Costing):
@@ -511,24 +504,13 @@ class _CostingOfGrowth(_Costing):
 class _CostingOfDeletion(_Costing):
     """A topic named twice is deleted once by a node in ZooKeeper mode; others refuse it."""
 
-    def __init__(self, known: _Known) -> None:
-        super().__init__(known)
-        self._first: dict[bytes, int] = {}
-        self._first_by_id: dict[bytes, int] = {}
-
     def add(self, item: TopicItem) -> None:
-        costs, cost = self.costs, 0
+        number = first = len(self.costs.now)
+        cost = 0
         if _has_one_key(item):
-            number = len(costs.now)
-            if item.name is None:
-                first = self._first_by_id.setdefault(item.topic_id, number)
-            else:
-                first = self._first.setdefault(item.name, number)
-            if first == number:
-                cost = self._known.partitions(item)
-            else:
-                costs.same_as[number] = first
-        costs.add(cost, cost)
+            first = self._first.first(item.key(), number)
+            cost = self._known.partitions(item) if first == number else 0
+        self.costs.add(cost, cost, first)
 
 
 def _new_partitions(item: TopicItem, known: _Known) -> int:
@@ -541,7 +523,7 @@ def _new_partitions(item: TopicItem, known: _Known) -> int:
     return known.default_partitions() if item.partitions == -1 else max(item.partitions, 0)
 
 
-_COSTING: dict[int, Callable[[_Known], _Costing]] = {
+_COSTING: dict[int, Callable[[_Known, NumbersByKey], _Costing]] = {
     CREATE_TOPICS: _CostingOfCreation,
     DELETE_TOPICS: _CostingOfDeletion,
     CREATE_PARTITIONS: _CostingOfGrowth,

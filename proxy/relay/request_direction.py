@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from enum import Enum
+from io import BytesIO
 from struct import Struct
 from typing import Final
 
@@ -124,8 +125,8 @@ def classify(plan: Plan, reasons: int, is_decided: bool, login: Login) -> Dispos
 class _Unread:
     """The bytes of the client that are not taken yet.
 
-    Of a request that is collected whole, `missing` bytes are still to come, and `gathered` came after `data`. It is put
-    together once, when it is complete, not with each piece.
+    Of a request that is collected whole, `missing` bytes are still to come, and `gathered` has those of `data` and what
+    came after them. Its memory grows with each piece: to join them at the end would hold the event loop.
     """
 
     __slots__ = ("_manager", "_wanted_version", "data", "first_bytes", "gathered", "long_head", "missing")
@@ -136,14 +137,14 @@ class _Unread:
         """How the first request of the client begins, once it was taken; or ApiVersions as the first after a login."""
         self.long_head = False
         """Whether the head of a request is not here whole though it is large already, and there is room for it."""
-        self.gathered: bytes | bytearray = b""
+        self.gathered: BytesIO | None = None
         self.missing = 0
         self._manager = manager
         self._wanted_version = 0
         """The version of the quotas that made the relay collect it."""
 
     def __len__(self) -> int:
-        return len(self.data) + len(self.gathered)
+        return len(self.data) if self.gathered is None else self.gathered.tell()
 
     def note_first(self, buf: bytes, at: int) -> None:
         """The request at `at` is one by which clients name themselves."""
@@ -151,7 +152,8 @@ class _Unread:
 
     def want(self, missing: int) -> None:
         """Collect the next request whole: `missing` bytes of it are still to come."""
-        self.missing, self.gathered = missing, bytearray()
+        self.missing, self.gathered = missing, BytesIO()
+        self.gathered.write(self.data)
         self._wanted_version = self._manager.version
 
     def gather(self, data: bytes) -> bool:
@@ -159,7 +161,8 @@ class _Unread:
 
         It is when it is complete, or quotas have changed: then it may not be needed whole any more.
         """
-        self.gathered += data
+        assert self.gathered is not None
+        self.gathered.write(data)
         self.missing -= len(data)
         if self.missing > 0 and self._wanted_version == self._manager.version:
             return False
@@ -168,8 +171,9 @@ class _Unread:
 
     def put_together(self) -> None:
         """Put together what has come of a request that was collected, so that it is looked at."""
-        self.data += self.gathered
-        self.missing, self.gathered = 0, b""
+        if self.gathered is not None:
+            self.data = self.gathered.getvalue()
+        self.missing, self.gathered = 0, None
 
 
 class _Asked:

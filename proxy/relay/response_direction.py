@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from io import BytesIO
 from struct import Struct
 from typing import Final
 
@@ -178,7 +179,7 @@ class ResponseDirection:
         self._left = 0
         """How many bytes are still to come of a response that is PASSING, COLLECTING or DROPPING."""
         self._walked: _Walked | None = None
-        self._parts: list[bytes] = []
+        self._parts: BytesIO | None = None
         """The parts that have come of a response that is COLLECTING or GATHERING."""
         self._asked = _Asked()
         self.waits = False
@@ -207,12 +208,15 @@ class ResponseDirection:
     @property
     def holds_bytes(self) -> bool:
         """Whether bytes are here that have not gone out."""
-        return bool(self.unread or self._parts or self._asked.frame)
+        return bool(self.unread or self._parts is not None or self._asked.frame)
 
     @property
     def held_bytes(self) -> int:
         """How many bytes are here that have not gone out."""
-        return len(self.unread) + sum(map(len, self._parts)) + len(self._asked.frame)
+        return len(self.unread) + self._parts_bytes() + len(self._asked.frame)
+
+    def _parts_bytes(self) -> int:
+        return 0 if self._parts is None else self._parts.tell()
 
     def _become(self, state: ResponseState) -> None:
         assert state in FOLLOWS[self.state], f"{state} after {self.state}"
@@ -229,12 +233,22 @@ class ResponseDirection:
         if self.state is not GATHERING:
             self.unread = self.unread + data if self.unread else data
             return True
-        self._parts.append(data)
-        if len(self.unread) + sum(map(len, self._parts)) < self._asked.head_bytes:
+        self._put(data)
+        if len(self.unread) + self._parts_bytes() < self._asked.head_bytes:
             return False
-        self.unread = b"".join((self.unread, *self._parts))
-        self._parts = []
+        self.unread += self._take_parts()
         return True
+
+    def _put(self, part: bytes) -> None:
+        """Store a part of a response. Memory grows with each: to join many at the end would hold the event loop."""
+        if self._parts is None:
+            self._parts = BytesIO()
+        self._parts.write(part)
+
+    def _take_parts(self) -> bytes:
+        """The parts of a response that are here, in one piece."""
+        parts, self._parts = self._parts, None
+        return b"" if parts is None else parts.getvalue()
 
     def take(self, at: int = 0) -> None:
         """Send on all that may be sent, with throttle times put in; stop at a response that needs a decision.
@@ -546,12 +560,11 @@ class ResponseDirection:
             self._become(COLLECTING)
             self._left = frame_bytes
         part = passage.buf[at : at + self._left]
-        self._parts.append(part)
+        self._put(part)
         self._left -= len(part)
         passage.cut(at, at + len(part))
         if not self._left:
-            frame, self._parts = b"".join(self._parts), []
-            self._take_collected(request, frame)
+            self._take_collected(request, self._take_parts())
         return at + len(part)
 
     def _may_hold(self, size_bytes: int) -> bool:
@@ -665,7 +678,7 @@ class ResponseDirection:
             accounting.count_responses(1, len(response))
             accounting.going = request.use
             accounting.written(request.use, len(response))
-            responses.append(self._throttle.own_response(request, response))
+            responses += self._throttle.own_response(request, response)
         return responses
 
     # ---------------------------------------------------- empty Fetch responses
@@ -711,13 +724,13 @@ class ResponseDirection:
     def forget(self) -> None:
         """The connection ends: forget what is here."""
         self.unread = self._asked.frame = b""
-        self._parts = []
+        self._parts = None
 
     def give_up(self) -> tuple[int, bytes]:
         """As `forget`. Returns how many bytes are still to come of a response that was taken, and what is here of those
         behind it.
         """
-        parts = b"".join(self._parts)
+        parts = self._take_parts()
         here = self.unread + parts if self.state is GATHERING else parts + self.unread
         left = 0
         if self.state is PASSING or self.state is DROPPING:

@@ -8,7 +8,7 @@ from protocol.splices import Splice
 from proxy.relay.accounting import Accounting
 from proxy.relay.actions import DecisionKind, Throttled, WakeAt
 from proxy.relay.request import Request
-from proxy.relay.turn import Turn
+from proxy.relay.turn import Piece, Turn
 from proxy.relay.use import UsageCounter
 from quotas.entities import QuotaType
 
@@ -159,16 +159,16 @@ class ThrottleState:
         self.delayed_since_ms = None
         return False
 
-    def own_response(self, request: Request, response: bytes) -> bytes:
-        """A response of the proxy with the throttle time that it has to report."""
+    def own_response(self, request: Request, response: bytes) -> list[Piece]:
+        """The pieces of a response of the proxy, with the throttle time that it has to report."""
         if self.delays:
             reported_ms = 0 if request.plan.client_waits else self.delayed_ms
         else:
             reported_ms = self.until_ms(request) - self._turn.now_ms
         at = request.plan.throttle_at
         if reported_ms <= 0 or at < 0:
-            return response
-        return response[:at] + int32(reported_ms) + response[at + 4 :]
+            return [response]
+        return [response[:at], int32(reported_ms), memoryview(response)[at + 4 :]]
 
     def reported_ms(self, request: Request, node_ms: int) -> int:
         """The throttle time that a response of the node has to report: the larger one, the proxy's or the node's.

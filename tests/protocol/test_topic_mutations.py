@@ -14,9 +14,9 @@ from protocol.messages.topic_mutations import (
     STRICT_SINCE,
     MutationReader,
     MutationRequest,
+    RefusalsResponse,
     TopicItem,
     refusal,
-    refusals_response,
 )
 from protocol.splices import Splice, splice_frame
 from tests.message_vectors import KAFKA_VERSIONS, message_vectors
@@ -123,7 +123,10 @@ def test_results_with_a_name_and_an_id_are_found_by_either():
 def test_a_response_of_refusals_only_is_one_that_kafka_would_give(key, version):
     request = read_mutation_request(REQUESTS[key](version, [TOPICS[key](version, b"t")] * 200), key, version)
     refusals = [refusal(request, item, item.name) for item in request.items]
-    response = refusals_response(-7, len(refusals), refusals)
+    writer = RefusalsResponse(-7, len(refusals))
+    for one in refusals:
+        writer.add(one)
+    response = writer.frame()
     assert response == mutated(key, version, [RESULTS[key](version, b"t", 89)] * 200, corr=-7)
     assert all(result.error_code == 89 for result in read_mutation_response(response, key, version).results)
 
