@@ -38,6 +38,7 @@ MODULES = (
     "protocol.messages.produce",
     "protocol.messages.topic_mutations",
     "protocol.messages.topic_partitions",
+    "protocol.numbers_by_key",
     "protocol.primitives",
     "protocol.splices",
     "protocol.walk",

@@ -27,7 +27,7 @@ STRICT_SINCE = {CREATE_TOPICS: 6, DELETE_TOPICS: 5, CREATE_PARTITIONS: 3}
 
 THROTTLING_QUOTA_EXCEEDED = 89
 
-ELEMENTS_AT_ONCE = 100
+ELEMENTS_AT_ONCE = 50
 """How many elements are processed in one step: messages with thousands are read, matched and merged in steps."""
 
 NO_TOPIC_ID = bytes(16)

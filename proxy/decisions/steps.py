@@ -10,9 +10,9 @@ from quotas.changes import Alteration
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 Steps = Generator[None, None, Result]
-"""Yields between steps of a few ms, and returns the result."""
+"""Yields between steps, which take less than a ms, and returns the result."""
 
-ITEMS_PER_STEP = 100
+ITEMS_PER_STEP = 50
 
 
 @dataclass(slots=True, frozen=True)

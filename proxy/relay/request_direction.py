@@ -152,8 +152,7 @@ class _Unread:
 
     def want(self, missing: int) -> None:
         """Collect the next request whole: `missing` bytes of it are still to come."""
-        self.missing, self.gathered = missing, BytesIO()
-        self.gathered.write(self.data)
+        self.missing = missing
         self._wanted_version = self._manager.version
 
     def gather(self, data: bytes) -> bool:
@@ -161,7 +160,9 @@ class _Unread:
 
         It is when it is complete, or quotas have changed: then it may not be needed whole any more.
         """
-        assert self.gathered is not None
+        if self.gathered is None:
+            self.gathered = BytesIO()
+            self.gathered.write(self.data)
         self.gathered.write(data)
         self.missing -= len(data)
         if self.missing > 0 and self._wanted_version == self._manager.version:

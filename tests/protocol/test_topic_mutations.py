@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from protocol.errors import MalformedMessage, ProtocolError
 from protocol.messages.topic_mutations import (
+    ELEMENTS_AT_ONCE,
     NO_TOPIC_ID,
     STRICT_SINCE,
     MutationReader,
@@ -159,10 +160,11 @@ def test_a_request_of_very_many_topics_is_read_whole(version):
 def test_a_topic_with_very_many_assignments_is_read_in_steps():
     frame = create_topics(7, [new_topic(7, b"t", -1, -1, assigned=range(1000), configs=[(b"a", None)] * 1000)])
     items = list(MutationReader(frame, CREATE_TOPICS, 7).items())
-    assert items[:20] == [None] * 20
-    assert items[20].assigned == 1000
+    steps = 1000 // ELEMENTS_AT_ONCE
+    assert items[: 2 * steps] == [None] * 2 * steps
+    assert items[2 * steps].assigned == 1000
     frame = create_partitions(3, [grown_topic(3, b"t", 1001, 1000)])
-    assert list(MutationReader(frame, CREATE_PARTITIONS, 3).items())[:10] == [None] * 10
+    assert list(MutationReader(frame, CREATE_PARTITIONS, 3).items())[:steps] == [None] * steps
 
 
 @pytest.mark.parametrize(("key", "since"), STRICT_SINCE.items())

@@ -1,6 +1,7 @@
 """What a relay makes of topic mutations of clients with a quota, as scripts of bytes and times."""
 
 import tracemalloc
+from itertools import chain, pairwise
 from struct import pack
 
 import pytest
@@ -866,21 +867,44 @@ def test_a_response_that_is_held_when_the_client_goes_is_settled_once(make_relay
     assert tokens(script) == 6.0
 
 
-def _bytes_for(names, frame, responses=()):
-    """How many bytes a decision about a request takes at most, for each of its topics."""
+def _decide_about(frame, responses=()):
+    """The steps of a decision about a request."""
     quota_manager = manager_of({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 5.0}})
     facts = ConnectionFacts(ListenerFacts("main", FixedNodes(), quota_manager, carried), 1, "ANONYMOUS")
     ask = DecisionRequest(1, DecisionKind.MUTATION, Side.CLIENT, DELETE_TOPICS, 5, frame, b"etl", 0, responses)
+    return decide(ask, facts, NOW_MS).steps
+
+
+def _most_bytes(steps):
+    """The most memory that was taken at a time while these steps were taken."""
     tracemalloc.start()
-    decision = decide(ask, facts, NOW_MS)
-    finish(decision.steps)
+    finish(steps)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    return most / len(names)
+    return most
 
 
 def test_a_name_takes_tens_of_bytes_until_it_is_decided_about():
     names = [b"%x" % number for number in range(20_000)]
     frame = delete_topics(5, names)
-    assert _bytes_for(names, frame) < 120
-    assert _bytes_for(names, frame, (metadata_by_name(OWN_REQUEST_ID, dict.fromkeys(names, -1)),)) < 120
+    response = metadata_by_name(OWN_REQUEST_ID, dict.fromkeys(names, -1))
+    assert _most_bytes(_decide_about(frame)) < 50 * len(names)
+    assert _most_bytes(_decide_about(frame, (response,))) < 50 * len(names)
+
+
+def _changes(steps):
+    """By how many bytes each step of these changes the memory that is taken."""
+    tracemalloc.start()
+    sizes = [tracemalloc.get_traced_memory()[0] for _ in chain(steps, range(1))]
+    tracemalloc.stop()
+    return [abs(after - before) for before, after in pairwise(sizes)]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_no_step_of_a_decision_takes_or_frees_much_memory(known):
+    names = [b"%x" % number for number in range(40_000)]
+    responses = (metadata_by_name(OWN_REQUEST_ID, dict.fromkeys(names, -1)),) if known else ()
+    frame = delete_topics(5, names)
+    runs = [_changes(_decide_about(frame, responses)) for _ in range(3)]
+    same_steps = zip(*runs, strict=True)  # another thread of the test run may take memory meanwhile, but not each time
+    assert max(map(min, same_steps)) < 20 * len(names)
