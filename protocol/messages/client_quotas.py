@@ -24,7 +24,7 @@ ANY = 2
 
 MAX_STRING_BYTES = 32_767
 
-ELEMENTS_AT_ONCE = 100
+ELEMENTS_AT_ONCE = 50
 """How many parts or operations of one entity are read in one step."""
 
 _FIRST_COMPACT_VERSION = 1
