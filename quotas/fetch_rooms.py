@@ -9,6 +9,8 @@ from collections import deque
 from math import ceil, inf
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from quotas.limits import UNLIMITED
 from quotas.sensors.windowed_rate import Sensors
 
@@ -103,6 +105,7 @@ class Place:
         self.waits_since_ms = _NEVER
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class FetchRooms:
     """The rooms of all sensors of a table that measure Fetches."""
 
@@ -191,7 +194,7 @@ class FetchRooms:
         granted = int(min(max(free / room.places, least), _MOST_BYTES))
         place.granted = max(min(granted, most_bytes), 1)
         place.worth = min(place.granted, self._worth(place))
-        place.reserved = max(place.granted, place.brought) if place.fills else place.brought
+        place.reserved = float(max(place.granted, place.brought) if place.fills else place.brought)
         room.reserved += place.reserved
         room.flying += 1
 
