@@ -34,7 +34,6 @@ _GRACE_MS: Final = 1_000
 _MOST_BYTES: Final = 2**31 - 1
 _ROUNDING: Final = 0.01
 """If less than so much of a byte is lacking, nothing is."""
-_NEVER: Final = -1
 
 
 class Room:
@@ -72,7 +71,7 @@ class Place:
     - `brought`: what the last Fetch brought; -1: there was none. `fills`: whether there was as much to read as it may
       bring, or as is worth its way.
     - `turn`: the number of its turn; -1: it has none. `piece`: what that is for. `late_ms`: when it is lost.
-    - `waits_since_ms`: since when it is kept waiting; -1: it is not.
+      `waits_since_ms`: since when it has waited for it without a response.
     """
 
     __slots__ = (
@@ -102,7 +101,7 @@ class Place:
         self.turn = -1.0
         self.piece = 0.0
         self.late_ms = 0
-        self.waits_since_ms = _NEVER
+        self.waits_since_ms = 0
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -153,8 +152,6 @@ class FetchRooms:
         free = self._free(place, now_ms)
         if piece - free > _ROUNDING:
             return self._book(place, piece, piece - free, now_ms)
-        self._end_turn(place)
-        place.waits_since_ms = _NEVER
         self._grant(place, most_bytes, free, self._worth(place))
         return 0
 
@@ -190,6 +187,7 @@ class FetchRooms:
 
     def _grant(self, place: Place, most_bytes: int, free: float, least: float) -> None:
         """Grant an equal part of what is free, but no less than `least`, and reserve what is expected to come."""
+        self._end_turn(place)
         room = place.room
         granted = int(min(max(free / room.places, least), _MOST_BYTES))
         place.granted = max(min(granted, most_bytes), 1)
@@ -202,14 +200,12 @@ class FetchRooms:
         """Give a place a turn, unless it has one; return how long it takes until then, at most `longest_ms`."""
         room, limit, longest_ms = place.room, self._sensors.limit(place.room.sensor), self.longest_ms
         wait_ms = min(ceil(lacking / limit * 1000), longest_ms) if lacking < limit * longest_ms else longest_ms
+        wait_ms = self._sensors.note_wait(room.sensor, wait_ms, now_ms)
         if place.turn < 0:
-            place.turn, place.piece = room.booked, max(piece, place.brought)
+            place.turn, place.piece, place.waits_since_ms = room.booked, max(piece, place.brought), now_ms
             room.booked += place.piece
             room.turns.append((place, place.turn))
-        if place.waits_since_ms == _NEVER:
-            place.waits_since_ms = now_ms
         place.late_ms = now_ms + wait_ms + _GRACE_MS
-        self._sensors.note_wait(room.sensor, wait_ms, now_ms)
         return wait_ms
 
     @property

@@ -7,6 +7,7 @@ from math import inf
 import pytest
 
 from quotas.fetch_rooms import BURST_S, LONGEST_MS, PIECE_S, ROUND_S, FetchRooms
+from quotas.sensors.rows import WAITS_MS
 from quotas.sensors.windowed_rate import Sensors
 
 LIMIT = 500_000.0
@@ -203,3 +204,26 @@ def test_a_limit_of_0_lets_nothing_through():
     [reader] = world.add(1, 16_000)
     world.run(60_000)
     assert (reader.came, reader.empty) == ([], 60_000 // LONGEST_MS)
+
+
+def test_while_a_larger_limit_is_about_to_come_nobody_is_told_to_wait_for_long():
+    world = World(limit=1.0)
+    [reader] = world.add(1, 16_000)
+    world.sensors.pressed = {}
+    world.sensors.set_pace(world.sensor, 5.0)
+    assert world.rooms.wait_ms(reader.place, MOST_BYTES, 0) == 0
+    world.rooms.came(reader.place, 16_000)
+    assert world.rooms.told_ms(reader.place, 0) == WAITS_MS
+    assert world.sensors.pressed == {world.sensor: WAITS_MS}
+
+
+def test_who_has_lost_its_turn_waits_from_the_beginning():
+    world = World()
+    one, other = world.add(2, 16_000)
+    assert world.rooms.wait_ms(one.place, MOST_BYTES, 0) == 0
+    world.rooms.came(one.place, int(2 * LIMIT))
+    assert world.rooms.told_ms(one.place, 0) == 1_100
+    assert world.rooms.left_ms(one.place, 1_000) == LONGEST_MS - 1_000
+    assert world.rooms.wait_ms(other.place, MOST_BYTES, 60_000) == 0
+    assert world.rooms.wait_ms(one.place, MOST_BYTES, 60_000) > 0
+    assert world.rooms.left_ms(one.place, 60_000) == LONGEST_MS
