@@ -68,6 +68,7 @@ MODULES = (
     "proxy.relay.turn",
     "proxy.relay.use",
     "quotas.client_quotas",
+    "quotas.fetch_rooms",
     "quotas.request_costs",
     "quotas.sensors.address_rates",
     "quotas.sensors.rows",

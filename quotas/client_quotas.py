@@ -7,6 +7,7 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from quotas.entities import DEFAULT, SCOPED, Entity, Name, QuotaType, Scope, SensorTags
+from quotas.fetch_rooms import FetchRooms
 from quotas.limits import UNLIMITED
 from quotas.quota_table import LONG_CLIENT_ID, QuotaTable
 from quotas.records.trace import Operation
@@ -144,8 +145,7 @@ class ClientQuotaManager:
         self.shadow_request_sensors = _of_request_time(sensors)
         self.time_in_flight: dict[int, float] = {}
         """The expected cost of the requests in flight, by the handle of their sensor of request time, in its unit."""
-        self.unheard_bytes: dict[int, int] = {}
-        """How much the Fetches in flight may still bring whose clients have left, by the handle of their sensor."""
+        self.fetch_rooms = FetchRooms(sensors)
         self.costs = costs or RequestCosts()
         self.buckets = buckets or TokenBuckets(sensors.capacity, max_throttle_ms=sensors.max_throttle_ms)
         self.shadow_buckets = self.buckets.like()

@@ -271,7 +271,7 @@ class RelayLimits:
     - `max_kept_bytes`: if more bytes are stored for requests in flight (responses of the proxy, long client ids, notes
       about mutations), no further request is taken until all of them have their responses.
     - `withholds`: the response to a Fetch over quota is replaced by an empty one, as a broker does, unless the Fetch
-      was sent before there was a quota. Otherwise the response goes out and is charged for good.
+      was sent before there was a quota. Otherwise Fetches are paced: they wait for room, and what they bring goes out.
     - `delays`: responses are delayed until the mute is over, as brokers before 2.0 do. Clients that would wait again
       get no throttle time of the proxy.
     - `max_throttle_ms`: the longest throttle of a node's own that is obeyed and passed on.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum
 from typing import Final
 
 from protocol.api_key import PRODUCE
@@ -16,6 +17,7 @@ from proxy.relay.turn import Turn
 from proxy.relay.use import UsageCounter
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
+from quotas.fetch_rooms import Place
 from quotas.sensors.windowed_rate import StaleSensor
 
 Bind = Callable[[bytes, int], ClientSensors]
@@ -24,8 +26,22 @@ Bind = Callable[[bytes, int], ClientSensors]
 _MAX_LOOKS: Final = 4 * MAX_CLIENT_IDS
 
 
+class FoundRoom(Enum):
+    """Whether there is room for a Fetch: there is, not yet, or not for so long that its client must hear something."""
+
+    FREE = "free"
+    NONE_YET = "none_yet"
+    NONE_FOR_LONG = "none_for_long"
+
+
+FREE: Final = FoundRoom.FREE
+NONE_YET: Final = FoundRoom.NONE_YET
+NONE_FOR_LONG: Final = FoundRoom.NONE_FOR_LONG
+
+
 class KnownSensors:
-    """The sensors that measure each client-id of one connection, and whether a first request waits for what is owed."""
+    """The sensors that measure each client-id of one connection, and whether a request waits for what is owed, or for
+    room."""
 
     __slots__ = (
         "_bind",
@@ -34,7 +50,9 @@ class KnownSensors:
         "_in_flight",
         "_looked_at",
         "_manager",
+        "_paces",
         "_pays",
+        "_place",
         "_throttle",
         "_times",
         "_turn",
@@ -49,8 +67,12 @@ class KnownSensors:
         in_flight: InFlight,
         manager: ClientQuotaManager,
         bind: Bind,
+        paces: bool,
     ) -> None:
+        """`paces`: Fetches with a quota wait until there is room for what they bring."""
         self._turn = turn
+        self._paces = paces
+        self._place: Place | None = None
         self._in_flight = in_flight
         self._throttle = throttle
         self._times = times
@@ -170,12 +192,56 @@ class KnownSensors:
         """The client has left."""
         self._client_left = True
 
+    # ----------------------------------------------------------------------- room
+
+    def find_room(self, request: Request, most_bytes: int) -> FoundRoom:
+        """Reserve room for a Fetch with a quota that asks for so many bytes, or mute its client until there is some."""
+        client_sensors, rooms, now_ms = request.client_sensors, self._manager.fetch_rooms, self._turn.now_ms
+        assert client_sensors is not None
+        assert client_sensors.fetch is not None
+        place = self._place_at(client_sensors.fetch)
+        wait_ms = rooms.wait_ms(place, most_bytes, now_ms) if place.takes_turns else 0
+        if wait_ms:
+            left_ms = rooms.left_ms(place, now_ms)
+            if left_ms:
+                self._pays = True
+                self._throttle.throttle(min(wait_ms, left_ms), QuotaType.FETCH, request.head.client_id)
+                return NONE_YET
+            if request.plan.epoch_at is not None:  # to a ShareFetch nobody but the node can respond
+                return NONE_FOR_LONG
+            most_bytes = 1
+        if wait_ms or not place.takes_turns:
+            rooms.grant(place, most_bytes, now_ms)
+        request.place = place
+        return FREE
+
+    def wait_for_room_anew(self, head: RequestHead) -> None:
+        """A Fetch gets a response without data, because there was no room for too long."""
+        place, rooms = self._place, self._manager.fetch_rooms
+        assert place is not None
+        self._throttle.throttle(rooms.wait_anew_ms(place, self._turn.now_ms), QuotaType.FETCH, head.client_id)
+
+    def _place_at(self, sensor: int) -> Place:
+        """The place of this connection in the room of a sensor. It has only one: one Fetch is in flight at most."""
+        place = self._place
+        if place is None or place.room.sensor != sensor:
+            self.leave_room()
+            place = self._place = self._manager.fetch_rooms.enter(sensor, self._paces)
+        return place
+
+    def leave_room(self) -> None:
+        """No further Fetch comes."""
+        if self._place is not None:
+            self._manager.fetch_rooms.leave(self._place)
+            self._place = None
+
     def _waits_for_unheard(self, sensor: int) -> bool:
         """Whether the Fetches in flight whose clients have left may bring more than there is room for.
 
         The first Fetch of a connection then waits for one window and is looked at again, for `max_throttle_ms` in all.
+        Those that are paced wait for what is reserved anyway.
         """
-        sensors, unheard_bytes = self._manager.sensors, self._manager.unheard_bytes.get(sensor, 0)
+        sensors, unheard_bytes = self._manager.sensors, self._manager.fetch_rooms.unheard_bytes(sensor)
         if not unheard_bytes or sensors.room(sensor, self._turn.now_ms) >= unheard_bytes:
             return False
         self._waited_ms += sensors.window_ms
@@ -191,7 +257,7 @@ class KnownSensors:
 class Charges:
     """Charges requests and responses of one connection to the quotas of bytes and of request time."""
 
-    __slots__ = ("_accounting", "_buckets", "_sensors", "_shadows", "_throttle", "_times", "_turn", "_unheard")
+    __slots__ = ("_accounting", "_buckets", "_rooms", "_sensors", "_shadows", "_throttle", "_times", "_turn")
 
     def __init__(
         self,
@@ -208,7 +274,7 @@ class Charges:
         self._sensors = manager.sensors
         self._shadows = manager.shadow_sensors
         self._buckets = manager.buckets
-        self._unheard = manager.unheard_bytes
+        self._rooms = manager.fetch_rooms
 
     def produce(self, request: Request, size_bytes: int) -> int:
         """Charge `size_bytes` of a Produce; return the throttle time in ms."""
@@ -260,8 +326,8 @@ class Charges:
 
         `value` is the size without length prefix, header tags and, if the response is here whole, NodeEndpoints.
         Returns whether an empty response must go out instead: as in a broker, a client that is over its quota of
-        request time or of bytes gets no data, and is charged none. A response that cannot be replaced is charged for
-        good.
+        request time or of bytes gets no data, and is charged none. A response that is not replaced is charged for
+        good; if Fetches are paced, it reports until when the next one waits.
         """
         request.charged = True
         client_sensors = request.client_sensors
@@ -271,10 +337,10 @@ class Charges:
         over_time = not request.timed and self.time(request, value) > 0
         throttle_time_ms = 0
         if client_sensors.fetch is not None:
-            try:
+            with suppress(StaleSensor):
                 throttle_time_ms = self._fetched_bytes(client_sensors.fetch, value, may_be_emptied, over_time)
-            except StaleSensor:
-                pass
+        if request.place is not None:
+            throttle_time_ms = max(throttle_time_ms, self.room_again_ms(request.place, value))
         is_emptied = may_be_emptied and (over_time or throttle_time_ms > 0)
         if not is_emptied:
             self._accounting.used(request.use, value)
@@ -285,29 +351,38 @@ class Charges:
             self._throttle.throttle_with_responses(throttle_time_ms, QuotaType.FETCH, request.head.client_id, used)
         return is_emptied
 
+    def room_again_ms(self, place: Place, value: int) -> int:
+        """A Fetch that had room is over; for how long the next one waits, if that is known already."""
+        self._rooms.came(place, value)
+        if place.takes_turns:
+            with suppress(StaleSensor):
+                return self._rooms.told_ms(place, self._turn.now_ms)
+        return 0
+
     def expect_fetch(self, request: Request) -> None:
-        """Count a Fetch whose client has left with as much as it may bring (its room), until its response is here."""
-        client_sensors = request.client_sensors
-        if request.room_bytes and client_sensors is not None and client_sensors.fetch is not None:
-            self._unheard[client_sensors.fetch] = self._unheard.get(client_sensors.fetch, 0) + request.room_bytes
+        """Count a Fetch whose client has left with as much as it may bring, until its response is here."""
+        if request.place is not None:
+            self._rooms.note_left(request.place)
+
+    def free_room(self, request: Request) -> None:
+        """A Fetch brings nothing more, or never reaches the node."""
+        if request.place is not None:
+            self._rooms.release(request.place)
 
     def unheard_fetch(self, request: Request, value: int) -> None:
         """Charge `value` for a Fetch whose client has left, when its response is known, or no longer waited for."""
         client_sensors = request.client_sensors
         assert client_sensors is not None
-        sensor = client_sensors.fetch
-        if request.room_bytes and sensor is not None:
-            left_bytes = self._unheard.pop(sensor, 0) - request.room_bytes
-            if left_bytes > 0:
-                self._unheard[sensor] = left_bytes
+        if request.place is not None:
+            self._rooms.came(request.place, value)
         if not value:
             return
         self._accounting.used(request.use, value)
         if client_sensors.shadow_fetch is not None:
             self.shadow_fetch(client_sensors.shadow_fetch, request.use, value)
-        if sensor is not None:
+        if client_sensors.fetch is not None:
             with suppress(StaleSensor):
-                self._sensors.charge(sensor, value, self._turn.now_ms)
+                self._sensors.charge(client_sensors.fetch, value, self._turn.now_ms)
 
     def _fetched_bytes(self, sensor: int, value: int, may_be_emptied: bool, over_time: bool) -> int:
         """Charge the bytes that were fetched, if they go out; return the throttle time in ms."""

@@ -20,6 +20,8 @@ class InFlight:
 
     - `waiting`: how many requests there are.
     - `own_sent`: how many requests of the proxy were sent for the latest decision. `own_responses`: what came for them.
+    - `lost_session`: a fetch session that the node has and the client does not know of, because its response had to be
+      one without it; 0: none. The next full fetch closes it.
     """
 
     __slots__ = (
@@ -28,6 +30,7 @@ class InFlight:
         "_times",
         "_turn",
         "keeps",
+        "lost_session",
         "max_requests",
         "own_responses",
         "own_sent",
@@ -43,6 +46,7 @@ class InFlight:
         self.max_requests = max_requests
         self.own_sent = 0
         self.own_responses: list[bytes] = []
+        self.lost_session = 0
         self._turn = turn
         self._throttle = throttle
         self._times = times

@@ -15,6 +15,7 @@ from proxy.relay.service_times import ServiceTimes
 from proxy.relay.throttle_state import ThrottleState
 from proxy.relay.turn import Turn
 from quotas.client_quotas import ClientQuotaManager
+from quotas.entities import QuotaType
 from quotas.sensors.windowed_rate import StaleSensor
 
 _QUICK_BYTES: Final = MAX_HEAD_BYTES - 4
@@ -132,7 +133,7 @@ class QuickResponses:
         return end
 
     def _charge_fetch(self, request: Request, frame_bytes: int) -> bool:
-        """Charge the response to a Fetch if it is certain that it is not throttled; return whether that was done."""
+        """Charge the response to a Fetch if it certainly exceeds nothing; return whether it need only pass."""
         client_sensors = request.client_sensors
         if client_sensors is None:
             return True
@@ -150,4 +151,10 @@ class QuickResponses:
             if now_us >= use.until_us:
                 use.turn_used(now_us)
             use.used += value
-        return True
+        if request.place is None:
+            return True
+        wait_ms = self._charges.room_again_ms(request.place, value)
+        if wait_ms:
+            request.charged = True
+            self._throttle.throttle_with_responses(wait_ms, QuotaType.FETCH, request.head.client_id, value)
+        return not wait_ms

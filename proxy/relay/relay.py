@@ -109,7 +109,7 @@ class Relay:
         self._in_flight = in_flight = InFlight(turn, throttle, times, limits.max_in_flight, limits.max_kept_bytes)
         self._sasl = sasl = SaslState(counters, limits.authenticates)
         self._flow = flow = Flow(turn, limits.max_kept_bytes, Memory() if memory is None else memory, owner)
-        sensors = KnownSensors(turn, throttle, times, in_flight, manager, bind)
+        sensors = KnownSensors(turn, throttle, times, in_flight, manager, bind, not limits.withholds)
         self._charges = charges = Charges(turn, accounting, throttle, times, manager)
         repeated = RepeatedRequests(turn, accounting, in_flight, times, charges, manager, limits.max_frame_bytes)
         quick = QuickResponses(

@@ -13,6 +13,7 @@ from proxy.relay.plans import PLANS, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.recognise import TLS_HANDSHAKE, looks_like
 from proxy.relay.use import UsageCounter
 from quotas.client_quotas import ClientSensors
+from quotas.fetch_rooms import Place
 
 LONG_CLIENT_ID_BYTES: Final = 1024
 """Longer client ids than this are not stored as they are: 100,000 of 32 KiB would fill the memory."""
@@ -89,7 +90,7 @@ class Request:
     - `incremental`: whether a Fetch continues a session; None if its response is never replaced by an empty one.
     - `use`: counts its usage, if that is metered.
     - `reserved`: what all of them are expected to cost of the request time that the sensor `reserved_at` measures.
-    - `room_bytes`: the most that a Fetch with a quota may bring.
+    - `place`: where a Fetch with a quota has got room for what it may bring.
     """
 
     __slots__ = (
@@ -100,11 +101,11 @@ class Request:
         "incremental",
         "muted_until_ms",
         "note",
+        "place",
         "plan",
         "reserved",
         "reserved_at",
         "response",
-        "room_bytes",
         "timed",
         "use",
         "waiting",
@@ -127,7 +128,7 @@ class Request:
         self.waiting_bytes = 0
         self.reserved = 0.0
         self.reserved_at = 0
-        self.room_bytes = 0
+        self.place: Place | None = None
 
     def another(self) -> "Request":
         """A request of the same client with the same head, which reports the same mute."""

@@ -20,6 +20,7 @@ from protocol.frames import (
     limits_clamp,
 )
 from protocol.messages.api_versions import unsupported_version_response
+from protocol.messages.fetch import own_fetch_response
 from protocol.own_requests import CLIENT_ID
 from protocol.splices import Splice, splice_frame
 from proxy.relay.accounting import Accounting
@@ -33,7 +34,7 @@ from proxy.relay.actions import (
     RelayLimits,
     WakeAt,
 )
-from proxy.relay.charging import Charges, KnownSensors
+from proxy.relay.charging import FREE, NONE_FOR_LONG, Charges, KnownSensors
 from proxy.relay.connection_timeouts import WaitingFor
 from proxy.relay.flow import Flow
 from proxy.relay.in_flight import InFlight
@@ -409,7 +410,7 @@ class RequestDirection:
         client_sensors = self._sensors.of(head.client_id)
         request = Request(head, client_sensors)
         if client_sensors.limits and not self._may_begin(request, client_sensors, buf, at, end):
-            return STOP
+            return STOP if self.asked.decision is None else self._carry_out(passage, head, at)
         if plan.asked is not None:
             if _is_asked(head, client_sensors):
                 self._ask(head, buf, at)
@@ -420,14 +421,20 @@ class RequestDirection:
         if head.answered:
             self._in_flight.add(request)
         if plan.fetches and client_sensors.limits_fetches:
-            if (clamp := _give_room(request, client_sensors, buf, at)) is not None:
+            if (clamp := _clamped(request, client_sensors, buf, at)) is not None:
                 passage.replace(clamp)
         elif request.incremental is None:  # a Fetch whose response may be replaced is looked at each time
             self._fast.pattern = pattern_of(request, client_sensors, buf, at)
+            return self._pass(request, at, end)
+        if self._in_flight.lost_session and (closing := self._lost_session_closed(head, buf, at, end)) is not None:
+            passage.replace(closing)
         return self._pass(request, at, end)
 
     def _may_begin(self, request: Request, client_sensors: ClientSensors, buf: bytes, at: int, end: int) -> bool:
-        """Whether a request of a client with a quota may go on; False: it must wait, or more of it must come first."""
+        """Whether a request of a client with a quota may go on; False: it must wait, or more of it must come first.
+
+        If a Fetch has waited for too long, False, too: its response is decided then.
+        """
         head = request.head
         if self._sensors.waits_first(head, client_sensors):
             return False
@@ -437,8 +444,52 @@ class RequestDirection:
                 return False
             request.incremental = _continues_session(head, buf, at)
         if limits_fetches:
+            if client_sensors.fetch is not None and not self._has_room(request, buf, at, end):
+                return False
             self._throttle.reasons |= FETCHING
         return True
+
+    # ----------------------------------------------------------- Fetches with a quota
+
+    def _has_room(self, request: Request, buf: bytes, at: int, end: int) -> bool:
+        """Whether there is room for a Fetch, which is then reserved for it; see `_may_begin`."""
+        found = self._sensors.find_room(request, _asked_bytes(request.head, buf, at))
+        if found is NONE_FOR_LONG:
+            self._answer_without_data(request.head, buf, at, end)
+        return found is FREE
+
+    def _answer_without_data(self, head: RequestHead, buf: bytes, at: int, end: int) -> None:
+        """Respond to a Fetch for which there was no room for too long, when it is here whole.
+
+        Its client keeps its turn, and what comes behind the Fetch, a heartbeat perhaps, is taken after another wait.
+        """
+        frame_end = at + 4 + head.size_bytes
+        if frame_end > end:
+            if self._may_hold(head.size_bytes):
+                self.unread.want(frame_end - end)
+            return
+        if not _has_session(head, at, end) or self._flow.client_blocked:
+            return
+        plan = head.plan
+        is_incremental = _continues_session(head, buf, at) is True
+        if not is_incremental and plan.epoch_at and (session_id := _session_of(head, buf, at)):
+            self._in_flight.lost_session = session_id
+        self._sensors.wait_for_room_anew(head)
+        self.asked.decision = Decision(
+            response=own_fetch_response(head.correlation_id, plan.api_version, is_incremental)
+        )
+
+    def _lost_session_closed(self, head: RequestHead, buf: bytes, at: int, end: int) -> Splice | None:
+        """The splice by which a full fetch closes the session that its client does not know of; None if it is none."""
+        if not head.plan.epoch_at or not _has_session(head, at, end):
+            return None
+        if _continues_session(head, buf, at) or _session_of(head, buf, at):
+            return None
+        session_id, self._in_flight.lost_session = self._in_flight.lost_session, 0
+        session_at = at + head.body_at + head.plan.epoch_at - 4
+        return Splice(session_at, session_at + 4, _INT32.pack(session_id))
+
+    # ------------------------------------------------------------------------ bytes
 
     def _pass(self, request: Request, at: int, end: int) -> int:
         """Let the part of a request that is here pass to the node; return where that part ends."""
@@ -626,6 +677,7 @@ class RequestDirection:
     def abandon(self) -> None:
         """No more bytes of the client will come: count and charge those that have come of an incomplete request."""
         request = self.half
+        self._sensors.leave_room()
         if request is not None:
             self._take_half(request)
             came_bytes = request.head.size_bytes - self._left
@@ -637,16 +689,22 @@ class RequestDirection:
         self.unread.data = b""
 
 
-def _give_room(request: Request, client_sensors: ClientSensors, buf: bytes, at: int) -> Splice | None:
-    """Note how many bytes a Fetch may have; the splice that limits it to that, None if it asks for no more."""
-    ceiling_bytes, head = client_sensors.fetch_ceiling_bytes, request.head
+def _asked_bytes(head: RequestHead, buf: bytes, at: int) -> int:
+    """How many bytes a Fetch asks for."""
     if head.plan.api_key == FETCH:
-        body_at, version = at + head.body_at, head.plan.api_version
-        request.room_bytes = min(fetch_max_bytes(buf, body_at, version), ceiling_bytes)
-        return fetch_clamp(buf, body_at, version, ceiling_bytes)
-    limits_at = at + head.decided_at - LIMITS_BYTES
-    request.room_bytes = min(_INT32.unpack_from(buf, limits_at + 4)[0], ceiling_bytes)
-    return limits_clamp(buf, limits_at, ceiling_bytes)
+        return fetch_max_bytes(buf, at + head.body_at, head.plan.api_version)
+    most_bytes: int = _INT32.unpack_from(buf, at + head.decided_at - LIMITS_BYTES + 4)[0]
+    return most_bytes
+
+
+def _clamped(request: Request, client_sensors: ClientSensors, buf: bytes, at: int) -> Splice | None:
+    """The splice that limits a Fetch to what it may bring, None if it asks for no more."""
+    most_bytes, head = client_sensors.fetch_ceiling_bytes, request.head
+    if request.place is not None:
+        most_bytes = min(most_bytes, request.place.granted)
+    if head.plan.api_key == FETCH:
+        return fetch_clamp(buf, at + head.body_at, head.plan.api_version, most_bytes)
+    return limits_clamp(buf, at + head.decided_at - LIMITS_BYTES, most_bytes)
 
 
 def _has_session(head: RequestHead, at: int, end: int) -> bool:
@@ -672,6 +730,13 @@ def _continues_session(head: RequestHead, buf: bytes, at: int) -> bool | None:
         return None if epoch_at is None else False
     epoch: int = _INT32.unpack_from(buf, at + head.body_at + epoch_at)[0]
     return epoch > 0
+
+
+def _session_of(head: RequestHead, buf: bytes, at: int) -> int:
+    """The session of a Fetch whose epoch is here, 0: none."""
+    assert head.plan.epoch_at
+    session_id: int = _INT32.unpack_from(buf, at + head.body_at + head.plan.epoch_at - 4)[0]
+    return session_id
 
 
 def _is_asked(head: RequestHead, client_sensors: ClientSensors) -> bool:

@@ -11,7 +11,7 @@ from protocol.api_key import API_VERSIONS, PRODUCE
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.frames import MAX_ASKED_BYTES, MAX_HEAD_BYTES, MAX_HELD_BYTES
 from protocol.messages.addresses import hiding_splices, hints_bytes, leaderless_splices, rewritable
-from protocol.messages.fetch import decisive_bytes, empty_fetch_response
+from protocol.messages.fetch import decisive_bytes, empty_fetch_response, session_of
 from protocol.messages.produce import lone_partition_throttle_at
 from protocol.primitives import MAX_HEADER_TAGS, Reader
 from protocol.splices import Splice, splice_frame
@@ -696,6 +696,8 @@ class ResponseDirection:
             reported_ms = self._throttle.reported_ms(request, _INT32.unpack_from(passage.buf, at + body_at)[0])
         head = memoryview(passage.buf)[at : at + decisive_at]
         instead = empty_fetch_response(head, body_at, plan.api_version, request.incremental is True, reported_ms)
+        if not request.incremental:
+            self._in_flight.lost_session = session_of(head, body_at, plan.api_version)
         passage.cut(at, at)
         passage.pieces.append(instead)
         self._become(DROPPING)

@@ -44,7 +44,7 @@ class Settlement:
         """Find what is to be settled: the connection ends. The node has not got the last byte of `half`."""
         queue = self._in_flight.queue
         if half is not None and queue and queue[-1] is half:
-            queue.pop()
+            self._charges.free_room(queue.pop())
         for request in queue:
             self.due += _due(request)
             if _due(request):
@@ -100,7 +100,8 @@ class Settlement:
         self._holding.settle(0, 0, 0)
         for request in self._in_flight.queue:
             if _due(request):
-                self._charges.unheard_fetch(request, request.room_bytes if charges else 0)
+                may_bring = 0 if request.place is None else request.place.granted
+                self._charges.unheard_fetch(request, may_bring if charges else 0)
 
 
 def _due(request: Request) -> int:

@@ -260,6 +260,17 @@ class Sensors(Rows):
         total, window_ms = self._measured(row, now_ms)
         return floats[row + LIMIT] * (window_ms / 1000) - total
 
+    def note_wait(self, handle: int, wait_ms: int, now_ms: int) -> int:
+        """Count a throttle of clients that wait for room before they use anything; return its time, which is cut to
+        WAITS_MS where a larger limit is about to come."""
+        row = self._row(handle)
+        if self._floats[row + PACE]:
+            wait_ms = min(wait_ms, WAITS_MS)
+        self._ints[row + _THROTTLES] += 1
+        self._ints[row + _THROTTLED_MS] += wait_ms
+        self._press(row, now_ms + wait_ms)
+        return wait_ms
+
     def owed_ms(self, handle: int, now_ms: int) -> int:
         """The throttle time of a charge of 0, or the rest of the wait for the latest refused one. Changes nothing."""
         copy, capped, pressed = self._copy(handle), self.capped, self.pressed

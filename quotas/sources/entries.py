@@ -177,10 +177,11 @@ class ThrottleConfig(Settings):
     max_debt_ms: Annotated[int, Whole(0, INT32_MAX)] = 60_000
     """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`, or 0: nowhere."""
 
-    fetch: Literal["deliver", "empty"] = "empty"
-    """What comes of a fetch over quota. `empty`: a response without data, as from a broker, nothing is charged, and the
-    client asks again when its mute is over. `deliver`: its data, charged at once and for good, then the client waits;
-    with `mode: delay` that is the default, and the only value allowed. Connections keep what they began with."""
+    fetch: Literal["empty", "paced"] = "empty"
+    """What comes of a fetch over quota. `empty`: a response without data, as from a broker, and the client asks again;
+    what the node has sent for it is lost. `paced`: each fetch asks for what is left of the quota and waits for its turn
+    if that is nothing; all that the node sends is delivered. With `mode: delay` that is the default, and the only value
+    allowed. Connections keep what they began with."""
 
     charge_validate_only: bool = False
     """`true`: creating topics or partitions with validate_only counts for `controller_mutation_rate`, as with KRaft."""
@@ -189,14 +190,14 @@ class ThrottleConfig(Settings):
     @classmethod
     def _defaults_of_delay(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("mode") == "delay":
-            return {"max_throttle_ms": LONGEST_DELAY_MS, "fetch": "deliver", **data}
+            return {"max_throttle_ms": LONGEST_DELAY_MS, "fetch": "paced", **data}
         return data
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         problems: list[str | Problem] = []
         if self.mode == "delay" and self.fetch == "empty":
-            problems.append("expected fetch: deliver with mode: delay, got 'empty': an empty answer is never late")
+            problems.append("expected fetch: paced with mode: delay, got 'empty': an empty answer is never late")
         if 0 < self.max_debt_ms < self.max_throttle_ms:
             expected = f"0 or at least max_throttle_ms, {self.max_throttle_ms}"
             problems.append(Problem("max_debt_ms", f"expected {expected}, got {self.max_debt_ms}"))

@@ -3,7 +3,7 @@
     python -m tests.parity [--seconds 132] [--rate 500000] [--cells NAME,...] [--json FILE] [--plot FILE.webp]
     python -m tests.parity --tiny [--seconds 100] [--held 1] [--json FILE]
     python -m tests.parity --frames
-    python -m tests.parity --groups [--seconds 150] [--clients sarama,java] [--fetch deliver] [--json FILE]
+    python -m tests.parity --groups [--seconds 150] [--clients sarama,java] [--fetch paced] [--json FILE]
     python -m tests.parity --pipelined
     python -m tests.parity --transactional [--seconds 45]
 
@@ -82,7 +82,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--frames", action="store_true", help="the same frames at both sides instead of the cells")
     parser.add_argument("--groups", action="store_true", help="consumer groups of several clients instead of the cells")
     parser.add_argument("--clients", default="", help=f"with --groups: some of {','.join(groups.CLIENTS)}")
-    parser.add_argument("--fetch", default="empty", choices=("empty", "deliver"), help="with --groups: throttle.fetch")
+    parser.add_argument("--fetch", default="empty", choices=("empty", "paced"), help="with --groups: throttle.fetch")
     parser.add_argument("--pipelined", action="store_true", help="request quotas and requests in flight instead")
     parser.add_argument("--transactional", action="store_true", help="one producer that commits each 100 ms instead")
     parser.add_argument("--held", type=int, default=1, help="with --tiny: requests that each client has outstanding")

@@ -1000,9 +1000,9 @@ def test_aliases_that_stand_for_millions_of_values_are_refused():
     ("throttle", "cap_ms", "fetch"),
     [
         ({}, 20_000, "empty"),
-        ({"mode": "mute", "fetch": "deliver"}, 20_000, "deliver"),
-        ({"mode": "delay"}, 8_000, "deliver"),
-        ({"mode": "delay", "max_throttle_ms": 30_000}, 30_000, "deliver"),
+        ({"mode": "mute", "fetch": "paced"}, 20_000, "paced"),
+        ({"mode": "delay"}, 8_000, "paced"),
+        ({"mode": "delay", "max_throttle_ms": 30_000}, 30_000, "paced"),
         ({"max_throttle_ms": 2**31 - 1, "max_debt_ms": 0, "fetch": "empty"}, 2**31 - 1, "empty"),
     ],
 )
@@ -1076,7 +1076,7 @@ def test_a_state_file_of_several_instances_is_warned_about():
 def test_an_empty_response_is_not_delayed():
     assert problems(changed(cluster("throttle"), {"mode": "delay", "fetch": "empty"})) == [
         "virtual_clusters[0].throttle: "
-        "expected fetch: deliver with mode: delay, got 'empty': an empty answer is never late"
+        "expected fetch: paced with mode: delay, got 'empty': an empty answer is never late"
     ]
 
 

@@ -156,20 +156,6 @@ def test_the_cap_and_the_debt_hold_as_in_a_mute(make_relay):
     assert script.quota_manager.sensors.capped == 2
 
 
-def test_fetches_of_two_connections_are_each_held_for_what_they_owe_together(make_relay):
-    quota_manager = quota_manager_with(fetch=100)
-    scripts = [Script(make_relay, quota_manager, DELAYS).connected() for _ in range(2)]
-    for script in scripts:
-        script.client(fetch(1))
-    first, held = scripts
-    assert first.node(fetched(1, size=1000)) == fetched(1, size=1000)
-    assert held.node(fetched(1, size=1000)) == b""
-    assert responses_by(held, NOW_MS + 9_999) == b""
-    assert responses_by(held, NOW_MS + 10_000) == fetched(1, size=1000)
-    [(_, reading)] = list(quota_manager.readings(NOW_MS + 10_000))
-    assert reading.total == 2000
-
-
 def test_the_nodes_own_throttle_time_is_reported_as_far_as_the_delay_was_shorter(make_relay):
     script = delaying(make_relay, produce=100)
     script.client(produce(1, size=1500))

@@ -57,7 +57,7 @@ def overdraw(quota_manager, quota_type, now_ms, times=1.5, client_id="etl"):
 KINDS = {
     "produce": ({"PRODUCE": 100}, QuotaType.PRODUCE, produce(), {}),
     "produce without acks": ({"PRODUCE": 100}, QuotaType.PRODUCE, produce(acks=0), {}),
-    "fetch that is delivered": ({"FETCH": 100}, QuotaType.FETCH, fetch(max_bytes=9), {"withholds": False}),
+    "fetch that is paced": ({"FETCH": 100}, QuotaType.FETCH, fetch(max_bytes=9), {"withholds": False}),
     "fetch that is withheld": ({"FETCH": 100}, QuotaType.FETCH, fetch(max_bytes=9), {"withholds": True}),
     "request time": ({"REQUEST": 0.1}, QuotaType.REQUEST, heartbeat(), {}),
     "request time, delayed responses": ({"REQUEST": 0.1}, QuotaType.REQUEST, heartbeat(), {"delays": True}),

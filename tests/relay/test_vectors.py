@@ -6,7 +6,7 @@ The frames, and what they must become, are made by Kafka's own message classes.
 import os
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
@@ -93,10 +93,10 @@ def cuts(frame: bytes, seed: int, exhaustive: bool) -> Iterator[list[bytes]]:
 
 
 def check_request(
-    make_relay, vector: Vector, expected: bytes, quota_manager: ClientQuotaManager, exhaustive: bool
+    make_relay, vector: Vector, expected: bytes, quota_manager: Callable[[], ClientQuotaManager], exhaustive: bool
 ) -> None:
     for pieces in cuts(vector.frame, len(vector.frame), exhaustive):
-        script = Script(make_relay, quota_manager, checks_usage=False).connected()
+        script = Script(make_relay, quota_manager(), checks_usage=False).connected()
         for piece in pieces:
             script.client(piece)
         assert script.sent[Side.NODE] == expected, f"{vector} in {len(pieces)} pieces: {script.closed}"
@@ -130,7 +130,7 @@ def not_in_newer(kafka_version: str, is_response: bool) -> list[Vector]:
 def requests_pass(make_relay, vectors: Sequence[Vector], every: int) -> int:
     """Check them, and cut each of so many at every byte; how many there are."""
     for i, vector in enumerate(vectors):
-        check_request(make_relay, vector, vector.frame, UNLIMITED, i % every == 0)
+        check_request(make_relay, vector, vector.frame, lambda: UNLIMITED, i % every == 0)
     return len(vectors)
 
 
@@ -215,9 +215,12 @@ def test_a_fetch_is_clamped_in_every_version(make_relay, kafka_version):
             continue
         limit = {QuotaType.FETCH: CEILING_BYTES / 2}
         everybody = QuotaTable({Entity(client_id=name): limit for name in {vector.client_id} - {None, ""}})
-        quota_manager = ClientQuotaManager(Sensors(64, SAMPLES), everybody)
         if not everybody:
             continue
+
+        def quota_manager(everybody=everybody):
+            return ClientQuotaManager(Sensors(64, SAMPLES), everybody)
+
         check_request(make_relay, vector, vector.clamped, quota_manager, exhaustive=len(vector.frame) < 300)
         checked += 1
     assert checked > 20

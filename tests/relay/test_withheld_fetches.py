@@ -172,7 +172,7 @@ def test_a_new_connection_waits_for_the_throttle_of_its_entity(make_relay):
     assert script.node(fetched(1, size=1500)) == empty(11, 1, throttle_ms=5000)
     script = Script(make_relay, quota_manager, WITHHOLDS).connected()
     assert script.client(fetch(2, max_bytes=900)) == b""
-    assert script.time(NOW_MS + 1000) == fetch(2, max_bytes=900)
+    assert script.time(NOW_MS + 1000) == fetch(2, max_bytes=500), "an equal part of what is left"
     assert script.node(fetched(2, size=900), NOW_MS + 1000) == fetched(2, size=900)
 
 
@@ -229,18 +229,17 @@ def test_a_fetch_that_was_sent_before_there_was_a_quota_is_delivered_and_charged
     assert script.node(late, NOW_MS + 8000) == empty(12, 3, throttle_ms=17_000, session_id=SESSION)
 
 
-@pytest.mark.parametrize("limits", [WITHHOLDS, RelayLimits()])
-def test_a_shared_fetch_over_quota_is_delivered_and_charged_as_its_records_are_acquired(make_relay, limits):
+def test_a_shared_fetch_over_quota_is_delivered_and_charged_as_its_records_are_acquired(make_relay):
     quota_manager = quota_manager_with(fetch=100)
-    script = Script(make_relay, quota_manager, limits).connected()
+    script = Script(make_relay, quota_manager, WITHHOLDS).connected()
     script.client(share_fetch(max_bytes=900))
     assert script.node(share_fetched(size=1501)) == share_fetched(size=1501, throttle_time_ms=5000)
     [(_, reading)] = list(quota_manager.readings(NOW_MS))
     assert reading.total == 1500
     assert script.client(heartbeat(2)) == b""
-    again = Script(make_relay, quota_manager, limits).connected()
+    again = Script(make_relay, quota_manager, WITHHOLDS).connected()
     assert again.client(share_fetch(max_bytes=900)) == b""
-    assert again.time(NOW_MS + 5000) == share_fetch(max_bytes=900)
+    assert again.time(NOW_MS + 5000) == share_fetch(max_bytes=1)
 
 
 def test_no_session_is_looked_for_where_no_quota_can_have_a_fetch_withheld(make_relay):
@@ -313,3 +312,48 @@ def test_a_client_within_both_quotas_gets_the_data(make_relay):
         assert script.node(fetched(corr, size=900), NOW_MS + 0.05) == fetched(corr, size=900)
     client_sensors = quota_manager.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
     assert quota_manager.request_sensors.reading(client_sensors.request, NOW_MS).charges == 2
+
+
+# ------------------------------------------------------------------- the node's part
+
+
+def test_a_fetch_asks_for_what_is_left_but_for_a_batch_at_least(make_relay):
+    script = withholding(make_relay)
+    assert script.client(fetch(1, max_bytes=5000, min_bytes=2000)) == fetch(1, max_bytes=1000, min_bytes=1000)
+    script.node(fetched(1, size=700))
+    assert script.client(fetch(2, max_bytes=5000)) == fetch(2, max_bytes=299)
+    script.node(fetched(2, size=300))
+    assert script.client(fetch(3)) == fetch(3, max_bytes=1)
+
+
+def test_what_others_may_still_bring_is_not_asked_for_twice(make_relay):
+    quota_manager = quota_manager_with(fetch=100)
+    first, second = (Script(make_relay, quota_manager, WITHHOLDS).connected() for _ in range(2))
+    assert first.client(fetch(1, max_bytes=800)) == fetch(1, max_bytes=800)
+    assert second.client(fetch(1)) == fetch(1, max_bytes=100)
+
+
+@pytest.mark.parametrize("version", [7, 12, 17])
+@pytest.mark.parametrize("epoch", [0, -1])
+def test_a_session_that_the_node_made_for_a_withheld_response_is_closed_by_the_next_full_fetch(
+    make_relay, version, epoch
+):
+    script = withholding(make_relay)
+    script.client(versioned_fetch(version, 0))
+    response = versioned_response(version, size=1500 + (version >= 12), session_id=SESSION)
+    assert script.node(response) == empty(version, throttle_ms=5000)
+    script.time(NOW_MS + 5000)
+    closing = versioned_fetch(version, epoch, SESSION, 3)
+    assert script.client(versioned_fetch(version, epoch, 0, 3), NOW_MS + 60_000) == closing
+    script.node(versioned_response(version, 3, size=200, session_id=SESSION + 1), NOW_MS + 60_000)
+    script.client(versioned_fetch(version, epoch, 0, 4), NOW_MS + 120_000)
+    assert script.sent[Side.NODE].endswith(versioned_fetch(version, epoch, 0, 4)), "once is enough"
+
+
+def test_a_full_fetch_that_closes_a_session_of_its_client_is_sent_as_it_is(make_relay):
+    script = withholding(make_relay)
+    script.client(versioned_fetch(12, 0))
+    script.node(versioned_response(12, size=1501, session_id=SESSION))
+    script.time(NOW_MS + 5000)
+    own = versioned_fetch(12, 0, SESSION + 5, 3)
+    assert script.client(own, NOW_MS + 60_000) == own

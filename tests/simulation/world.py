@@ -430,8 +430,8 @@ class _World:
             party.check_learned()
             party.model.require_all_charged()
         self._check_counters()
-        if self.quota_manager.unheard_bytes:
-            raise Violation(f"room is kept for Fetches that are over: {self.quota_manager.unheard_bytes}")
+        if len(self.quota_manager.fetch_rooms):
+            raise Violation(f"room is kept for Fetches that are over, of {len(self.quota_manager.fetch_rooms)} sensors")
         if self.quota_manager.time_in_flight:
             raise Violation(f"room is reserved for what is no longer in flight: {self.quota_manager.time_in_flight}")
         if self.book.alterations_begun != self.book.alterations_done:

@@ -1,0 +1,283 @@
+"""How much a Fetch may bring beside all others under the same quota, and whose turn it is when nothing is left.
+
+A Fetch is charged when its response is here. Until then, what it is expected to bring is reserved: many connections
+together bring no more than one alone. Each connection has a `Place` in the `Room` of its sensor. Where Fetches are
+paced, those that find no room take turns, and each waits for a piece that is worth its way, not for a byte.
+"""
+
+from collections import deque
+from math import ceil, inf
+from typing import Final
+
+from mypy_extensions import mypyc_attr
+
+from quotas.limits import UNLIMITED
+from quotas.sensors.windowed_rate import Sensors
+
+BURST_S: Final = 1.0
+"""Fetches that are paced bring at once what the quota allows in so many seconds at most, and go on at its limit. The
+window would allow ten times as much, and then nothing for as long: readers are to have no such gaps."""
+
+PIECE_S: Final = 0.1
+"""A Fetch waits until there is room for what its quota allows in so many seconds, or for all that it asks for."""
+
+ROUND_S: Final = 4.0
+"""Where many connections take turns, their pieces are so small that each comes once in so many seconds."""
+
+LONGEST_MS: Final = 5_000
+"""No connection is kept waiting by others for longer without a response: heartbeats of a group may come over it, too,
+and clients leave their groups after 6 s at the earliest."""
+
+_GRACE_MS: Final = 1_000
+"""So much later than it was told to come a client still finds its turn."""
+
+_MOST_BYTES: Final = 2**31 - 1
+_ROUNDING: Final = 0.01
+"""If less than so much of a byte is lacking, nothing is."""
+
+
+class Room:
+    """What the Fetches under one sensor do now.
+
+    - `places`: how many connections read here. `flying`: how many Fetches are in flight.
+    - `reserved`: what these are expected to bring. `unheard`: what those may bring whose clients have left.
+    - `booked`: the pieces of all turns so far. `over`: those of turns that were taken or lost. A turn that was given
+      when `booked` was x comes when `over` is x.
+    - `turns`: the turns in the order in which they were given, each with its place and its number, which is that x.
+    - `tokens`: what paced Fetches might bring at `at_ms`; negative, if they have brought too much.
+    """
+
+    __slots__ = ("at_ms", "booked", "flying", "over", "places", "reserved", "sensor", "tokens", "turns", "unheard")
+
+    def __init__(self, sensor: int) -> None:
+        self.sensor = sensor
+        self.places = 0
+        self.flying = 0
+        self.reserved = 0.0
+        self.unheard = 0
+        self.booked = 0.0
+        self.over = 0.0
+        self.at_ms = 0
+        self.tokens = inf
+        self.turns: deque[tuple[Place, float]] = deque()
+
+
+class Place:
+    """One connection that reads under a sensor. At most one Fetch of it is in flight.
+
+    - `takes_turns`: whether its Fetches are paced.
+    - `granted`: the most that the Fetch in flight may bring; 0: there is none. `reserved`: what it is expected to.
+      `left`: whether its client has left.
+    - `brought`: what the last Fetch brought; -1: there was none. `fills`: whether there was as much to read as it may
+      bring, or as is worth its way.
+    - `turn`: the number of its turn; -1: it has none. `piece`: what that is for. `late_ms`: when it is lost.
+      `waits_since_ms`: since when it has waited for it without a response.
+    """
+
+    __slots__ = (
+        "brought",
+        "fills",
+        "granted",
+        "late_ms",
+        "left",
+        "piece",
+        "reserved",
+        "room",
+        "takes_turns",
+        "turn",
+        "waits_since_ms",
+        "worth",
+    )
+
+    def __init__(self, room: Room, takes_turns: bool) -> None:
+        self.room = room
+        self.takes_turns = takes_turns
+        self.granted = 0
+        self.worth = 0.0
+        self.reserved = 0.0
+        self.left = False
+        self.brought = -1
+        self.fills = True
+        self.turn = -1.0
+        self.piece = 0.0
+        self.late_ms = 0
+        self.waits_since_ms = 0
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class FetchRooms:
+    """The rooms of all sensors of a table that measure Fetches."""
+
+    def __init__(self, sensors: Sensors) -> None:
+        self._sensors = sensors
+        self._rooms: dict[int, Room] = {}
+
+    def __len__(self) -> int:
+        """In how many rooms there is a connection, or a Fetch in flight."""
+        return len(self._rooms)
+
+    def enter(self, sensor: int, takes_turns: bool) -> Place:
+        """A place for one connection, which has to `leave` it."""
+        room = self._rooms.get(sensor)
+        if room is None:
+            room = self._rooms[sensor] = Room(sensor)
+        room.places += 1
+        return Place(room, takes_turns)
+
+    def leave(self, place: Place) -> None:
+        """No further Fetch comes from this place. What one in flight may bring stays reserved until it is over."""
+        self._end_turn(place)
+        place.room.places -= 1
+        self._close_if_unused(place.room)
+
+    def unheard_bytes(self, sensor: int) -> int:
+        """What Fetches in flight may bring whose clients have left."""
+        room = self._rooms.get(sensor)
+        return 0 if room is None else room.unheard
+
+    # ------------------------------------------------------------- before a Fetch
+
+    def grant(self, place: Place, most_bytes: int, now_ms: int) -> None:
+        """Let a Fetch that asks for `most_bytes` go at once, with what there is room for. With 1 byte a node sends one
+        batch. Raises StaleSensor.
+        """
+        room = place.room
+        self._grant(place, most_bytes, self._sensors.room(room.sensor, now_ms) - room.reserved, 0.0)
+
+    def wait_ms(self, place: Place, most_bytes: int, now_ms: int) -> int:
+        """For how long a Fetch that asks for `most_bytes` waits from now; 0: it may go, and is granted what it may
+        bring. Raises StaleSensor.
+        """
+        piece = self._piece(place, most_bytes)
+        free = self._free(place, now_ms)
+        if piece - free > _ROUNDING:
+            return self._book(place, piece, piece - free, now_ms)
+        self._grant(place, most_bytes, free, self._worth(place))
+        return 0
+
+    def _worth(self, place: Place) -> float:
+        """What is worth the way of a Fetch: so much that all have had their turn before anybody has waited too long."""
+        room = place.room
+        return min(PIECE_S, ROUND_S / room.places) * self._sensors.limit(room.sensor)
+
+    def _piece(self, place: Place, most_bytes: int) -> float:
+        """What a Fetch waits for. A connection that has next to nothing to read needs next to no room."""
+        piece = self._worth(place)
+        if place.brought >= 0:
+            piece = min(piece, place.brought)
+        return max(min(piece, most_bytes), 1.0)
+
+    def _free(self, place: Place, now_ms: int) -> float:
+        """The room that is left for a place: not reserved, and not for those whose turn comes before."""
+        room = place.room
+        self._end_lost_turns(room, now_ms)
+        self._fill(room, now_ms)
+        return room.tokens - room.reserved - max((room.booked if place.turn < 0 else place.turn) - room.over, 0.0)
+
+    def _fill(self, room: Room, now_ms: int) -> None:
+        """Add the tokens since the last time. The first ones are what the sensor has room for, but a piece at least, as
+        the first Fetch of a connection waits for what is owed anyway.
+        """
+        limit = self._sensors.limit(room.sensor)
+        if room.tokens == inf:
+            tokens = max(self._sensors.room(room.sensor, now_ms), PIECE_S * limit)
+        else:
+            tokens = room.tokens + limit * ((now_ms - room.at_ms) / 1000)
+        room.tokens, room.at_ms = min(tokens, BURST_S * limit), now_ms
+
+    def _grant(self, place: Place, most_bytes: int, free: float, least: float) -> None:
+        """Grant an equal part of what is free, but no less than `least`, and reserve what is expected to come."""
+        self._end_turn(place)
+        room = place.room
+        granted = int(min(max(free / room.places, least), _MOST_BYTES))
+        place.granted = max(min(granted, most_bytes), 1)
+        place.worth = min(place.granted, self._worth(place))
+        place.reserved = float(max(place.granted, place.brought) if place.fills else place.brought)
+        room.reserved += place.reserved
+        room.flying += 1
+
+    def _book(self, place: Place, piece: float, lacking: float, now_ms: int) -> int:
+        """Give a place a turn, unless it has one; return how long it takes until then, at most `longest_ms`."""
+        room, limit, longest_ms = place.room, self._sensors.limit(place.room.sensor), self.longest_ms
+        wait_ms = min(ceil(lacking / limit * 1000), longest_ms) if lacking < limit * longest_ms else longest_ms
+        wait_ms = self._sensors.note_wait(room.sensor, wait_ms, now_ms)
+        if place.turn < 0:
+            place.turn, place.piece, place.waits_since_ms = room.booked, max(piece, place.brought), now_ms
+            room.booked += place.piece
+            room.turns.append((place, place.turn))
+        place.late_ms = now_ms + wait_ms + _GRACE_MS
+        return wait_ms
+
+    @property
+    def longest_ms(self) -> int:
+        """For how long a connection is kept waiting by others at most before it gets a response."""
+        return min(LONGEST_MS, self._sensors.max_throttle_ms)
+
+    def left_ms(self, place: Place, now_ms: int) -> int:
+        """How much of the longest wait is left to a place that waits."""
+        return max(place.waits_since_ms + self.longest_ms - now_ms, 0)
+
+    def wait_anew_ms(self, place: Place, now_ms: int) -> int:
+        """A place that has waited for too long gets a response without data, and keeps its turn. For how long it waits
+        from now."""
+        wait_ms = place.late_ms - _GRACE_MS - now_ms
+        place.waits_since_ms = now_ms
+        return wait_ms
+
+    def _end_turn(self, place: Place) -> None:
+        if place.turn >= 0:
+            place.room.over += place.piece
+            place.turn = -1.0
+
+    def _end_lost_turns(self, room: Room, now_ms: int) -> None:
+        turns = room.turns
+        while turns:
+            place, number = turns[0]
+            if place.turn == number:
+                if now_ms < place.late_ms:
+                    break
+                self._end_turn(place)
+            turns.popleft()
+
+    # -------------------------------------------------------------- after a Fetch
+
+    def came(self, place: Place, value: int) -> None:
+        """The response to the Fetch in flight is here, and `value` bytes long."""
+        if place.granted:
+            place.brought = value
+            place.room.tokens -= value
+            place.fills = 2 * value >= place.worth
+            self.release(place)
+
+    def told_ms(self, place: Place, now_ms: int) -> int:
+        """For how long the connection waits before its next Fetch, as far as can be said now. Raises StaleSensor."""
+        if self._sensors.limit(place.room.sensor) >= UNLIMITED:
+            return 0
+        piece = self._piece(place, _MOST_BYTES)
+        free = self._free(place, now_ms)
+        return self._book(place, piece, piece - free, now_ms) if piece - free > _ROUNDING else 0
+
+    def note_left(self, place: Place) -> None:
+        """The client of the Fetch in flight has left. From now on all that this may bring is reserved."""
+        if place.granted and not place.left:
+            place.left = True
+            room = place.room
+            room.unheard += place.granted
+            more = max(place.granted - place.reserved, 0.0)
+            place.reserved += more
+            room.reserved += more
+
+    def release(self, place: Place) -> None:
+        """The response of the Fetch in flight is here, or not waited for any more."""
+        room = place.room
+        if place.granted:
+            if place.left:
+                room.unheard -= place.granted
+            room.flying -= 1
+            room.reserved = room.reserved - place.reserved if room.flying else 0.0
+            place.granted, place.reserved, place.left = 0, 0.0, False
+            self._close_if_unused(room)
+
+    def _close_if_unused(self, room: Room) -> None:
+        if not room.places and not room.flying:
+            self._rooms.pop(room.sensor, None)
