@@ -18,8 +18,9 @@ BURST_S: Final = 1.0
 """Fetches that are paced bring at once what the quota allows in so many seconds at most, and go on at its limit. The
 window would allow ten times as much, and then nothing for as long: readers are to have no such gaps."""
 
-PIECE_S: Final = 0.1
-"""A Fetch waits until there is room for what its quota allows in so many seconds, or for all that it asks for."""
+PIECE_S: Final = 0.2
+"""A Fetch waits until there is room for what its quota allows in so many seconds, or for all that it asks for. A node
+ends a response amid a batch, and what it sends of that is sent again: of smaller pieces more is in vain."""
 
 ROUND_S: Final = 4.0
 """Where many connections take turns, their pieces are so small that each comes once in so many seconds."""

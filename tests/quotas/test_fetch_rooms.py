@@ -222,7 +222,7 @@ def test_who_has_lost_its_turn_waits_from_the_beginning():
     one, other = world.add(2, 16_000)
     assert world.rooms.wait_ms(one.place, MOST_BYTES, 0) == 0
     world.rooms.came(one.place, int(2 * LIMIT))
-    assert world.rooms.told_ms(one.place, 0) == 1_100
+    assert world.rooms.told_ms(one.place, 0) == 1_200
     assert world.rooms.left_ms(one.place, 1_000) == LONGEST_MS - 1_000
     assert world.rooms.wait_ms(other.place, MOST_BYTES, 60_000) == 0
     world.rooms.came(other.place, int(2 * LIMIT))

@@ -16,7 +16,7 @@ from tests.relay.test_withheld_fetches import empty, versioned_fetch, versioned_
 LIMIT = 100
 BURST = LIMIT
 """What may come at once: what the quota allows in a second."""
-PIECE = LIMIT // 10
+PIECE = LIMIT // 5
 """What a Fetch waits for."""
 SESSION = 77
 
@@ -49,13 +49,13 @@ def test_a_fetch_asks_for_what_is_left_and_what_comes_is_delivered(make_relay, q
 def test_without_room_the_response_says_how_long_the_next_fetch_waits_and_mutes(make_relay, quota_manager):
     script = paced(make_relay, quota_manager)
     script.client(fetch(1))
-    told = fetched(1, size=500, throttle_time_ms=4100)
+    told = fetched(1, size=500, throttle_time_ms=4200)
     assert script.node(fetched(1, size=500)[:30]) == told[:30]
     assert script.node(fetched(1, size=500)[30:]) == told[30:]
-    assert [(each.quota_type, each.throttle_time_ms) for each in script.throttles] == [(QuotaType.FETCH, 4100)]
+    assert [(each.quota_type, each.throttle_time_ms) for each in script.throttles] == [(QuotaType.FETCH, 4200)]
     assert script.client(fetch(2) + heartbeat(3)) == b""
-    assert script.time(NOW_MS + 4099) == b""
-    assert script.time(NOW_MS + 4100) == fetch(2, max_bytes=PIECE)
+    assert script.time(NOW_MS + 4199) == b""
+    assert script.time(NOW_MS + 4200) == fetch(2, max_bytes=PIECE)
     assert charged_bytes(quota_manager) == 500
 
 
@@ -74,8 +74,8 @@ def test_a_client_that_does_not_wait_is_held_up_and_hears_nothing_wrong(make_rel
     script.client(fetch(1))
     script.node(fetched(1, size=150))
     assert script.client(fetch(2)) == b""
-    assert script.time(NOW_MS + 600) == fetch(2, max_bytes=PIECE)
-    assert script.node(fetched(2, size=20), NOW_MS + 600) == fetched(2, size=20, throttle_time_ms=200)
+    assert script.time(NOW_MS + 700) == fetch(2, max_bytes=PIECE)
+    assert script.node(fetched(2, size=20), NOW_MS + 700) == fetched(2, size=20, throttle_time_ms=200)
 
 
 @pytest.mark.parametrize("max_bytes", [0, -1, -(2**31)])
@@ -83,16 +83,16 @@ def test_a_fetch_that_asks_for_nothing_is_sent_as_it_is(make_relay, quota_manage
     script = paced(make_relay, quota_manager)
     asked = fetch(1, max_bytes=max_bytes, min_bytes=max_bytes)
     assert script.client(asked) == asked
-    assert script.node(fetched(1, size=500)) == fetched(1, size=500, throttle_time_ms=4100)
+    assert script.node(fetched(1, size=500)) == fetched(1, size=500, throttle_time_ms=4200)
     assert script.client(fetch(2, max_bytes=max_bytes)) == b""
 
 
 def test_a_shared_fetch_is_paced_too(make_relay, quota_manager):
     script = paced(make_relay, quota_manager)
     assert script.client(share_fetch(max_bytes=900)) == share_fetch(max_bytes=BURST)
-    assert script.node(share_fetched(size=501)) == share_fetched(size=501, throttle_time_ms=4100)
+    assert script.node(share_fetched(size=501)) == share_fetched(size=501, throttle_time_ms=4200)
     assert script.client(share_fetch(max_bytes=900)) == b""
-    assert script.time(NOW_MS + 4100) == share_fetch(max_bytes=PIECE)
+    assert script.time(NOW_MS + 4200) == share_fetch(max_bytes=PIECE)
 
 
 def test_where_responses_are_delayed_the_one_over_quota_is_late_and_the_next_fetch_goes_at_once(
@@ -101,9 +101,9 @@ def test_where_responses_are_delayed_the_one_over_quota_is_late_and_the_next_fet
     script = paced(make_relay, quota_manager, delays=True)
     script.client(fetch(1))
     assert script.node(fetched(1, size=500)) == b""
-    script.time(NOW_MS + 4100)
+    script.time(NOW_MS + 4200)
     assert script.sent[Side.CLIENT] == fetched(1, size=500)
-    assert script.client(fetch(2), NOW_MS + 4100) == fetch(2, max_bytes=PIECE)
+    assert script.client(fetch(2), NOW_MS + 4200) == fetch(2, max_bytes=PIECE)
 
 
 # -------------------------------------------------------------- several connections
@@ -195,9 +195,9 @@ def test_a_fetch_that_waits_for_too_long_gets_an_empty_response_and_the_node_not
 ):
     ask = versioned_fetch(version, epoch=0 if version < 7 else -1, corr=2)
     script, heard = kept_waiting(make_relay, quota_manager, ask)
-    assert heard == empty(version, 2, throttle_ms=3100)
+    assert heard == empty(version, 2, throttle_ms=3200)
     assert charged_bytes(quota_manager) == 900
-    script.time(NOW_MS + 8100)
+    script.time(NOW_MS + 8200)
     assert script.sent[Side.NODE].endswith(heartbeat(3)), "what comes behind it is taken after another wait"
 
 
@@ -205,13 +205,13 @@ def test_a_fetch_that_waits_for_too_long_gets_an_empty_response_and_the_node_not
 def test_one_that_continues_a_session_has_its_client_open_a_new_one(make_relay, quota_manager, version):
     ask = versioned_fetch(version, epoch=4, session_id=SESSION, corr=2)
     _, heard = kept_waiting(make_relay, quota_manager, ask)
-    assert heard == empty(version, 2, throttle_ms=3100, error=71)
+    assert heard == empty(version, 2, throttle_ms=3200, error=71)
 
 
 def test_the_session_that_its_client_gives_up_is_closed_by_the_next_full_fetch(make_relay, quota_manager):
     script, _ = kept_waiting(make_relay, quota_manager, versioned_fetch(12, epoch=0, session_id=SESSION, corr=2))
-    script.time(NOW_MS + 8100)
-    script.node(heartbeaten(3), NOW_MS + 8100)
+    script.time(NOW_MS + 8200)
+    script.node(heartbeaten(3), NOW_MS + 8200)
     sent = script.client(versioned_fetch(12, epoch=0, corr=4), NOW_MS + 60_000)
     assert sent == clamped(versioned_fetch(12, epoch=0, session_id=SESSION, corr=4), BURST)
 
@@ -230,7 +230,7 @@ def test_it_is_put_together_first_if_it_came_in_pieces(make_relay, quota_manager
     script.time(NOW_MS + 5000)
     assert len(script.sent[Side.CLIENT]) == heard
     script.client(ask[60:], NOW_MS + 5001)
-    assert script.sent[Side.CLIENT][heard:] == empty(12, 2, throttle_ms=3099)
+    assert script.sent[Side.CLIENT][heard:] == empty(12, 2, throttle_ms=3199)
 
 
 def test_a_shared_fetch_that_waits_for_too_long_is_sent(make_relay, quota_manager):
@@ -245,14 +245,14 @@ def test_it_keeps_its_turn(make_relay, quota_manager):
     script, _ = kept_waiting(make_relay, quota_manager, versioned_fetch(12, epoch=-1, corr=2))
     late = paced(make_relay, quota_manager)
     assert late.client(fetch(1), NOW_MS + 5000) == b""
-    script.time(NOW_MS + 8100)
-    script.node(heartbeaten(3), NOW_MS + 8100)
-    assert script.client(fetch(4), NOW_MS + 8100) == fetch(4, max_bytes=PIECE)
-    assert late.wake_at > NOW_MS + 8100
+    script.time(NOW_MS + 8200)
+    script.node(heartbeaten(3), NOW_MS + 8200)
+    assert script.client(fetch(4), NOW_MS + 8200) == fetch(4, max_bytes=PIECE)
+    assert late.wake_at > NOW_MS + 8200
 
 
 def test_a_response_to_a_session_of_the_node_goes_out_with_it(make_relay, quota_manager):
     script = paced(make_relay, quota_manager)
     script.client(versioned_fetch(12, epoch=0))
-    response = versioned_response(12, size=90, session_id=SESSION)
+    response = versioned_response(12, size=70, session_id=SESSION)
     assert script.node(response) == response

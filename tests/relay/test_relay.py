@@ -478,7 +478,7 @@ def over_quota(make_relay):
     """A client that has just fetched what its quota allows in 5 s."""
     script = Script(make_relay, quota_manager_with(fetch=100)).connected()
     script.client(fetch(1, max_bytes=1000))
-    assert script.node(fetched(1, size=500)) == fetched(1, size=500, throttle_time_ms=4100)
+    assert script.node(fetched(1, size=500)) == fetched(1, size=500, throttle_time_ms=4200)
     return script
 
 
