@@ -113,7 +113,7 @@ def _due(request: Request) -> int:
 
 def _is_measured_fetch(request: Request) -> bool:
     client_sensors = request.client_sensors
-    if not request.plan.fetches or client_sensors is None:
+    if not request.plan.fetches or client_sensors is None or request.response is not None:
         return False
     return client_sensors.fetch is not None or client_sensors.shadow_fetch is not None
 

@@ -256,3 +256,14 @@ def test_a_response_to_a_session_of_the_node_goes_out_with_it(make_relay, quota_
     script.client(versioned_fetch(12, epoch=0))
     response = versioned_response(12, size=70, session_id=SESSION)
     assert script.node(response) == response
+
+
+def test_one_that_the_proxy_answers_is_not_waited_for_when_its_client_leaves(make_relay, quota_manager):
+    script = paced(make_relay, quota_manager, delays=True)
+    script.client(fetch(1))
+    script.node(fetched(1, size=900))
+    script.client(fetch(2))
+    script.time(NOW_MS + 5000)
+    script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))
+    assert not script.relay.unsettled
+    assert len(quota_manager.fetch_rooms) == 0

@@ -40,7 +40,7 @@ from tests.simulation.hold import Hold
 from tests.simulation.judge import NODE_ID, USER, VIRTUAL_CLUSTER, Decided, Judge
 from tests.simulation.mute import Mute
 from tests.simulation.network import READ_BYTES
-from tests.simulation.oracle import LOOKS, Charge, Of, Violation, WatchedSensors, require
+from tests.simulation.oracle import LOOKS, WAITS, Charge, Of, Violation, WatchedSensors, require
 from tests.simulation.plan import ConnectionPlan, RequestPlan, WorldPlan
 from tests.simulation.waits import FIRST_BYTE, REQUEST, USE, Waits
 
@@ -226,6 +226,14 @@ class Model:
         """How many throttles the relay has reported in its last step."""
         self._lacks_room_at = -1
         """The place of the request that waits for room."""
+        self._fetch_waited_at = -1
+        """The place of the Fetch that has waited for room for too long: it gets a response without data."""
+        self._answered_fetch_at = -1
+        """The place of one that has got it."""
+        self._granted_bytes = 0
+        """What the last Fetch that was clamped may bring."""
+        self._lost_session = 0
+        """A session that the node has made, or that the client gave up, without a response that said so."""
         self._limited: int | None = None
         """The sensor of request time of what was sent on last while something was in flight."""
         self._unforeseen: dict[int, float] = {}
@@ -547,7 +555,7 @@ class Model:
         self._check_close(close)
         node_is_gone = close.reason.value in _NODE_ENDS or self._lost_reason in _NODE_ENDS or self._eof[NODE]
         for request in self._in_flight:
-            if self._is_unpaid(request) and not (node_is_gone and not self._journal):
+            if self._is_unpaid(request) and not (node_is_gone and not any(one.of is Of.TIME for one in self._journal)):
                 self._charge_time(request, now_ms)
         self._abandon(now_ms)
         if close.reason is CloseReason.AUTHENTICATION_FAILED and not self._login_failed:
@@ -584,8 +592,8 @@ class Model:
         while self._journal and self._unheard:
             charge, request = self._journal[0], self._unheard.popleft()
             is_open = request.fetch_handle is not None and self._sensors.is_open(request.fetch_handle)
-            if request.fetch_handle != charge.handle and not is_open:
-                continue
+            if request.fetch_handle != charge.handle and not (is_open and request.room_bytes):
+                continue  # what has no quota may bring anything, so nothing is charged for it without its response
             require(charge.of is Of.BYTES and charge.handle == request.fetch_handle, f"{charge} for {request}")
             right = self._sizes | {request.room_bytes}
             require(charge.value in right, f"{charge.value} bytes are charged for {request}, {right} are right")
@@ -738,6 +746,8 @@ class Model:
             return False
         if not self._connected or (head.answered_by_proxy and self._must_prove):
             return False
+        if self._fetch_waited_at == self.next_at:
+            return self._is_whole(head) and not self._blocked[CLIENT]
         if self._decided is None and (head.answered_by_proxy or self._is_asked(head) is not False):
             return self._is_whole(head) and not self._blocked[CLIENT]
         return True
@@ -757,14 +767,18 @@ class Model:
         """Take the requests that the proxy responds to by itself and that are next."""
         while not self._request_left and self._requests:
             head = self._next()
-            if not (isinstance(head, wire.Head) and self._may_take(head)) or self._relay.requests <= self.requests:
+            answers_fetch = isinstance(head, wire.Head) and self._answered_fetch_at == self.next_at
+            takes = answers_fetch or (isinstance(head, wire.Head) and self._may_take(head))
+            if not (isinstance(head, wire.Head) and takes) or self._relay.requests <= self.requests:
                 return
             if head.answered_by_proxy and not self._unproven:
                 self._may_be_over = self._may_authenticate = False
                 self._look_up(head.client_id)
             taken = Taken(head, self.next_at, 0, None)
             self._note_decided(taken)
-            if head.answered_by_proxy:
+            if answers_fetch:
+                self._answer_fetch(head, taken)
+            elif head.answered_by_proxy:
                 taken.own_response = wire.unsupported_version_response(head.correlation_id)
                 taken.muted_until_ms = self._mute.until_ms
             elif self._decided is not None and self._decided.response is not None:
@@ -876,13 +890,14 @@ class Model:
         self._own_response_is_malformed = False
         self._look_up(head.client_id)
         fetch_handle = self._clamp_fetch(head, now_ms)
+        self._close_lost_session(head)
         alone = head.api_key == wire.FETCH and fetch_handle is not None and self._has_ceiling(head)
         limited = self._check_looked(head, now_ms)
         if self._in_flight:
             self._limited = limited
         taken = Taken(head, self.next_at, self._mute.until_ms, fetch_handle, alone=alone)
         if alone:
-            taken.room_bytes = self._room_bytes(head)
+            taken.room_bytes = self._granted_bytes
         taken.may_be_emptied = self._may_withhold(head)
         if not self._unproven:
             taken.timed = self._sensor(head, QuotaType.REQUEST, self._bound[head.client_id], now_ms)
@@ -990,7 +1005,9 @@ class Model:
             return False
         seen = len(self._mute.reported)
         waited = Throttled(QuotaType.FETCH, self._sensors.window_ms, head.client_id)
-        return handle in self._quota_manager.unheard_bytes and self._throttled[seen : seen + 1] == [waited]
+        return self._quota_manager.fetch_rooms.unheard_bytes(handle) > 0 and self._throttled[seen : seen + 1] == [
+            waited
+        ]
 
     def _quota_of(self, head: wire.Head, quota_type: QuotaType) -> EffectiveQuota:
         """The present quota of the client of a request."""
@@ -1031,21 +1048,65 @@ class Model:
         ceiling_bytes = self._ceiling_bytes(self._quota_of(head, QuotaType.FETCH).limit)
         if handle is not None and ceiling_bytes < INT32_MAX:
             self._require_looked(Of.OWED, handle, head, now_ms)
+            granted = self._next_charge(Of.GRANTED, handle, now_ms)
+            require(granted, f"{head} goes on without room, but {list(self._journal)}")
+            self._granted_bytes = int(self._journal.popleft().value)
             start = bytes(self._requests[: head.body_at + 16])
-            self._requests[: head.body_at + 16] = wire.clamped(start, head, ceiling_bytes)
+            self._requests[: head.body_at + 16] = wire.clamped(start, head, min(ceiling_bytes, self._granted_bytes))
         return handle
+
+    def _close_lost_session(self, head: wire.Head) -> None:
+        """A full fetch with a quota, which names no session, closes the one that its client does not know of."""
+        at = wire.session_at(head)
+        limited = self._has_ceiling(head) or self._quota_of(head, QuotaType.REQUEST).limit < UNLIMITED
+        looks = self._has_ceiling(head) or (self._plan.withholds and limited)
+        if head.api_key != wire.FETCH or not at or not self._lost_session or not looks or self._unproven:
+            return
+        whole = wire.with_session(self._requests, head)
+        if isinstance(whole, wire.Head) and not whole.incremental and not any(self._requests[at : at + 4]):
+            self._requests[at : at + 4] = pack(">i", self._lost_session)
+            self._lost_session = 0
+
+    def _wait_for_room(self, now_ms: int) -> bool:
+        """A Fetch waits for room, or has done so for too long."""
+        self._take_own(now_ms)
+        wait, head = self._journal[0], self._next_head()
+        if not isinstance(head, wire.Head):
+            return False
+        given = self._given_last(head.client_id)
+        if head.api_key != wire.FETCH or given is None or given.fetch != wait.handle:
+            return False  # it is for one behind that
+        require(not self._plan.withholds, f"{head} waits for room: {wait}")
+        self._journal.popleft()
+        if wait.of is Of.WAITS_ANEW:
+            require(self._fetch_waited_at == self.next_at, f"{head} gets no data though it has not waited")
+            self._mute.throttle(now_ms, wait.throttle_ms, QuotaType.FETCH, head.client_id)
+            self._answered_fetch_at = self.next_at
+            self._take_own(now_ms)
+        elif wait.value:
+            self._mute.throttle(now_ms, min(wait.throttle_ms, int(wait.value)), QuotaType.FETCH, head.client_id)
+            self._pays = True
+        else:
+            self._fetch_waited_at = self.next_at
+        return True
+
+    def _answer_fetch(self, head: wire.Head, taken: Taken) -> None:
+        """The proxy responds to a Fetch that has waited for too long."""
+        self._answered_fetch_at = -1
+        self._may_be_over = self._may_authenticate = False
+        self._look_up(head.client_id)
+        self._note_decided(taken)
+        assert isinstance(wire.with_session(self._requests, head), wire.Head)
+        taken.own_response = wire.own_fetch_response(head)
+        taken.throttle_at = (9 if head.version >= 12 else 8) if head.version else -1
+        taken.muted_until_ms = self._mute.until_ms
+        at = wire.session_at(head)
+        if at and not head.incremental and any(self._requests[at : at + 4]):
+            self._lost_session = int.from_bytes(self._requests[at : at + 4], "big", signed=True)
 
     def _ceiling_bytes(self, limit: float) -> int:
         window_s = (self._sensors.samples - 1) * (self._sensors.window_ms / 1000)
         return int(min(limit * window_s, INT32_MAX))
-
-    def _room_bytes(self, head: wire.Head) -> int:
-        """What a Fetch that was clamped asks for."""
-        ceiling_bytes = self._ceiling_bytes(self._quota_of(head, QuotaType.FETCH).limit)
-        if head.version < 3:
-            return ceiling_bytes
-        at = head.body_at + (8 if head.version >= 15 else 12)
-        return min(int.from_bytes(self._requests[at : at + 4], "big", signed=True), ceiling_bytes)
 
     def _has_ceiling(self, head: wire.Head) -> bool:
         return self._ceiling_bytes(self._quota_of(head, QuotaType.FETCH).limit) < INT32_MAX
@@ -1060,6 +1121,7 @@ class Model:
         may_be_emptied: bool = False,
         over_time: bool = False,
         mutes: bool = True,
+        tells: bool = False,
     ) -> int:
         """One charge of the relay is accounted for; return its throttle time. `over_time`: the client gets no bytes."""
         charged = self._next_charge(Of.BYTES, handle, now_ms)
@@ -1073,10 +1135,17 @@ class Model:
             require(charge.value == value, f"charged {charge.value} instead of {value} bytes")
         as_empty_fetch = may_be_emptied and (over_time or charge.throttle_ms > 0)
         require(charge.taken_back == as_empty_fetch, f"{value} bytes are taken back though they go out, or the reverse")
-        if charge.throttle_ms and mutes:
+        throttle_ms = max(charge.throttle_ms, self._told_ms(handle) if tells else 0)
+        if throttle_ms and mutes:
             in_responses = quota_type is QuotaType.FETCH
-            self._mute.throttle(now_ms, charge.throttle_ms, quota_type, head.client_id, in_responses)
-        return charge.throttle_ms
+            self._mute.throttle(now_ms, throttle_ms, quota_type, head.client_id, in_responses)
+        return throttle_ms
+
+    def _told_ms(self, handle: int) -> int:
+        """For how long the next Fetch waits, as the response to one that had room tells."""
+        told = bool(self._journal) and self._journal[0].of is Of.TOLD and self._journal[0].handle == handle
+        require(told, f"it is not told when there is room again, but {list(self._journal)}")
+        return self._journal.popleft().throttle_ms
 
     def _count_request(self, head: wire.Head, came_bytes: int | None = None) -> None:
         counts, frame_bytes = self._counts, head.frame_bytes if came_bytes is None else came_bytes
@@ -1091,6 +1160,8 @@ class Model:
         at = 0
         while at < len(data):
             self._take_own_responses()
+            while self._journal and self._journal[0].of in WAITS and self._wait_for_room(now_ms):
+                pass
             written = self._responses[0] if self._responses else None
             if written is None or not written.sent_bytes:
                 own = self._own_response(data[at:], now_ms)
@@ -1203,6 +1274,8 @@ class Model:
         self._counts.as_empty_fetch += 1
         self._counts.withheld_bytes += self._announced(response)
         self.for_client.append(ForClient(len(empty), max(reported_ms, 0)))
+        if not request.head.incremental:
+            self._lost_session = wire.session_made(request.head, response.frame)
         written.dropped = True
         self.empty_fetch_wrong = self.empty_fetch_wrong or bool(response.reason)
         self._drop(written)
@@ -1225,7 +1298,8 @@ class Model:
         if request.fetch_handle is None or not self._is_charged(Of.BYTES, request.fetch_handle):
             return
         how = (request.head, now_ms, may_be_emptied, over_time)
-        throttle_ms = self._charge(value, request.fetch_handle, QuotaType.FETCH, *how)
+        tells = request.room_bytes > 0 and not self._plan.withholds
+        throttle_ms = self._charge(value, request.fetch_handle, QuotaType.FETCH, *how, tells=tells)
         if throttle_ms:
             written.as_empty_fetch = may_be_emptied
 
@@ -1306,6 +1380,8 @@ class Model:
         of = self._journal[0].of
         if of in LOOKS:
             return self._note_look(now_ms)
+        if of in WAITS:
+            return self._wait_for_room(now_ms)
         if of is Of.TIME and not self._in_flight:
             self._take_own(now_ms)
         if not self._in_flight:
@@ -1327,13 +1403,13 @@ class Model:
         """Whether time is charged because the connection ends, not for a response. Then nothing is reported."""
         if not self._closes or self._throttles_reported > len(self._mute.reported):
             return False
-        if written is None or len(self._journal) < 2:
+        if written is None or written.fed_bytes < 8 or len(self._journal) < 2:
             return True
         return not all(self._is_for_fetch(charge, request, written) for charge in islice(self._journal, 2))
 
     def _is_for_fetch(self, charge: Charge, request: Taken, written: Written) -> bool:
         """Whether this can be the charge for a Fetch response, whose time is charged first."""
-        if written.sent_bytes or written.charged:
+        if written.sent_bytes or written.charged or written.response.charged_bytes < 0:  # of a size that cannot be
             return False
         if charge.of is Of.TIME:
             return request.head.api_key == wire.FETCH and request.timed == charge.handle

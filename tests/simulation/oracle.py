@@ -9,6 +9,7 @@ from math import ceil, inf
 from protocol.api_table import APIS
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import QuotaType
+from quotas.fetch_rooms import FetchRooms, Place
 from quotas.limits import UNLIMITED
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
@@ -28,16 +29,25 @@ def require(holds: bool, what: str) -> None:
 
 
 class Of(Enum):
-    """What is charged: bytes, or percents of request time. To look at what is OWED, of tokens too, charges nothing."""
+    """What is charged: bytes, or percents of request time. To look at what is OWED, of tokens too, charges nothing.
+
+    Nor does what is said about the room for Fetches: the `value` of GRANTED is how many bytes one may bring, that of
+    WAITS for how long it may still wait. `throttle_ms` is for how long it waits now.
+    """
 
     BYTES = "bytes"
     TIME = "time"
     OWED = "owed"
     OWED_TIME = "owed time"
     OWED_TOKENS = "owed tokens"
+    GRANTED = "granted"
+    WAITS = "waits"
+    WAITS_ANEW = "waits anew"
+    TOLD = "told"
 
 
 LOOKS = frozenset({Of.OWED, Of.OWED_TIME, Of.OWED_TOKENS})
+WAITS = frozenset({Of.WAITS, Of.WAITS_ANEW})
 
 
 @dataclass(slots=True)
@@ -169,6 +179,63 @@ class WatchedSensors(Sensors):
         return handle in self._rows
 
 
+class WatchedRooms(FetchRooms):
+    """Rooms for Fetches whose answers are appended to the `journal`, and are within what may be right."""
+
+    def __init__(self, sensors: WatchedSensors) -> None:
+        super().__init__(sensors)
+        self._watched = sensors
+        self._places: set[Place] = set()
+        """Those with a Fetch in flight."""
+
+    def grant(self, place: Place, most_bytes: int, now_ms: int) -> None:
+        super().grant(place, most_bytes, now_ms)
+        self._note_granted(place, most_bytes)
+        ceiling = max(self._watched.right_room(place.room.sensor, now_ms), 1.0)
+        require(place.granted <= ceiling + 1, f"{place.granted} bytes are granted, {ceiling} are left")
+
+    def wait_ms(self, place: Place, most_bytes: int, now_ms: int) -> int:
+        others = self._reserved(place)
+        wait_ms = super().wait_ms(place, most_bytes, now_ms)
+        if wait_ms:
+            self._note_wait(Of.WAITS, place, wait_ms, self.left_ms(place, now_ms))
+            return wait_ms
+        self._note_granted(place, most_bytes)
+        second = self._watched.limit(place.room.sensor)
+        require(others <= second + 1, f"a Fetch goes though {others} bytes are expected, {second} in a second")
+        require(place.granted <= second + 1, f"{place.granted} bytes are granted of {second} in a second")
+        return 0
+
+    def wait_anew_ms(self, place: Place, now_ms: int) -> int:
+        waited = self.left_ms(place, now_ms)
+        require(not waited, f"a Fetch gets no data though it may wait for {waited} ms more")
+        wait_ms = super().wait_anew_ms(place, now_ms)
+        self._note_wait(Of.WAITS_ANEW, place, wait_ms, 0)
+        return wait_ms
+
+    def told_ms(self, place: Place, now_ms: int) -> int:
+        told_ms = super().told_ms(place, now_ms)
+        self._watched.journal.append(Charge(Of.TOLD, place.room.sensor, 0.0, told_ms))
+        return told_ms
+
+    def release(self, place: Place) -> None:
+        super().release(place)
+        self._places.discard(place)
+        require(abs(place.room.reserved - self._reserved(place)) < 1, f"{place.room.reserved} bytes are reserved")
+
+    def _reserved(self, place: Place) -> float:
+        return sum(other.reserved for other in self._places if other.room is place.room)
+
+    def _note_granted(self, place: Place, most_bytes: int) -> None:
+        require(1 <= place.granted <= max(most_bytes, 1), f"{place.granted} bytes are granted of {most_bytes}")
+        self._places.add(place)
+        self._watched.journal.append(Charge(Of.GRANTED, place.room.sensor, place.granted, 0))
+
+    def _note_wait(self, of: Of, place: Place, wait_ms: int, left_ms: int) -> None:
+        require(0 < wait_ms <= self.longest_ms, f"a Fetch waits for {wait_ms} ms")
+        self._watched.journal.append(Charge(of, place.room.sensor, left_ms, wait_ms))
+
+
 @dataclass(slots=True)
 class Spent:
     """One look at a token bucket: `spent strictly`, `spent permissively` or `given back`, and its result.
@@ -294,6 +361,7 @@ def watched_manager(sensors: WatchedSensors, table: QuotaTable, shadow: QuotaTab
     costs = RequestCosts(pinned=dict.fromkeys(APIS, Cost(cost_us)))
     buckets = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms, sensors.journal)
     quota_manager = ClientQuotaManager(sensors, table, shadow, buckets, costs)
+    quota_manager.fetch_rooms = WatchedRooms(sensors)
     times = WatchedSensors(sensors.capacity, sensors.window_ms, 0, Of.TIME, sensors.journal)
     quota_manager.request_sensors = quota_manager._rows[QuotaType.REQUEST, False] = times
     shadows = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms, sensors.journal)

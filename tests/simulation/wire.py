@@ -135,6 +135,11 @@ def request_frame(plan: RequestPlan, body: bytes | None = None) -> bytes:
     return frame
 
 
+def _session_id(plan: RequestPlan) -> int:
+    """Some full fetches close an earlier session, most have none."""
+    return 77 if plan.epoch > 0 or not plan.correlation_id % 3 else 0
+
+
 def _fields(plan: RequestPlan, flexible: bool) -> bytes:
     if plan.api_key == PRODUCE:
         fields = pack(">hi", plan.acks, 30_000)
@@ -146,7 +151,7 @@ def _fields(plan: RequestPlan, flexible: bool) -> bytes:
         replica = b"" if plan.version >= 15 else pack(">i", -1)
         fields = replica + pack(">iii", 500, plan.min_bytes, plan.max_bytes)
         if plan.version >= 7:
-            return fields + b"\0" + pack(">ii", 77, plan.epoch)
+            return fields + b"\0" + pack(">ii", _session_id(plan), plan.epoch)
         return fields + bytes(max(16 - len(fields), 0))
     return b""
 
@@ -330,6 +335,29 @@ def clamped(frame: bytes, head: Head, ceiling_bytes: int) -> bytes:
         return frame[:at] + pack(">i", min(least, ceiling_bytes)) + frame[at + 4 :]
     most = min(most, ceiling_bytes)
     return frame[:at] + pack(">ii", min(least, most), most) + frame[at + 8 :]
+
+
+def own_fetch_response(head: Head) -> bytes:
+    """Without data, to a Fetch that no node gets; to one that continues a session with error 71."""
+    if head.version < 7:
+        return framed(pack(">i", head.correlation_id) + bytes(8 if head.version else 4))
+    error = 71 if head.incremental else 0
+    if head.version >= 12:
+        return framed(pack(">ibihi", head.correlation_id, 0, 0, error, 0) + b"\x01\0")
+    return framed(pack(">iihii", head.correlation_id, 0, error, 0, 0))
+
+
+def session_at(head: Head) -> int:
+    """Where the id of its session is in a Fetch; 0: it has none."""
+    return 0 if head.version < 7 else head.body_at + (13 if head.version >= 15 else 17)
+
+
+def session_made(head: Head, response: bytes) -> int:
+    """The session that the response to a full fetch belongs to; 0: none."""
+    if head.version < 7 or head.incremental:
+        return 0
+    at = 8 + _header_tags_bytes(head, response) + 6
+    return int.from_bytes(response[at : at + 4], "big", signed=True)
 
 
 def empty_fetch_response(head: Head, response: bytes, throttle_ms: int) -> bytes:
