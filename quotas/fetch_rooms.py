@@ -19,8 +19,21 @@ BURST_S: Final = 1.0
 window would allow ten times as much, and then nothing for as long: readers are to have no such gaps."""
 
 PIECE_S: Final = 0.2
-"""A Fetch waits until there is room for what its quota allows in so many seconds, or for all that it asks for. A node
-ends a response amid a batch, and what it sends of that is sent again: of smaller pieces more is in vain."""
+"""A Fetch waits until there is room for what its quota allows in so many seconds, or for what it is expected to bring."""
+
+BATCHES: Final = 20
+"""A node ends a response amid a batch, and sends that batch again: on average half of one is in vain. So a Fetch asks for
+as much as so many batches, or for 1 byte: then it brings one batch."""
+
+_PROBE_EVERY: Final = 50
+"""One Fetch of so many asks for 1 byte, if all that was asked for came before: so the size of a batch is learnt."""
+
+_GROWTH: Final = 4
+"""A Fetch is expected to bring so many times what the last one brought at most: one that has nothing to read takes
+next to no room from others."""
+
+_FADING: Final = 0.9
+"""Where batches differ, the largest counts, less by so much with each further one."""
 
 ROUND_S: Final = 4.0
 """Where many connections take turns, their pieces are so small that each comes once in so many seconds."""
@@ -45,10 +58,23 @@ class Room:
     - `booked`: the pieces of all turns so far. `over`: those of turns that were taken or lost. A turn that was given
       when `booked` was x comes when `over` is x.
     - `turns`: the turns in the order in which they were given, each with its place and its number, which is that x.
+    - `batch`: how large one batch is, as far as is known; it is what a connection is expected to bring first.
     - `tokens`: what paced Fetches might bring at `at_ms`; negative, if they have brought too much.
     """
 
-    __slots__ = ("at_ms", "booked", "flying", "over", "places", "reserved", "sensor", "tokens", "turns", "unheard")
+    __slots__ = (
+        "at_ms",
+        "batch",
+        "booked",
+        "flying",
+        "over",
+        "places",
+        "reserved",
+        "sensor",
+        "tokens",
+        "turns",
+        "unheard",
+    )
 
     def __init__(self, sensor: int) -> None:
         self.sensor = sensor
@@ -58,6 +84,7 @@ class Room:
         self.unheard = 0
         self.booked = 0.0
         self.over = 0.0
+        self.batch = 0.0
         self.at_ms = 0
         self.tokens = inf
         self.turns: deque[tuple[Place, float]] = deque()
@@ -69,14 +96,16 @@ class Place:
     - `takes_turns`: whether its Fetches are paced.
     - `granted`: the most that the Fetch in flight may bring; 0: there is none. `reserved`: what it is expected to.
       `left`: whether its client has left.
-    - `brought`: what the last Fetch brought; -1: there was none. `fills`: whether there was as much to read as it may
-      bring, or as is worth its way.
+    - `brought`: what the last Fetch brought; -1: there was none. `fills`: whether that was at least half of what it
+      might have been. `batch`: how large one batch is, as far as is known. `fetches`: how many there were.
     - `turn`: the number of its turn; -1: it has none. `piece`: what that is for. `late_ms`: when it is lost.
       `waits_since_ms`: since when it has waited for it without a response.
     """
 
     __slots__ = (
+        "batch",
         "brought",
+        "fetches",
         "fills",
         "granted",
         "late_ms",
@@ -87,18 +116,18 @@ class Place:
         "takes_turns",
         "turn",
         "waits_since_ms",
-        "worth",
     )
 
     def __init__(self, room: Room, takes_turns: bool) -> None:
         self.room = room
         self.takes_turns = takes_turns
         self.granted = 0
-        self.worth = 0.0
         self.reserved = 0.0
         self.left = False
         self.brought = -1
-        self.fills = True
+        self.fills = False
+        self.batch = room.batch
+        self.fetches = 0
         self.turn = -1.0
         self.piece = 0.0
         self.late_ms = 0
@@ -143,7 +172,8 @@ class FetchRooms:
         batch. Raises StaleSensor.
         """
         room = place.room
-        self._grant(place, most_bytes, self._sensors.room(room.sensor, now_ms) - room.reserved, 0.0)
+        free = self._sensors.room(room.sensor, now_ms) - room.reserved
+        self._reserve(place, free / room.places, most_bytes)
 
     def wait_ms(self, place: Place, most_bytes: int, now_ms: int) -> int:
         """For how long a Fetch that asks for `most_bytes` waits from now; 0: it may go, and is granted what it may
@@ -153,13 +183,18 @@ class FetchRooms:
         free = self._free(place, now_ms)
         if piece - free > _ROUNDING:
             return self._book(place, piece, piece - free, now_ms)
-        self._grant(place, most_bytes, free, self._worth(place))
+        self._reserve(place, self._asked(place, max(free / place.room.places, self._worth(place))), most_bytes)
         return 0
 
     def _worth(self, place: Place) -> float:
         """What is worth the way of a Fetch: so much that all have had their turn before anybody has waited too long."""
         room = place.room
         return min(PIECE_S, ROUND_S / room.places) * self._sensors.limit(room.sensor)
+
+    def _asked(self, place: Place, granted: float) -> float:
+        """What of `granted` bytes a Fetch asks for, so that little is sent in vain."""
+        is_probe = place.fills and (not place.batch or not place.fetches % _PROBE_EVERY)
+        return 1.0 if is_probe or granted < BATCHES * place.batch else granted
 
     def _piece(self, place: Place, most_bytes: int) -> float:
         """What a Fetch waits for. A connection that has next to nothing to read needs next to no room."""
@@ -186,14 +221,15 @@ class FetchRooms:
             tokens = room.tokens + limit * ((now_ms - room.at_ms) / 1000)
         room.tokens, room.at_ms = min(tokens, BURST_S * limit), now_ms
 
-    def _grant(self, place: Place, most_bytes: int, free: float, least: float) -> None:
-        """Grant an equal part of what is free, but no less than `least`, and reserve what is expected to come."""
+    def _reserve(self, place: Place, granted: float, most_bytes: int) -> None:
+        """Let a Fetch bring so much, but what it asks for at most, and a byte at least."""
         self._end_turn(place)
         room = place.room
-        granted = int(min(max(free / room.places, least), _MOST_BYTES))
-        place.granted = max(min(granted, most_bytes), 1)
-        place.worth = min(place.granted, self._worth(place))
-        place.reserved = float(max(place.granted, place.brought) if place.fills else place.brought)
+        place.granted = max(min(int(min(granted, _MOST_BYTES)), most_bytes), 1)
+        if place.brought < 0:
+            place.reserved = max(place.granted, room.batch)
+        else:
+            place.reserved = min(max(place.granted, place.brought), _GROWTH * place.brought)
         room.reserved += place.reserved
         room.flying += 1
 
@@ -244,10 +280,15 @@ class FetchRooms:
 
     def came(self, place: Place, value: int) -> None:
         """The response to the Fetch in flight is here, and `value` bytes long."""
+        room = place.room
         if place.granted:
             place.brought = value
-            place.room.tokens -= value
-            place.fills = 2 * value >= place.worth
+            room.tokens -= value
+            place.fills = 2 * value >= place.granted
+            place.fetches += 1
+            if value > place.granted:  # no more than one batch comes then
+                place.batch = max(float(value), place.batch * _FADING)
+                room.batch = max(float(value), room.batch * _FADING)
             self.release(place)
 
     def told_ms(self, place: Place, now_ms: int) -> int:

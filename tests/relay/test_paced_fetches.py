@@ -16,8 +16,8 @@ from tests.relay.test_withheld_fetches import empty, versioned_fetch, versioned_
 LIMIT = 100
 BURST = LIMIT
 """What may come at once: what the quota allows in a second."""
-PIECE = LIMIT // 5
-"""What a Fetch waits for."""
+ONE_BATCH = 1
+"""What a Fetch asks for behind one that brought all that it had asked for, to learn how large a batch is."""
 SESSION = 77
 
 
@@ -42,7 +42,7 @@ def test_a_fetch_asks_for_what_is_left_and_what_comes_is_delivered(make_relay, q
     script = paced(make_relay, quota_manager)
     assert script.client(fetch(1, max_bytes=5000, min_bytes=2000)) == fetch(1, max_bytes=BURST, min_bytes=BURST)
     assert script.node(fetched(1, size=70)) == fetched(1, size=70)
-    assert script.client(fetch(2)) == fetch(2, max_bytes=BURST - 70)
+    assert script.client(fetch(2)) == fetch(2, max_bytes=ONE_BATCH)
     assert charged_bytes(quota_manager) == 70
 
 
@@ -55,7 +55,7 @@ def test_without_room_the_response_says_how_long_the_next_fetch_waits_and_mutes(
     assert [(each.quota_type, each.throttle_time_ms) for each in script.throttles] == [(QuotaType.FETCH, 4200)]
     assert script.client(fetch(2) + heartbeat(3)) == b""
     assert script.time(NOW_MS + 4199) == b""
-    assert script.time(NOW_MS + 4200) == fetch(2, max_bytes=PIECE)
+    assert script.time(NOW_MS + 4200) == fetch(2, max_bytes=ONE_BATCH)
     assert charged_bytes(quota_manager) == 500
 
 
@@ -64,6 +64,7 @@ def test_fetches_that_are_sent_ahead_pass_one_by_one(make_relay):
     first, second = fetch(1, max_bytes=500), fetch(2, max_bytes=500)
     assert script.client(first + second + heartbeat(3)) == first
     script.node(fetched(1, size=500))
+    second = fetch(2, max_bytes=ONE_BATCH)
     assert script.sent[Side.NODE].endswith(first + second)
     script.node(fetched(2, size=400))
     assert script.sent[Side.NODE].endswith(second + heartbeat(3))
@@ -74,7 +75,7 @@ def test_a_client_that_does_not_wait_is_held_up_and_hears_nothing_wrong(make_rel
     script.client(fetch(1))
     script.node(fetched(1, size=150))
     assert script.client(fetch(2)) == b""
-    assert script.time(NOW_MS + 700) == fetch(2, max_bytes=PIECE)
+    assert script.time(NOW_MS + 700) == fetch(2, max_bytes=ONE_BATCH)
     assert script.node(fetched(2, size=20), NOW_MS + 700) == fetched(2, size=20, throttle_time_ms=200)
 
 
@@ -92,7 +93,7 @@ def test_a_shared_fetch_is_paced_too(make_relay, quota_manager):
     assert script.client(share_fetch(max_bytes=900)) == share_fetch(max_bytes=BURST)
     assert script.node(share_fetched(size=501)) == share_fetched(size=501, throttle_time_ms=4200)
     assert script.client(share_fetch(max_bytes=900)) == b""
-    assert script.time(NOW_MS + 4200) == share_fetch(max_bytes=PIECE)
+    assert script.time(NOW_MS + 4200) == share_fetch(max_bytes=ONE_BATCH)
 
 
 def test_where_responses_are_delayed_the_one_over_quota_is_late_and_the_next_fetch_goes_at_once(
@@ -103,7 +104,7 @@ def test_where_responses_are_delayed_the_one_over_quota_is_late_and_the_next_fet
     assert script.node(fetched(1, size=500)) == b""
     script.time(NOW_MS + 4200)
     assert script.sent[Side.CLIENT] == fetched(1, size=500)
-    assert script.client(fetch(2), NOW_MS + 4200) == fetch(2, max_bytes=PIECE)
+    assert script.client(fetch(2), NOW_MS + 4200) == fetch(2, max_bytes=ONE_BATCH)
 
 
 # -------------------------------------------------------------- several connections
@@ -113,7 +114,7 @@ def test_connections_together_ask_for_no_more_than_one(make_relay, quota_manager
     scripts = [paced(make_relay, quota_manager) for _ in range(3)]
     assert [script.client(fetch(1)) for script in scripts] == [fetch(1, max_bytes=BURST), b"", b""]
     assert scripts[0].node(fetched(1, size=40)) == fetched(1, size=40)
-    assert scripts[1].time(scripts[1].wake_at) == fetch(1, max_bytes=(BURST - 40 + PIECE) // 3)
+    assert scripts[1].time(scripts[1].wake_at) == fetch(1, max_bytes=(BURST - 40 + 20) // 3)
     assert [each.quota_type for script in scripts for each in script.throttles] == [QuotaType.FETCH] * 2
 
 
@@ -123,7 +124,7 @@ def test_room_that_is_reserved_and_not_used_is_given_back(make_relay):
     idle.client(fetch(1))
     idle.node(fetched(1, size=20))
     idle.client(fetch(2))
-    assert busy.client(fetch(1)) == fetch(1, max_bytes=(10_000 - 2 * 20) // 2)
+    assert busy.client(fetch(1)) == fetch(1, max_bytes=(10_000 - 20 - 4 * 20) // 2)
 
 
 def test_a_connection_that_ends_while_it_waits_leaves_nothing_behind(make_relay, quota_manager):
@@ -156,7 +157,7 @@ def test_a_client_that_comes_back_waits_for_its_debt(make_relay, quota_manager):
     again = paced(make_relay, quota_manager)
     assert again.client(fetch(1)) == b""
     assert again.wake_at == NOW_MS + 2000
-    assert again.time(NOW_MS + 2000) == fetch(1, max_bytes=PIECE)
+    assert again.time(NOW_MS + 2000) == fetch(1, max_bytes=LIMIT // 5)
 
 
 def test_a_fetch_under_another_name_pays_nothing_for_the_first(make_relay, quota_manager):
@@ -213,7 +214,7 @@ def test_the_session_that_its_client_gives_up_is_closed_by_the_next_full_fetch(m
     script.time(NOW_MS + 8200)
     script.node(heartbeaten(3), NOW_MS + 8200)
     sent = script.client(versioned_fetch(12, epoch=0, corr=4), NOW_MS + 60_000)
-    assert sent == clamped(versioned_fetch(12, epoch=0, session_id=SESSION, corr=4), BURST)
+    assert sent == clamped(versioned_fetch(12, epoch=0, session_id=SESSION, corr=4), ONE_BATCH)
 
 
 def clamped(sent, max_bytes):
@@ -247,7 +248,7 @@ def test_it_keeps_its_turn(make_relay, quota_manager):
     assert late.client(fetch(1), NOW_MS + 5000) == b""
     script.time(NOW_MS + 8200)
     script.node(heartbeaten(3), NOW_MS + 8200)
-    assert script.client(fetch(4), NOW_MS + 8200) == fetch(4, max_bytes=PIECE)
+    assert script.client(fetch(4), NOW_MS + 8200) == fetch(4, max_bytes=ONE_BATCH)
     assert late.wake_at > NOW_MS + 8200
 
 
@@ -267,3 +268,16 @@ def test_one_that_the_proxy_answers_is_not_waited_for_when_its_client_leaves(mak
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))
     assert not script.relay.unsettled
     assert len(quota_manager.fetch_rooms) == 0
+
+
+def test_where_little_of_a_batch_could_come_it_is_asked_for_one_by_one_and_small_ones_together(make_relay):
+    for batch_bytes, asked in ((60_000, ONE_BATCH), (400, 1_000_000)):
+        script = paced(make_relay, quota_manager_with(fetch=1_000_000))
+        script.client(fetch(1))
+        script.node(fetched(1, size=1_000_000))
+        script.client(fetch(2))
+        at_ms = script.wake_at
+        script.time(at_ms)
+        script.node(fetched(2, size=batch_bytes), at_ms)
+        script.time(at_ms + 60_000)
+        assert script.client(fetch(3), at_ms + 60_000) == fetch(3, max_bytes=asked)
