@@ -3,7 +3,8 @@
     python -m tests.parity [--seconds 132] [--rate 500000] [--cells NAME,...] [--json FILE] [--plot FILE.webp]
     python -m tests.parity --tiny [--seconds 100] [--held 1] [--json FILE]
     python -m tests.parity --frames
-    python -m tests.parity --groups [--seconds 150] [--clients sarama,java] [--fetch deliver] [--json FILE]
+    python -m tests.parity --groups [--seconds 150] [--clients sarama,java] [--fetch empty|paced]
+                           [--batch-bytes 16000] [--json FILE]
     python -m tests.parity --pipelined
     python -m tests.parity --transactional [--seconds 45]
 
@@ -82,7 +83,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--frames", action="store_true", help="the same frames at both sides instead of the cells")
     parser.add_argument("--groups", action="store_true", help="consumer groups of several clients instead of the cells")
     parser.add_argument("--clients", default="", help=f"with --groups: some of {','.join(groups.CLIENTS)}")
-    parser.add_argument("--fetch", default="empty", choices=("empty", "deliver"), help="with --groups: throttle.fetch")
+    modes = tuple(groups.MOST_SENT)
+    parser.add_argument("--fetch", default="empty", choices=modes, help="with --groups: throttle.fetch")
+    parser.add_argument("--batch-bytes", type=int, default=groups.SMALL_BATCH_BYTES, help="with --groups: of batches")
     parser.add_argument("--pipelined", action="store_true", help="request quotas and requests in flight instead")
     parser.add_argument("--transactional", action="store_true", help="one producer that commits each 100 ms instead")
     parser.add_argument("--held", type=int, default=1, help="with --tiny: requests that each client has outstanding")
@@ -149,9 +152,10 @@ def judge_transactional(options: argparse.Namespace) -> bool:
 
 def judge_groups(options: argparse.Namespace) -> bool:
     """The same for consumer groups."""
-    found = groups.measure(options.clients, options.rate, options.seconds or 150, options.fetch)
+    load = groups.Load(options.rate, options.seconds or 150, options.batch_bytes, options.fetch)
+    found = groups.measure(options.clients, load)
     problems = groups.problems(found)
-    words = "\n".join(problems) or "No group is worse off than at the broker."
+    words = "\n".join(problems) or "No group is worse off than it should be."
     print(f"{groups.table(found)}\n\n{words}")
     if options.json:
         groups.write(found, options.json)
