@@ -28,15 +28,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
-
 from common.child_process import die_with_parent
 from common.jars import cache_dir, need_program
 from demo.kafka_cluster import KafkaCluster
 from tests.go_program import go_program
 from tests.integration.proxy_process import ProxyProcess
 from tests.live_fleet.figures import WINDOWS_S
+from tests.parity.batches import fill, make_topic
 from tests.parity.sides import alter_client_quotas
 
 KAFKA_VERSION = "4.3.1"
@@ -44,7 +42,6 @@ NODES = 3
 """A quota is for each node: so often a group may read its quota."""
 PARTITIONS = 2 * NODES
 MEMBERS = 3
-RECORD_BYTES = 4_000
 FORMED_S = 15.0
 """So long after the last of its members has joined for the first time a group has formed."""
 START_S = 120.0
@@ -278,7 +275,8 @@ def measure(clients: Sequence[str], load: Load) -> list[Compared]:
     """Run the groups of one client after the other, those of both sides at the same time."""
     topic = f"groups-{load.batch_bytes}"
     with KafkaCluster(KAFKA_VERSION, nodes=NODES, heap="400m") as cluster:
-        _fill(cluster, topic, load)
+        make_topic(cluster, topic, PARTITIONS)
+        fill(cluster, topic, PARTITIONS, load.batch_bytes, load.limit * (load.seconds + LONGEST_START_S))
         alter_client_quotas(cluster.address(1), [_quota(f"{client}-broker", load.rate) for client in clients])
         quotas = [_quota(f"{client}-proxy", load.rate) for client in clients]
         with ProxyProcess(cluster, quotas, throttle={"fetch": load.fetch}) as proxy:
@@ -310,24 +308,6 @@ def _compared(client: str, load: Load, topic: str, cluster: KafkaCluster, proxy:
 def _sent_bytes(proxy: ProxyProcess) -> float:
     """What nodes have sent: what went on to clients, and fetches over quota, which went to nobody."""
     return proxy.metric("response_bytes_total") + proxy.metric("withheld_bytes_total")
-
-
-def _fill(cluster: KafkaCluster, topic: str, load: Load) -> None:
-    """As much as a group may read, in batches of one size; each node leads as many partitions."""
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    places = [[cluster.node_ids[number % NODES]] for number in range(PARTITIONS)]
-    for made in admin.create_topics([NewTopic(topic, PARTITIONS, replica_assignment=places)]).values():
-        made.result(30)
-    in_batch = max(1, load.batch_bytes // RECORD_BYTES)
-    batches = {"batch.num.messages": in_batch, "linger.ms": 1_000}
-    producer, value = Producer({"bootstrap.servers": cluster.bootstrap_servers, **batches}), os.urandom(RECORD_BYTES)
-    for number in range(load.limit * (load.seconds + LONGEST_START_S) // RECORD_BYTES // in_batch):
-        for _ in range(in_batch):
-            producer.produce(topic, value, partition=number % PARTITIONS)
-        while len(producer) > 20 * in_batch + 2_000:
-            producer.poll(0.01)
-    if left := producer.flush(60):
-        raise RuntimeError(f"{left} records for the groups were not written")
 
 
 def problems(found: Sequence[Compared]) -> list[str]:
