@@ -293,6 +293,7 @@ class Run:
             **scenario.as_json(),
             "kinds": scenario.kinds,
             "limit": self._rig.limit,
+            "fetch": self._rig.fetch,
             "value_bytes": VALUE_BYTES,
             "session_timeout_ms": 6000,
             "events": self._events,

@@ -8,8 +8,9 @@ first 22 s, Kafka's windows twice, are in no figure. Three questions, each to a 
   index, 1 is equal); and the longest time in which one connection read nothing.
 - One connection that reads beside fifty of the same client-id that wait for records that never come.
 - Ten consumers without a quota, each with a small Fetch twenty times a second, beside a tenant with twenty connections
-  that is far over its quota. The tenant fetches in every other slot of 5 s only: compared is how long the consumers'
-  fetches take in slots with it and in those without. What two halves of the slots without it differ is noise.
+  that is far over its quota. The tenant fetches in every other slot of 6 s only: compared is how long the consumers'
+  fetches take in slots with it and in those without it, but for their first 2 s. By how much two halves of the slots
+  without it differ is noise.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,7 +54,9 @@ _WAIT_MS = 500
 _LONG_POLL_MS = 5_000
 _GOOD, _PACE_S = 10, 0.05
 _TENANT_CONNECTIONS = 20
-_SLOT_S, _SETTLE_S = 5.0, 1.0
+_SLOT_S, _SETTLE_S = 6.0, 2.0
+_WITH_TENANT, _WITHOUT = (0, 2), (1, 3)
+"""Of four slots, those in which the tenant fetches, and the others."""
 
 Address = tuple[str, int]
 
@@ -197,7 +201,8 @@ class Beside:
     fetch: str
     with_tenant_ms: float
     without_ms: float
-    halves_ms: tuple[float, float]
+    half_ms: float
+    other_half_ms: float
 
     @property
     def ratio(self) -> float:
@@ -207,7 +212,7 @@ class Beside:
     @property
     def noise(self) -> float:
         """One half without it, by the other; at least 1."""
-        return max(self.halves_ms) / min(self.halves_ms)
+        return max(self.half_ms / self.other_half_ms, self.other_half_ms / self.half_ms)
 
     def problems(self) -> Iterator[str]:
         """Why this is not right."""
@@ -220,13 +225,20 @@ Found = tuple[Sequence[Shared], Beside]
 
 def measure(fetch: str, rate: int, seconds: int, connections: Sequence[int] = CONNECTIONS) -> Found:
     """All of it, one after the other, each for so many seconds after it has settled."""
+    with filled_cluster() as cluster:
+        crowds = [(number, 0) for number in connections] + [(1, IDLE)]
+        shared = [measure_shared(cluster, fetch, rate, seconds, *crowd) for crowd in crowds]
+        return shared, measure_beside(cluster, fetch, rate, seconds)
+
+
+@contextmanager
+def filled_cluster() -> Iterator[KafkaCluster]:
+    """One node with what is read, and with a topic that has nothing."""
     with KafkaCluster(KAFKA_VERSION, nodes=1, heap="400m") as cluster:
         for topic in (_TOPIC, _EMPTY_TOPIC):
             make_topic(cluster, topic)
         fill(cluster, _TOPIC, 1, _BATCH_BYTES, _STORED_BYTES)
-        crowds = [(number, 0) for number in connections] + [(1, IDLE)]
-        shared = [measure_shared(cluster, fetch, rate, seconds, *crowd) for crowd in crowds]
-        return shared, measure_beside(cluster, fetch, rate, seconds)
+        yield cluster
 
 
 @contextmanager
@@ -276,21 +288,19 @@ def measure_beside(cluster: KafkaCluster, fetch: str, rate: int, seconds: int) -
                     raise RuntimeError("the tenant has ended")
             finally:
                 tenant.kill()
-        settled_s = good[0].took[0][0] + SETTLED_AFTER_S
-    took = [one for reader in good for one in reader.took if one[0] > settled_s and one[0] % _SLOT_S > _SETTLE_S]
-    with_tenant, *halves = (
-        [took_s * 1000 for sent_s, took_s in took if _slot(sent_s) in slots] for slots in ((0, 2), (1,), (3,))
-    )
-    return Beside(fetch, _p99(with_tenant), _p99([*halves[0], *halves[1]]), (_p99(halves[0]), _p99(halves[1])))
+    settled_s = good[0].took[0][0] + SETTLED_AFTER_S
+    took = [one for reader in good for one in reader.took if one[0] > settled_s]
+    return Beside(fetch, *(_p99_ms(took, slots) for slots in (_WITH_TENANT, _WITHOUT, _WITHOUT[:1], _WITHOUT[1:])))
 
 
-def _slot(at_s: float) -> int:
-    """One of four; the tenant fetches in slots 0 and 2."""
-    return int(at_s / _SLOT_S) % 4
-
-
-def _p99(values: Sequence[float]) -> float:
-    return statistics.quantiles(values, n=100)[-1]
+def _p99_ms(took: Sequence[tuple[float, float]], slots: Sequence[int]) -> float:
+    """The 99th percentile of each slot, and the median of those: what else the machine does spoils some slots."""
+    in_slot = defaultdict(list)
+    for sent_s, took_s in took:
+        number, since_s = divmod(sent_s, _SLOT_S)
+        if number % 4 in slots and (slots == _WITH_TENANT or since_s > _SETTLE_S):
+            in_slot[number].append(took_s * 1000)
+    return statistics.median(statistics.quantiles(values, n=100)[-1] for values in in_slot.values() if len(values) > 1)
 
 
 async def _read_at_a_pace(readers: Sequence[Reader], seconds: float) -> None:
@@ -304,11 +314,12 @@ async def _read_at_a_pace(readers: Sequence[Reader], seconds: float) -> None:
 
 
 async def be_the_tenant(port: int) -> None:
-    """Read as much as can be in slots 0 and 2, until it is killed."""
+    """Read as much as can be in its slots, until it is killed."""
 
     async def wait_for_slot() -> None:
-        if _slot(now_s := time.monotonic()) % 2:
-            await asyncio.sleep(_SLOT_S - now_s % _SLOT_S)
+        number, since_s = divmod(time.monotonic(), _SLOT_S)
+        if number % 4 in _WITHOUT:
+            await asyncio.sleep(_SLOT_S - since_s)
 
     readers = [Reader((HOST, port), _TENANT) for _ in range(_TENANT_CONNECTIONS)]
     await asyncio.gather(*(reader.read(wait_for_slot) for reader in readers))
