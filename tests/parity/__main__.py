@@ -5,7 +5,7 @@
     python -m tests.parity --frames
     python -m tests.parity --groups [--seconds 150] [--clients sarama,java] [--fetch empty|paced]
                            [--batch-bytes 16000] [--json FILE]
-    python -m tests.parity --connections [--seconds 66] [--fetch empty|paced]
+    python -m tests.parity --connections [--seconds 66] [--fetch empty|paced] [--batch-bytes 16000]
     python -m tests.parity --pipelined
     python -m tests.parity --transactional [--seconds 45]
 
@@ -90,7 +90,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--fetch", default="empty", choices=modes, help="with --groups and --connections: throttle.fetch"
     )
-    parser.add_argument("--batch-bytes", type=int, default=groups.SMALL_BATCH_BYTES, help="with --groups: of batches")
+    parser.add_argument(
+        "--batch-bytes", type=int, default=groups.SMALL_BATCH_BYTES, help="with --groups and --connections"
+    )
     parser.add_argument("--connections", action="store_true", help="many connections under one fetch quota instead")
     parser.add_argument("--pipelined", action="store_true", help="request quotas and requests in flight instead")
     parser.add_argument("--transactional", action="store_true", help="one producer that commits each 100 ms instead")
@@ -170,7 +172,7 @@ def judge_groups(options: argparse.Namespace) -> bool:
 
 def judge_connections(options: argparse.Namespace) -> bool:
     """The same for connections that share a fetch quota."""
-    found = fan_out.measure(options.fetch, options.rate, options.seconds or 66)
+    found = fan_out.measure(options.fetch, options.rate, options.seconds or 66, options.batch_bytes)
     problems = fan_out.problems(found)
     words = "\n".join(problems) or "The quota is used, and shared evenly; others are as fast as without it."
     print(f"{fan_out.table(found)}\n\n{words}")

@@ -35,6 +35,7 @@ from tests.parity.batches import fill, make_topic
 
 KAFKA_VERSION = "4.3.1"
 CONNECTIONS = (1, 10, 100)
+BATCH_BYTES = 16_000
 IDLE = 50
 NEAR_THE_LIMIT = 0.95, 1.05
 LEAST_JAIN = 0.95
@@ -45,7 +46,6 @@ MOST_SLOWER = 1.25
 
 _TOPIC, _EMPTY_TOPIC = "fan-out", "nothing"
 _CLIENT_ID, _TENANT = "crowd", "tenant"
-_BATCH_BYTES = 16_000
 _STORED_BYTES = 32_000_000
 _VERSION = 11
 _MAX_BYTES = 52_428_800
@@ -223,21 +223,21 @@ class Beside:
 Found = tuple[Sequence[Shared], Beside]
 
 
-def measure(fetch: str, rate: int, seconds: int, connections: Sequence[int] = CONNECTIONS) -> Found:
+def measure(fetch: str, rate: int, seconds: int, batch_bytes: int = BATCH_BYTES) -> Found:
     """All of it, one after the other, each for so many seconds after it has settled."""
-    with filled_cluster() as cluster:
-        crowds = [(number, 0) for number in connections] + [(1, IDLE)]
+    with filled_cluster(batch_bytes) as cluster:
+        crowds = [(number, 0) for number in CONNECTIONS] + [(1, IDLE)]
         shared = [measure_shared(cluster, fetch, rate, seconds, *crowd) for crowd in crowds]
         return shared, measure_beside(cluster, fetch, rate, seconds)
 
 
 @contextmanager
-def filled_cluster() -> Iterator[KafkaCluster]:
-    """One node with what is read, and with a topic that has nothing."""
+def filled_cluster(batch_bytes: int = BATCH_BYTES) -> Iterator[KafkaCluster]:
+    """One node with what is read, in batches of one size, and with a topic that has nothing."""
     with KafkaCluster(KAFKA_VERSION, nodes=1, heap="400m") as cluster:
         for topic in (_TOPIC, _EMPTY_TOPIC):
             make_topic(cluster, topic)
-        fill(cluster, _TOPIC, 1, _BATCH_BYTES, _STORED_BYTES)
+        fill(cluster, _TOPIC, 1, batch_bytes, _STORED_BYTES)
         yield cluster
 
 
