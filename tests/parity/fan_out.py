@@ -191,7 +191,7 @@ class Shared:
         if self.jain < LEAST_JAIN:
             yield f"{self.name}: Jain's index {self.jain:.3f}, expected at least {LEAST_JAIN}"
         if self.fetch == "paced" and self.sent_per_read > MOST_SENT:
-            yield f"{self.name}: {self.sent_per_read:.2f} bytes sent for each read, expected at most {MOST_SENT}"
+            yield f"{self.name}: {self.sent_per_read:.3f} bytes sent for each read, expected at most {MOST_SENT}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +340,7 @@ def table(found: Found) -> str:
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {one.name} | {one.fetch} | {one.of_limit:.3f} | {one.sent_per_read:.2f} | {one.jain:.3f} "
+        f"| {one.name} | {one.fetch} | {one.of_limit:.3f} | {one.sent_per_read:.3f} | {one.jain:.3f} "
         f"| {one.longest_s:.1f} |"
         for one in shared
     ]

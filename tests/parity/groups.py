@@ -268,7 +268,7 @@ class Compared:
             yield f"{mean:.3f} of the limit, {of_broker:.3f} at the broker"
         most_sent = MOST_SENT[load.fetch]
         if load.batch_bytes <= SMALL_BATCH_BYTES and self.sent_per_delivered > most_sent:
-            yield f"{self.sent_per_delivered:.2f} bytes sent for each delivered, expected at most {most_sent}"
+            yield f"{self.sent_per_delivered:.3f} bytes sent for each delivered, expected at most {most_sent}"
 
 
 def measure(clients: Sequence[str], load: Load) -> list[Compared]:
@@ -329,7 +329,7 @@ def table(found: Sequence[Compared]) -> str:
             one.load.fetch,
             f"{one.load.batch_bytes / 1000:g}",
             _pair(f"{mean:.3f}" for mean in one.of_limit),
-            f"{one.sent_per_delivered:.2f}",
+            f"{one.sent_per_delivered:.3f}",
             _pair(f"{seen.longest_s:.1f}" for seen in sides),
             _pair(seen.twice for seen in sides),
             _pair(seen.rebalances for seen in sides),

@@ -40,7 +40,7 @@ def test_what_is_not_as_it_should_be_is_told():
     assert fan_out.problems(([shared], beside)) == [
         "10: 0.900 of the limit, expected 0.95 to 1.05",
         "10: Jain's index 0.500, expected at least 0.95",
-        "10: 1.20 bytes sent for each read, expected at most 1.05",
+        "10: 1.200 bytes sent for each read, expected at most 1.05",
         "beside the tenant others' fetches took 3.00 times as long, expected at most 1.40",
     ]
     assert fan_out.problems(([fan_out.Shared("empty", 1, 50, 1.0, 1.7, 1.0, 9.0)], beside))[:-1] == []
@@ -52,6 +52,16 @@ def test_what_is_not_as_it_should_be_is_told():
 def test_connections_that_share_a_paced_quota_use_it_evenly_and_the_node_sends_nothing_in_vain(cluster):
     crowds = [fan_out.measure_shared(cluster, "paced", RATE, SECONDS, *crowd) for crowd in ((10, 0), (1, 50))]
     assert [problem for crowd in crowds for problem in crowd.problems()] == []
+
+
+@pytest.mark.exclusive
+@pytest.mark.kafka
+@pytest.mark.nightly
+def test_a_node_sends_no_part_of_a_batch_that_its_client_has_to_ask_for_again():
+    """Two batches of this size are a little more than a tenth of a second's quota."""
+    with fan_out.filled_cluster(batch_bytes=28_000) as cluster:
+        alone = fan_out.measure_shared(cluster, "paced", RATE, SECONDS, connections=1)
+    assert list(alone.problems()) == []
 
 
 @pytest.mark.exclusive

@@ -51,7 +51,7 @@ def test_a_group_that_is_worse_off_than_at_the_broker_is_told():
         "sarama: 90 records came twice",
         "sarama: 1 rebalances",
         "sarama: 0.900 of the limit, 1.000 at the broker",
-        "sarama: 1.90 bytes sent for each delivered, expected at most 1.8",
+        "sarama: 1.900 bytes sent for each delivered, expected at most 1.8",
     ]
     assert groups.problems([compared(broker, broker, sent_bytes=1_790.0)]) == []
 
@@ -61,7 +61,7 @@ def test_a_paced_group_has_its_limit_soon_and_costs_nothing_more():
     assert groups.problems([compared(seen(), seen(rate=900, pause_s=5.5), "paced", 1_100.0, batch_bytes=1_000)]) == [
         "sarama: 0.900 of the limit, expected 0.95 to 1.05",
         "sarama: a member was 5.5 s without data, expected at most 3.0 s",
-        "sarama: 1.10 bytes sent for each delivered, expected at most 1.05",
+        "sarama: 1.100 bytes sent for each delivered, expected at most 1.05",
     ]
 
 
