@@ -19,11 +19,11 @@ BURST_S: Final = 1.0
 window would allow ten times as much, and then nothing for as long: readers are to have no such gaps."""
 
 PIECE_S: Final = 0.2
-"""A Fetch waits until there is room for what its quota allows in so many seconds, or for what it is expected to bring."""
+"""A Fetch waits until there is room for what its quota allows in so many seconds, or for what it probably brings."""
 
 BATCHES: Final = 20
-"""A node ends a response amid a batch, and sends that batch again: on average half of one is in vain. So a Fetch asks for
-as much as so many batches, or for 1 byte: then it brings one batch."""
+"""A node ends a response amid a batch, and sends that batch again: on average half of one is in vain. So a Fetch asks
+for as much as so many batches, or for 1 byte: then it brings one batch."""
 
 _PROBE_EVERY: Final = 50
 """One Fetch of so many asks for 1 byte, if all that was asked for came before: so the size of a batch is learnt."""

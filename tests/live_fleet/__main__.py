@@ -1,7 +1,7 @@
 """A real fleet under load, beside a single instance and a broker's own quota: how close all of it stays to one limit.
 
     python -m tests.live_fleet [--scenario NAME]... [--chaos SECONDS] [--cost ENTITIES] [--part 1.0]
-                               [--rate 1000000] [--again]
+                               [--rate 1000000] [--fetch empty|paced] [--again]
                                [--json FILE] [--plot FILE.webp] [--page FILE.md]
 
 A ZooKeeper ensemble of three, three nodes of Kafka, up to three instances on machines of their own (network
@@ -52,6 +52,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cost", type=int, metavar="ENTITIES")
     parser.add_argument("--part", type=float, default=1.0, help="multiplies all times of scenarios")
     parser.add_argument("--rate", type=int, default=LIMIT, help="the limit in bytes/s; less for a slow machine")
+    parser.add_argument("--fetch", default="empty", choices=("empty", "paced"), help="throttle.fetch of all instances")
     parser.add_argument("--again", action="store_true", help="also scenarios that the JSON file has")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE.webp")
@@ -89,7 +90,7 @@ def scenarios_of(options: argparse.Namespace, had: Mapping[str, Any]) -> list[Sc
 def run(options: argparse.Namespace, found: dict[str, Any], wanted: Sequence[Scenario]) -> None:
     """Add to what was found, one thing after the other."""
     say("starting ZooKeeper, Kafka, instances and HAProxy")
-    with Rig(options.rate) as rig:
+    with Rig(options.rate, options.fetch) as rig:
         for scenario in wanted:
             say(f"{scenario.name}: {scenario.title}, {scenario.seconds} s")
             found["scenarios"][scenario.name] = Run(rig, scenario, say).go()

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from confluent_kafka import Consumer, Producer
@@ -20,6 +21,9 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 VALUE_BYTES = 16_000
 BATCH_BYTES = 32_000
+WITH_DEFAULT_FETCH = "librdkafka, default fetch"
+"""The library of a consumer that asks for as much as librdkafka does if nothing is set."""
+_DEFAULT_FETCH_BYTES = 1_048_576
 _HELD = 12
 """Values that a producer has under way or waiting; so a pause is one soon."""
 _REPORT_S = 0.2
@@ -112,14 +116,14 @@ def produce_by_kafka_python(order: dict[str, Any], demand: Demand) -> None:
         producer.send(order["topic"], value, partition=0).add_callback(settle).add_errback(fail)
 
 
-def fetch_by_librdkafka(order: dict[str, Any], demand: Demand) -> None:
+def fetch_by_librdkafka(order: dict[str, Any], demand: Demand, fetch_bytes: int = 2 * BATCH_BYTES) -> None:
     consumer = Consumer(
         {
             "bootstrap.servers": order["bootstrap"],
             "client.id": order["client_id"],
             "group.id": order["client_id"],
             "enable.auto.commit": False,
-            "fetch.message.max.bytes": 2 * BATCH_BYTES,
+            "fetch.message.max.bytes": fetch_bytes,
             "queued.max.messages.kbytes": 256,
             "reconnect.backoff.max.ms": 500,
         }
@@ -164,6 +168,7 @@ CLIENTS: dict[tuple[str, str], Client] = {
     ("librdkafka", "produce"): produce_by_librdkafka,
     ("kafka-python", "produce"): produce_by_kafka_python,
     ("librdkafka", "fetch"): fetch_by_librdkafka,
+    (WITH_DEFAULT_FETCH, "fetch"): partial(fetch_by_librdkafka, fetch_bytes=_DEFAULT_FETCH_BYTES),
     ("kafka-python", "fetch"): fetch_by_kafka_python,
 }
 

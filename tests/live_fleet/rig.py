@@ -41,7 +41,14 @@ class Instance(ProxyProcess):
     """A proxy on a machine of its own; `fleet` is the section of its virtual cluster, None: none."""
 
     def __init__(
-        self, name: str, machine: Machine, front: str, cluster: Any, side: str, quotas: Sequence[Mapping[str, Any]]
+        self,
+        name: str,
+        machine: Machine,
+        front: str,
+        cluster: Any,
+        side: str,
+        quotas: Sequence[Mapping[str, Any]],
+        fetch: str,
     ) -> None:
         self.name = name
         self.host = machine.address
@@ -55,6 +62,7 @@ class Instance(ProxyProcess):
             metrics={"bind": machine.address},
             usage={"instance": name},
             limits={"drain_s": 0},
+            throttle={"fetch": fetch},
         )
 
     def config(self, quotas: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
@@ -94,10 +102,11 @@ class Instance(ProxyProcess):
 
 
 class Rig:
-    """Everything but clients; use it as a context manager."""
+    """Everything but clients; use it as a context manager. `fetch` is `throttle.fetch` of all instances."""
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, limit: int = LIMIT, fetch: str = "empty") -> None:
         self.limit = limit
+        self.fetch = fetch
         self._quotas = ({"default_client_id": True, "producer_byte_rate": limit, "consumer_byte_rate": limit},)
         self._stack = ExitStack()
         self._epoch = 0
@@ -150,7 +159,7 @@ class Rig:
             instance.start()
 
     def _instance(self, stack: ExitStack, name: str, machine: Machine, side: str) -> Instance:
-        instance = Instance(name, machine, self.addresses[side], self.cluster, side, self._quotas)
+        instance = Instance(name, machine, self.addresses[side], self.cluster, side, self._quotas, self.fetch)
         stack.callback(instance.kill)
         return instance
 

@@ -91,7 +91,8 @@ class Run:
         scenario, rig = self._scenario, self._rig
         rig.run_instances(scenario.instances, fleet=scenario.fleet)
         topics = list(self._topics())
-        rig.make_topics(topics)
+        if topics:
+            rig.make_topics(topics)
         rig.set_broker_quota(self._client_id(BROKER))
         with ExitStack() as stack:
             for side in SIDES:
@@ -110,7 +111,8 @@ class Run:
             self._act()
         if self._failure is not None:
             raise self._failure
-        rig.delete_topics(topics)
+        if topics:
+            rig.delete_topics(topics)
         return self._found()
 
     # --------------------------------------------------------------- clients
@@ -293,6 +295,7 @@ class Run:
             **scenario.as_json(),
             "kinds": scenario.kinds,
             "limit": self._rig.limit,
+            "fetch": self._rig.fetch,
             "value_bytes": VALUE_BYTES,
             "session_timeout_ms": 6000,
             "events": self._events,

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from tests.live_fleet.load import WITH_DEFAULT_FETCH
+
 Kind = Literal["produce", "fetch"]
 
 
@@ -95,6 +97,8 @@ def _moving(instances: int, seconds: int, every: int = 20) -> tuple[Event, ...]:
 _KILLED = (Event(40, "kill", (2,)), Event(70, "start", (2,)))
 _CUT_OFF = (Event(40, "cut", (2,)), Event(80, "join", (2,)))
 
+_TWO_READERS = tuple(LoadClient(f"reader {at}", WITH_DEFAULT_FETCH, "fetch", at=at) for at in (1, 2))
+
 SCENARIOS: Sequence[Scenario] = (
     Scenario("before", "two instances without a fleet, load on both", 2, 66, fleet=False),
     Scenario("one of two", "two instances, load on one", 2, 66, open_first=(1,)),
@@ -116,6 +120,7 @@ SCENARIOS: Sequence[Scenario] = (
         ),
         clients=_one_each(0.1, None, None),
     ),
+    Scenario("two readers", "two instances, one reader at each", 2, 88, clients=_TWO_READERS),
 )
 
 

@@ -72,6 +72,13 @@ def test_an_instance_that_is_cut_off_adds_no_more_than_its_part(found, kind):
     assert fleet["over_s"] < max(0, single["over_s"]) + (join - cut) / 3 + _TENTH_OF_A_MINUTE
 
 
+def test_readers_at_two_instances_have_together_what_they_have_at_one(tmp_path):
+    """They ask for more than a second's quota at a time; each instance has half of it."""
+    arguments = ("--rate", "1000000", "--fetch", "paced", "--scenario", "two readers")
+    fleet, single = of(run(tmp_path, *arguments)["scenarios"]["two readers"], "fetch")
+    assert abs(fleet["long_run"] - single["long_run"]) < 0.05
+
+
 def test_no_record_is_lost_while_instances_are_killed_and_the_budget_holds(tmp_path):
     found = run(tmp_path, "--chaos", "60")["chaos"]
     assert found["violations"] == []

@@ -3,7 +3,9 @@
     python -m tests.parity [--seconds 132] [--rate 500000] [--cells NAME,...] [--json FILE] [--plot FILE.webp]
     python -m tests.parity --tiny [--seconds 100] [--held 1] [--json FILE]
     python -m tests.parity --frames
-    python -m tests.parity --groups [--seconds 150] [--clients sarama,java] [--fetch paced] [--json FILE]
+    python -m tests.parity --groups [--seconds 150] [--clients sarama,java] [--fetch empty|paced]
+                           [--batch-bytes 16000] [--json FILE]
+    python -m tests.parity --connections [--seconds 66] [--fetch empty|paced] [--batch-bytes 16000]
     python -m tests.parity --pipelined
     python -m tests.parity --transactional [--seconds 45]
 
@@ -14,6 +16,7 @@ counts on both sides. Prints a Markdown table and a decision; the exit status is
 broker lies outside 0.95 - 1.05. `--tiny` is the other end: a quota far below one request, at the proxy alone (tiny.py).
 `--frames` compares single responses: the same frames at the same times at both (frames.py, fetch_frames.py).
 `--groups` has three members each of four clients read over a fetch quota at both (groups.py).
+`--connections` has one, ten and a hundred connections share a fetch quota at the proxy (fan_out.py).
 `--pipelined` compares answers per second under request quotas, with 1 to 1,000 requests in flight (pipelined.py).
 `--transactional` compares one producer that commits each 100 ms, on the wire (transactional.py).
 """
@@ -27,7 +30,7 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
-from tests.parity import clients, fetch_frames, frames, groups, pipelined, plot, report, tiny, transactional
+from tests.parity import clients, fan_out, fetch_frames, frames, groups, pipelined, plot, report, tiny, transactional
 from tests.parity.cells import Cell, chosen
 from tests.parity.pulse import Pulse
 from tests.parity.report import Comparison, Run, SideOfCell
@@ -71,7 +74,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--seconds",
         type=int,
-        help="132, a multiple of 11 s, Kafka's windows together; --tiny 100, --groups 150, --transactional 45",
+        help="132, a multiple of 11 s, Kafka's windows together; "
+        "--tiny 100, --groups 150, --connections 66, --transactional 45",
     )
     parser.add_argument("--rate", type=int, default=500_000, help="the quota of each cell in bytes/s")
     parser.add_argument("--fetch-bytes", type=int, default=65_536, help="what a consumer asks for at a time")
@@ -82,7 +86,14 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--frames", action="store_true", help="the same frames at both sides instead of the cells")
     parser.add_argument("--groups", action="store_true", help="consumer groups of several clients instead of the cells")
     parser.add_argument("--clients", default="", help=f"with --groups: some of {','.join(groups.CLIENTS)}")
-    parser.add_argument("--fetch", default="empty", choices=("empty", "paced"), help="with --groups: throttle.fetch")
+    modes = tuple(groups.MOST_SENT)
+    parser.add_argument(
+        "--fetch", default="empty", choices=modes, help="with --groups and --connections: throttle.fetch"
+    )
+    parser.add_argument(
+        "--batch-bytes", type=int, default=groups.SMALL_BATCH_BYTES, help="with --groups and --connections"
+    )
+    parser.add_argument("--connections", action="store_true", help="many connections under one fetch quota instead")
     parser.add_argument("--pipelined", action="store_true", help="request quotas and requests in flight instead")
     parser.add_argument("--transactional", action="store_true", help="one producer that commits each 100 ms instead")
     parser.add_argument("--held", type=int, default=1, help="with --tiny: requests that each client has outstanding")
@@ -149,12 +160,22 @@ def judge_transactional(options: argparse.Namespace) -> bool:
 
 def judge_groups(options: argparse.Namespace) -> bool:
     """The same for consumer groups."""
-    found = groups.measure(options.clients, options.rate, options.seconds or 150, options.fetch)
+    load = groups.Load(options.rate, options.seconds or 150, options.batch_bytes, options.fetch)
+    found = groups.measure(options.clients, load)
     problems = groups.problems(found)
-    words = "\n".join(problems) or "No group is worse off than at the broker."
+    words = "\n".join(problems) or "No group is worse off than it should be."
     print(f"{groups.table(found)}\n\n{words}")
     if options.json:
         groups.write(found, options.json)
+    return not problems
+
+
+def judge_connections(options: argparse.Namespace) -> bool:
+    """The same for connections that share a fetch quota."""
+    found = fan_out.measure(options.fetch, options.rate, options.seconds or 66, options.batch_bytes)
+    problems = fan_out.problems(found)
+    words = "\n".join(problems) or "The quota is used, and shared evenly; others are as fast as without it."
+    print(f"{fan_out.table(found)}\n\n{words}")
     return not problems
 
 
@@ -162,6 +183,7 @@ _JUDGES = {
     "frames": judge_frames,
     "tiny": judge_tiny,
     "groups": judge_groups,
+    "connections": judge_connections,
     "pipelined": judge_pipelined,
     "transactional": judge_transactional,
 }

@@ -1,9 +1,16 @@
 """Consumer groups over a fetch quota: three members each of four clients, at a broker and at the proxy, side by side.
 
-A broker that is over a fetch quota responses without data, and soon asks to be asked again; so a client that has one
-connection to a node for fetches and group calls (Sarama, KafkaJS) keeps its place in its group. The same groups read
-the same records at both sides. Compared is what a user feels: records that came twice, rebalances after the group had
-formed, and distinct records. Beside it stands what the node has to send for each byte that is delivered.
+Both groups of a client read the same records of one cluster, at the same time: one at the nodes, where its client-id
+has the quota, the other through the proxy, where another client-id has it. A group has formed when its last member has
+joined for the first time, and 15 s more have passed, in which it has used up what Kafka allows at once at the
+beginning. All figures are of the time from then on, a multiple of 11 s, Kafka's windows:
+
+- **mean / limit**: bytes of records that its members read in a second, by three times the quota, as each of the three
+  nodes grants it.
+- **bytes that the node sends for each byte delivered**: all bytes that nodes sent to the proxy, as the proxy counts
+  them, by those that members read.
+- **without data**: the longest time in which one member read no record.
+- **records read twice**, each time, and **rebalances**: how often a member was given its partitions anew.
 """
 
 import hashlib
@@ -14,35 +21,41 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
-
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from common.child_process import die_with_parent
 from common.jars import cache_dir, need_program
 from demo.kafka_cluster import KafkaCluster
 from tests.go_program import go_program
 from tests.integration.proxy_process import ProxyProcess
+from tests.live_fleet.figures import WINDOWS_S
+from tests.parity.batches import fill, make_topic
 from tests.parity.sides import alter_client_quotas
 
 KAFKA_VERSION = "4.3.1"
-TOPIC = "groups"
-PARTITIONS = 6
-MOST_OF_QUOTA = 3
-"""A quota is for each node, and there are three: so often a group may read its quota."""
+NODES = 3
+"""A quota is for each node: so often a group may read its quota."""
+PARTITIONS = 2 * NODES
 MEMBERS = 3
-RECORD_BYTES = 5_000
 FORMED_S = 15.0
 """So long after the last of its members has joined for the first time a group has formed."""
 START_S = 120.0
 """For so long members may take to join: a JVM that compiles its program on a busy machine takes a minute."""
-LEAST_OF_BROKER = 0.95
-"""So many distinct records, of those that the broker's group read, are enough."""
+LONGEST_START_S = 60
+"""There is so much more to read: what a group reads before it has formed, and the burst at its beginning."""
+SMALL_BATCH_BYTES = 16_000
+"""Of batches no larger than this it is checked how much the node sends."""
+NEAR_THE_LIMIT = 0.95, 1.05
+"""The mean by the limit, with `paced`."""
+MOST_SENT = {"paced": 1.05, "empty": 1.8}
+"""Bytes that a node may send for each byte delivered, by `throttle.fetch`."""
+LONGEST_S = 3.0
+"""For so long a member may be without data, with `paced`, where a batch is no more than a second's quota."""
 
 _TESTS = Path(__file__).parents[1]
 
@@ -90,41 +103,64 @@ def _kafkajs_folder() -> Path:
 
 @dataclass(slots=True)
 class Seen:
-    """What the members of one group have seen: how often each record came, and when they joined."""
+    """What the members of one group have seen. Times are in seconds since the members were started."""
 
     times: dict[tuple[int, int], int] = field(default_factory=dict)
-    delivered_bytes: int = 0
+    """How often each record came, by partition and offset."""
+    came: list[list[tuple[float, int]]] = field(default_factory=lambda: [[] for _ in range(MEMBERS)])
+    """Of each member: when a record came, and its bytes."""
     joined_s: list[list[float]] = field(default_factory=lambda: [[] for _ in range(MEMBERS)])
     errors: list[str] = field(default_factory=list)
+    ended_s: float = 0.0
 
     @property
-    def distinct(self) -> int:
-        """Records that came, each once."""
-        return len(self.times)
+    def delivered_bytes(self) -> int:
+        """Of all records until now."""
+        return sum(size_bytes for came in self.came for _, size_bytes in came)
 
     @property
     def twice(self) -> int:
-        """How many came again, each time."""
+        """How many records came again, each time."""
         return sum(self.times.values()) - len(self.times)
 
     @property
-    def has_formed(self) -> bool:
+    def has_joined(self) -> bool:
         """Whether all members have joined, or one never will."""
         return all(self.joined_s) or bool(self.errors)
 
     @property
+    def formed_s(self) -> float:
+        """When the group had formed; what is before it is in no figure but `twice`."""
+        return max(joined_s[0] if joined_s else 0.0 for joined_s in self.joined_s) + FORMED_S
+
+    @property
     def rebalances(self) -> int:
         """How often a member got its partitions anew after the group had formed."""
-        formed_s = max(joined_s[0] if joined_s else 0.0 for joined_s in self.joined_s) + FORMED_S
-        return sum(at_s > formed_s for joined_s in self.joined_s for at_s in joined_s)
+        return sum(at_s > self.formed_s for joined_s in self.joined_s for at_s in joined_s)
+
+    @property
+    def rate(self) -> float:
+        """Bytes in a second, as the mean of a multiple of 11 s at the end."""
+        seconds = max(1, int((self.ended_s - self.formed_s) / WINDOWS_S)) * WINDOWS_S
+        begin_s = self.ended_s - seconds
+        return sum(size_bytes for came in self.came for at_s, size_bytes in came if at_s >= begin_s) / seconds
+
+    @property
+    def longest_s(self) -> float:
+        """The longest time without a record of one member."""
+        return max(self._longest_s(came) for came in self.came)
+
+    def _longest_s(self, came: Sequence[tuple[float, int]]) -> float:
+        at_s = [self.formed_s, *(at_s for at_s, _ in came if at_s > self.formed_s), self.ended_s]
+        return max(later - sooner for sooner, later in pairwise(at_s))
 
 
 class Group:
     """The members of one group, each a process; use it as a context manager."""
 
-    def __init__(self, command: Sequence[str], bootstrap: str, name: str) -> None:
+    def __init__(self, command: Sequence[str], bootstrap: str, name: str, topic: str) -> None:
         self.seen = Seen()
-        self._argv = [*command, bootstrap, name, name, TOPIC]
+        self._argv = [*command, bootstrap, name, name, topic]
         self._began_s = time.monotonic()
         self._lock = threading.Lock()
         self._closing = False
@@ -143,7 +179,9 @@ class Group:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing = True
+        with self._lock:
+            self._closing = True
+            self.seen.ended_s = self._now_s()
         for member in self._members:
             member.kill()
             member.wait()
@@ -157,94 +195,119 @@ class Group:
         if not self._closing:
             self.seen.errors.append(f"a member ended with status {member.wait()}")
 
+    def _now_s(self) -> float:
+        return time.monotonic() - self._began_s
+
     def _note(self, words: Sequence[str], number: int) -> None:
         seen = self.seen
         with self._lock:
             if self._closing:
                 return
             if words[0] == "joined":
-                seen.joined_s[number].append(round(time.monotonic() - self._began_s, 1))
+                seen.joined_s[number].append(round(self._now_s(), 1))
             elif len(words) == 4:
                 partition, offset, size_bytes = map(int, words[1:])
                 seen.times[partition, offset] = seen.times.get((partition, offset), 0) + 1
-                seen.delivered_bytes += size_bytes
+                seen.came[number].append((self._now_s(), size_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What all groups of a run have in common: the quota in bytes/s, for how long, batches, and `throttle.fetch`."""
+
+    rate: int
+    seconds: int
+    batch_bytes: int = SMALL_BATCH_BYTES
+    fetch: str = "empty"
+
+    @property
+    def limit(self) -> int:
+        """What a group may read in a second from all nodes."""
+        return NODES * self.rate
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One client's groups at both sides; `sent_bytes` are what the node behind the proxy sent."""
+    """One client's groups at both sides; `sent_bytes` the nodes sent for the `delivered_bytes` of the proxy's group."""
 
     client: str
+    load: Load
     broker: Seen
     proxy: Seen
     sent_bytes: float
+    delivered_bytes: int
 
     @property
-    def of_broker(self) -> float:
-        """Distinct records at the proxy, by those at the broker."""
-        return self.proxy.distinct / max(self.broker.distinct, 1)
+    def of_limit(self) -> tuple[float, float]:
+        """The mean by the limit, at the broker and at the proxy."""
+        return self.broker.rate / self.load.limit, self.proxy.rate / self.load.limit
 
     @property
     def sent_per_delivered(self) -> float:
-        """Bytes that the node sent for each that was delivered."""
-        return self.sent_bytes / max(self.proxy.delivered_bytes, 1)
+        """Bytes that the nodes sent for each that was delivered."""
+        return self.sent_bytes / max(self.delivered_bytes, 1)
 
     def problems(self) -> list[str]:
-        """Why this group is worse off than at a broker; empty if it is not."""
-        broker, proxy = self.broker, self.proxy
-        found = [f"{self.client}: {error}" for seen in (broker, proxy) for error in seen.errors]
-        if proxy.twice > broker.twice:
-            found.append(f"{self.client}: {proxy.twice} records came twice, {broker.twice} at the broker")
-        if proxy.rebalances > broker.rebalances:
-            found.append(f"{self.client}: {proxy.rebalances} rebalances, {broker.rebalances} at the broker")
-        if self.of_broker < LEAST_OF_BROKER:
-            found.append(f"{self.client}: {self.of_broker:.3f} of the broker's distinct records")
-        return found
+        """Why this group is worse off than it should be; empty if it is not."""
+        return [f"{self.client}: {problem}" for problem in self._problems()]
+
+    def _problems(self) -> Iterator[str]:
+        load, proxy, (of_broker, mean) = self.load, self.proxy, self.of_limit
+        yield from (error for seen in (self.broker, proxy) for error in seen.errors)
+        if proxy.twice:
+            yield f"{proxy.twice} records came twice"
+        if proxy.rebalances:
+            yield f"{proxy.rebalances} rebalances"
+        if load.fetch == "paced":
+            least, most = NEAR_THE_LIMIT
+            if not least <= mean <= most:
+                yield f"{mean:.3f} of the limit, expected {least} to {most}"
+            if load.batch_bytes <= load.rate and proxy.longest_s > LONGEST_S:
+                yield f"a member was {proxy.longest_s:.1f} s without data, expected at most {LONGEST_S} s"
+        elif mean < of_broker:
+            yield f"{mean:.3f} of the limit, {of_broker:.3f} at the broker"
+        most_sent = MOST_SENT[load.fetch]
+        if load.batch_bytes <= SMALL_BATCH_BYTES and self.sent_per_delivered > most_sent:
+            yield f"{self.sent_per_delivered:.3f} bytes sent for each delivered, expected at most {most_sent}"
 
 
-def measure(clients: Sequence[str], rate: int, seconds: int, fetch: str = "empty") -> list[Compared]:
-    """Run the groups of one client after the other at both sides at the same time, `seconds` from when both stand."""
-    quotas = [{"client_id": client, "consumer_byte_rate": rate} for client in clients]
-    with ExitStack() as stack:
-        broker, behind = (stack.enter_context(KafkaCluster(KAFKA_VERSION, heap="400m")) for _ in range(2))
-        for cluster in (broker, behind):
-            _fill(cluster, MOST_OF_QUOTA * rate * (seconds + 30))
-        alter_client_quotas(broker.address(1), quotas)
-        proxy = stack.enter_context(ProxyProcess(behind, quotas, throttle={"fetch": fetch}))
-        return [_compared(client, broker, proxy, seconds) for client in clients]
+def measure(clients: Sequence[str], load: Load) -> list[Compared]:
+    """Run the groups of one client after the other, those of both sides at the same time."""
+    topic = f"groups-{load.batch_bytes}"
+    with KafkaCluster(KAFKA_VERSION, nodes=NODES, heap="400m") as cluster:
+        make_topic(cluster, topic, PARTITIONS)
+        fill(cluster, topic, PARTITIONS, load.batch_bytes, load.limit * (load.seconds + LONGEST_START_S))
+        alter_client_quotas(cluster.address(1), [_quota(f"{client}-broker", load.rate) for client in clients])
+        quotas = [_quota(f"{client}-proxy", load.rate) for client in clients]
+        with ProxyProcess(cluster, quotas, throttle={"fetch": load.fetch}) as proxy:
+            return [_compared(client, load, topic, cluster, proxy) for client in clients]
 
 
-def _compared(client: str, broker: KafkaCluster, proxy: ProxyProcess, seconds: int) -> Compared:
-    command = CLIENTS[client](broker)
-    before = _sent_bytes(proxy)
-    groups = [Group(command, bootstrap, client) for bootstrap in (broker.bootstrap_servers, proxy.bootstrap)]
+def _quota(client_id: str, rate: int) -> dict[str, Any]:
+    return {"client_id": client_id, "consumer_byte_rate": rate}
+
+
+def _compared(client: str, load: Load, topic: str, cluster: KafkaCluster, proxy: ProxyProcess) -> Compared:
+    command = CLIENTS[client](cluster)
+    places = {"broker": cluster.bootstrap_servers, "proxy": proxy.bootstrap}
+    groups = [Group(command, bootstrap, f"{client}-{side}", topic) for side, bootstrap in places.items()]
+    of_broker, of_proxy = (group.seen for group in groups)
     with ExitStack() as stack:
         for group in groups:
             stack.enter_context(group)
         until_s = time.monotonic() + START_S
-        while time.monotonic() < until_s and not all(group.seen.has_formed for group in groups):
+        while time.monotonic() < until_s and not (of_broker.has_joined and of_proxy.has_joined):
             time.sleep(0.1)
-        time.sleep(seconds)
-    of_broker, of_proxy = (group.seen for group in groups)
-    return Compared(client, of_broker, of_proxy, _sent_bytes(proxy) - before)
+        time.sleep(FORMED_S)
+        sent, delivered = _sent_bytes(proxy), of_proxy.delivered_bytes
+        time.sleep(load.seconds)
+        sent, delivered = _sent_bytes(proxy) - sent, of_proxy.delivered_bytes - delivered
+    return Compared(client, load, of_broker, of_proxy, sent, delivered)
 
 
 def _sent_bytes(proxy: ProxyProcess) -> float:
     """What nodes have sent: what went on to clients, and fetches over quota, which went to nobody."""
     return proxy.metric("response_bytes_total") + proxy.metric("withheld_bytes_total")
-
-
-def _fill(cluster: KafkaCluster, size_bytes: int) -> None:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    for made in admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
-        made.result(30)
-    producer, value = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 20}), bytes(RECORD_BYTES)
-    for number in range(size_bytes // RECORD_BYTES):
-        producer.produce(TOPIC, value, partition=number % PARTITIONS)
-        while len(producer) > 2_000:
-            producer.poll(0.01)
-    if left := producer.flush(60):
-        raise RuntimeError(f"{left} records for the groups were not written")
 
 
 def problems(found: Sequence[Compared]) -> list[str]:
@@ -255,28 +318,41 @@ def problems(found: Sequence[Compared]) -> list[str]:
 def table(found: Sequence[Compared]) -> str:
     """In Markdown: the broker's figure, then the proxy's."""
     lines = [
-        "| client | records read twice | rebalances | distinct records | by the broker's "
-        "| bytes that the node sends for each |",
-        "|---|---|---|---|---|---|",
+        "| client | `throttle.fetch` | batches, KB | mean / limit | bytes that the node sends for each byte delivered "
+        "| longest without data, s | records read twice | rebalances |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for one in found:
-        pairs = [(getattr(one.broker, name), getattr(one.proxy, name)) for name in ("twice", "rebalances", "distinct")]
-        cells = [one.client, *(f"{broker} / {proxy}" for broker, proxy in pairs)]
-        lines.append(f"| {' | '.join(cells)} | {one.of_broker:.3f} | {one.sent_per_delivered:.2f} |")
+        sides = one.broker, one.proxy
+        cells = (
+            one.client,
+            one.load.fetch,
+            f"{one.load.batch_bytes / 1000:g}",
+            _pair(f"{mean:.3f}" for mean in one.of_limit),
+            f"{one.sent_per_delivered:.3f}",
+            _pair(f"{seen.longest_s:.1f}" for seen in sides),
+            _pair(seen.twice for seen in sides),
+            _pair(seen.rebalances for seen in sides),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _pair(values: Iterable[object]) -> str:
+    return " / ".join(map(str, values))
 
 
 def as_json(found: Sequence[Compared]) -> list[dict[str, Any]]:
     """The same for programs."""
-    sides = [{"broker": one.broker, "proxy": one.proxy} for one in found]
-    figures = ("twice", "rebalances", "distinct", "delivered_bytes", "joined_s")
+    figures = ("rate", "longest_s", "twice", "rebalances", "delivered_bytes", "joined_s", "errors")
     return [
         {
             "client": one.client,
-            "sent_bytes": one.sent_bytes,
-            **{side: {name: getattr(seen, name) for name in figures} for side, seen in of.items()},
+            **asdict(one.load),
+            "sent_per_delivered": one.sent_per_delivered,
+            **{side: {name: getattr(getattr(one, side), name) for name in figures} for side in ("broker", "proxy")},
         }
-        for one, of in zip(found, sides, strict=True)
+        for one in found
     ]
 
 
