@@ -32,6 +32,9 @@ _GROWTH: Final = 4
 """A Fetch is expected to bring so many times what the last one brought at most: one that has nothing to read takes
 next to no room from others."""
 
+RESERVED_MS: Final = 250
+"""What a Fetch may bring is kept free for so long. One that has no response then waits for records to be written."""
+
 _FADING: Final = 0.9
 """Where batches differ, the largest counts, less by so much with each further one."""
 
@@ -55,6 +58,7 @@ class Room:
 
     - `places`: how many connections read here. `flying`: how many Fetches are in flight.
     - `reserved`: what these are expected to bring. `unheard`: what those may bring whose clients have left.
+    - `sent`: the Fetches that room was reserved for, the oldest first, each with its place, its number and until when.
     - `booked`: the pieces of all turns so far. `over`: those of turns that were taken or lost. A turn that was given
       when `booked` was x comes when `over` is x.
     - `turns`: the turns in the order in which they were given, each with its place and its number, which is that x.
@@ -71,6 +75,7 @@ class Room:
         "places",
         "reserved",
         "sensor",
+        "sent",
         "tokens",
         "turns",
         "unheard",
@@ -88,6 +93,7 @@ class Room:
         self.at_ms = 0
         self.tokens = inf
         self.turns: deque[tuple[Place, float]] = deque()
+        self.sent: deque[tuple[Place, int, int]] = deque()
 
 
 class Place:
@@ -173,7 +179,7 @@ class FetchRooms:
         """
         room = place.room
         free = self._sensors.room(room.sensor, now_ms) - room.reserved
-        self._reserve(place, free / room.places, most_bytes)
+        self._reserve(place, free / room.places, most_bytes, now_ms)
 
     def wait_ms(self, place: Place, most_bytes: int, now_ms: int) -> int:
         """For how long a Fetch that asks for `most_bytes` waits from now; 0: it may go, and is granted what it may
@@ -183,7 +189,8 @@ class FetchRooms:
         free = self._free(place, now_ms)
         if piece - free > _ROUNDING:
             return self._book(place, piece, piece - free, now_ms)
-        self._reserve(place, self._asked(place, max(free / place.room.places, self._worth(place))), most_bytes)
+        granted = max(free / place.room.places, self._worth(place))
+        self._reserve(place, self._asked(place, granted), most_bytes, now_ms)
         return 0
 
     def _worth(self, place: Place) -> float:
@@ -207,6 +214,7 @@ class FetchRooms:
         """The room that is left for a place: not reserved, and not for those whose turn comes before."""
         room = place.room
         self._end_lost_turns(room, now_ms)
+        self._give_back(room, now_ms)
         self._fill(room, now_ms)
         return room.tokens - room.reserved - max((room.booked if place.turn < 0 else place.turn) - room.over, 0.0)
 
@@ -221,10 +229,11 @@ class FetchRooms:
             tokens = room.tokens + limit * ((now_ms - room.at_ms) / 1000)
         room.tokens, room.at_ms = min(tokens, BURST_S * limit), now_ms
 
-    def _reserve(self, place: Place, granted: float, most_bytes: int) -> None:
+    def _reserve(self, place: Place, granted: float, most_bytes: int, now_ms: int) -> None:
         """Let a Fetch bring so much, but what it asks for at most, and a byte at least."""
-        self._end_turn(place)
         room = place.room
+        self._end_turn(place)
+        self._give_back(room, now_ms)
         place.granted = max(min(int(min(granted, _MOST_BYTES)), most_bytes), 1)
         if place.brought < 0:
             place.reserved = max(place.granted, room.batch)
@@ -232,6 +241,16 @@ class FetchRooms:
             place.reserved = min(max(place.granted, place.brought), _GROWTH * place.brought)
         room.reserved += place.reserved
         room.flying += 1
+        room.sent.append((place, place.fetches, now_ms + RESERVED_MS))
+
+    def _give_back(self, room: Room, now_ms: int) -> None:
+        """Room that was reserved and not used for so long is free again, unless the client has left."""
+        sent = room.sent
+        while sent and now_ms >= sent[0][2]:
+            place, number, _ = sent.popleft()
+            if place.granted and place.fetches == number and not place.left:
+                room.reserved -= place.reserved
+                place.reserved = 0.0
 
     def _book(self, place: Place, piece: float, lacking: float, now_ms: int) -> int:
         """Give a place a turn, unless it has one; return how long it takes until then, at most `longest_ms`."""

@@ -192,18 +192,22 @@ def test_a_cluster_that_goes_and_comes_back_is_followed_again(newest_kafka, tmp_
         with source_of([server], path) as source, healed(newest_kafka):
             eventually(lambda: source.quotas == writer.quotas)
             newest_kafka.kill(1)
-            eventually(lambda: THE_CLUSTER in source.problems)
-            assert server in source.problems[THE_CLUSTER]
-            assert list(source.quotas) == [Entity("alice")]
             bob = Alteration(Entity("bob"), {FETCH: HUGE})
             eventually(lambda: writer.alter([bob]) == [None], timeout_s=90)  # it may have been the controller
+            eventually(lambda: source.quotas == writer.quotas)  # the other nodes are asked
+            for node_id in (2, 3):
+                newest_kafka.freeze(node_id)
+            eventually(lambda: THE_CLUSTER in source.problems)
+            assert server in source.problems[THE_CLUSTER]
             [refused] = source.alter([alice])
             assert isinstance(refused, SourceUnavailable)
             source.stop()
             with source_of([server], path) as next_process:
-                assert list(next_process.quotas) == [Entity("alice")]
+                assert set(next_process.quotas) == {Entity("alice"), Entity("bob")}
+                for node_id in (2, 3):
+                    newest_kafka.thaw(node_id)
                 newest_kafka.restart(1)
-                eventually(lambda: next_process.problems == {})
+                eventually(lambda: next_process.problems == {}, timeout_s=90)
                 eventually(lambda: next_process.quotas == writer.quotas)
 
 
