@@ -78,6 +78,9 @@ _BAD_RESPONSES = {
 """They end the connection before further requests are taken up."""
 
 
+_REFUSED_AT_ONCE = ("answer_unexpected", "answer_not_kafka", "answer_too_large")
+"""Why responses are refused before they are charged."""
+
 _NODE_ENDS = ("node_lost", "node_closed")
 _NODE_IS_GONE = ("node_lost", "shutdown", "internal_error")
 
@@ -1409,7 +1412,9 @@ class Model:
 
     def _is_for_fetch(self, charge: Charge, request: Taken, written: Written) -> bool:
         """Whether this can be the charge for a Fetch response, whose time is charged first."""
-        if written.sent_bytes or written.charged or written.response.charged_bytes < 0:  # of a size that cannot be
+        size_bytes = self._announced(written.response) - 4
+        is_refused = written.response.reason in _REFUSED_AT_ONCE
+        if written.sent_bytes or written.charged or is_refused or not 0 <= size_bytes <= self._plan.max_response_bytes:
             return False
         if charge.of is Of.TIME:
             return request.head.api_key == wire.FETCH and request.timed == charge.handle

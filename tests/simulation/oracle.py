@@ -195,13 +195,12 @@ class WatchedRooms(FetchRooms):
         require(place.granted <= ceiling + 1, f"{place.granted} bytes are granted, {ceiling} are left")
 
     def wait_ms(self, place: Place, most_bytes: int, now_ms: int) -> int:
-        others = self._reserved(place)
         wait_ms = super().wait_ms(place, most_bytes, now_ms)
         if wait_ms:
             self._note_wait(Of.WAITS, place, wait_ms, self.left_ms(place, now_ms))
             return wait_ms
         self._note_granted(place, most_bytes)
-        second = self._watched.limit(place.room.sensor)
+        second, others = self._watched.limit(place.room.sensor), self._reserved(place) - place.reserved
         require(others <= second + 1, f"a Fetch goes though {others} bytes are expected, {second} in a second")
         require(place.granted <= second + 1, f"{place.granted} bytes are granted of {second} in a second")
         return 0
