@@ -236,9 +236,9 @@ class FetchRooms:
         self._give_back(room, now_ms)
         place.granted = max(min(int(min(granted, _MOST_BYTES)), most_bytes), 1)
         if place.brought < 0:
-            place.reserved = max(place.granted, room.batch)
+            place.reserved = max(float(place.granted), room.batch)
         else:
-            place.reserved = min(max(place.granted, place.brought), _GROWTH * place.brought)
+            place.reserved = float(min(max(place.granted, place.brought), _GROWTH * place.brought))
         room.reserved += place.reserved
         room.flying += 1
         room.sent.append((place, place.fetches, now_ms + RESERVED_MS))

@@ -480,13 +480,17 @@ class RequestDirection:
         )
 
     def _lost_session_closed(self, head: RequestHead, buf: bytes, at: int, end: int) -> Splice | None:
-        """The splice by which a full fetch closes the session that its client does not know of; None if it is none."""
-        if not head.plan.epoch_at or not _has_session(head, at, end):
+        """The splice by which a full fetch closes the session that its client does not know of; None if it is none, or
+        if what says that is not here.
+        """
+        if not head.plan.epoch_at:
+            return None
+        session_at = at + head.body_at + head.plan.epoch_at - 4
+        if session_at + 8 > min(end, at + 4 + head.size_bytes):
             return None
         if _continues_session(head, buf, at) or _session_of(head, buf, at):
             return None
         session_id, self._in_flight.lost_session = self._in_flight.lost_session, 0
-        session_at = at + head.body_at + head.plan.epoch_at - 4
         return Splice(session_at, session_at + 4, _INT32.pack(session_id))
 
     # ------------------------------------------------------------------------ bytes

@@ -662,7 +662,10 @@ class ResponseDirection:
             return
         if first.plan is SASL_TOKEN and self.state is not ASKED:
             self._in_flight.forget_unanswered_tokens()
+        was_delayed = self.state is DELAYED
         self._turn.send(_CLIENT, self._own_responses())
+        if was_delayed:
+            self.settle_node()
 
     def _own_responses(self) -> list[Piece]:
         """Take the proxy's own responses that come before the node's next one off the queue, and return them."""

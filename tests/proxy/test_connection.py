@@ -275,7 +275,7 @@ def fetch_sensor(shell):
         (lambda connection: connection.bytes_came(Side.NODE, fetched(1, size=500)), 500),
         (lambda connection: connection.lost(Side.NODE, ConnectionResetError()), 0),
         (lambda connection: connection.eof_came(Side.NODE), 0),
-        (lambda connection: connection.abort(), 1000),
+        (lambda connection: connection.abort(), 100),
     ],
     ids=["response", "reset by the node", "closed by the node", "not waited for any longer"],
 )

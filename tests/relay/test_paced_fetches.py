@@ -8,7 +8,7 @@ from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.side import Side
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten
+from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten
 from tests.relay.script import NOW_MS, Script, quota_manager_with
 from tests.relay.test_share_fetch import share_fetch, share_fetched
 from tests.relay.test_withheld_fetches import empty, versioned_fetch, versioned_response
@@ -105,6 +105,21 @@ def test_where_responses_are_delayed_the_one_over_quota_is_late_and_the_next_fet
     script.time(NOW_MS + 4200)
     assert script.sent[Side.CLIENT] == fetched(1, size=500)
     assert script.client(fetch(2), NOW_MS + 4200) == fetch(2, max_bytes=ONE_BATCH)
+
+
+def test_the_node_is_read_again_if_its_client_sends_more_just_when_a_delayed_response_of_the_proxy_is_due(
+    make_relay, quota_manager
+):
+    script = paced(make_relay, quota_manager, delays=True)
+    script.client(fetch(1))
+    script.node(fetched(1, size=900))
+    script.time(NOW_MS + 5000)
+    script.client(heartbeat(2) + versioned_fetch(12, epoch=-1, corr=3), NOW_MS + 5000)
+    script.node(heartbeaten(2), NOW_MS + 5000)
+    assert not script.reads[Side.NODE]
+    script.client(heartbeat(4), NOW_MS + 8200)
+    assert script.sent[Side.CLIENT].endswith(empty(12, 3, throttle_ms=0))
+    assert script.reads[Side.NODE]
 
 
 # -------------------------------------------------------------- several connections
@@ -215,6 +230,15 @@ def test_the_session_that_its_client_gives_up_is_closed_by_the_next_full_fetch(m
     script.node(heartbeaten(3), NOW_MS + 8200)
     sent = script.client(versioned_fetch(12, epoch=0, corr=4), NOW_MS + 60_000)
     assert sent == clamped(versioned_fetch(12, epoch=0, session_id=SESSION, corr=4), ONE_BATCH)
+
+
+def test_a_fetch_that_is_too_short_to_name_a_session_closes_none(make_relay, quota_manager):
+    script, _ = kept_waiting(make_relay, quota_manager, versioned_fetch(12, epoch=0, session_id=SESSION, corr=2))
+    script.time(NOW_MS + 8200)
+    script.node(heartbeaten(3), NOW_MS + 8200)
+    short = frame(versioned_fetch(12, epoch=0, corr=4)[4:-28])
+    assert script.client(short, NOW_MS + 60_000) == clamped(short, ONE_BATCH)
+    assert script.closed is None
 
 
 def clamped(sent, max_bytes):

@@ -491,7 +491,7 @@ def test_requests_in_flight_are_charged_to_the_user_that_sent_them(make_relay):
     table = QuotaTable({Entity(user="alice"): {QuotaType.FETCH: 1000.0}, Entity(user="bob"): {QuotaType.FETCH: 1000.0}})
     script = client_of(make_relay, quota_manager=manager_of(table))
     logs_in(script)
-    small = fetch(1, max_bytes=5000)
+    small = fetch(1, max_bytes=1000)
     script.client(small + handshake(corr=2))
     assert script.sent[Side.NODE].endswith(small), "a node has one request of a connection at a time"
     script.node(fetched(1, size=500))

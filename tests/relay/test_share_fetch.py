@@ -28,9 +28,9 @@ def share_fetched(corr: int = 1, *, size: int = 1000, throttle_time_ms: int = 0,
     return frame(head + topic + partition + endpoints + b"\0")
 
 
-def test_what_is_asked_for_is_held_to_what_an_idle_client_may_have(make_relay):
+def test_what_is_asked_for_is_held_to_what_is_left(make_relay):
     script = Script(make_relay, quota_manager_with(fetch=100)).connected()
-    assert script.client(share_fetch(min_bytes=5000)) == share_fetch(min_bytes=1000, max_bytes=1000)
+    assert script.client(share_fetch(min_bytes=5000)) == share_fetch(min_bytes=100, max_bytes=100)
     assert script.client(heartbeat(2)) == b""
     script = Script(make_relay).connected()
     assert script.client(share_fetch(min_bytes=5000)) == share_fetch(min_bytes=5000)
@@ -40,7 +40,7 @@ def test_what_is_asked_for_is_held_to_what_an_idle_client_may_have(make_relay):
 def test_a_request_is_sent_on_as_soon_as_its_limits_are_here(make_relay, cut):
     script = Script(make_relay, quota_manager_with(fetch=100)).connected()
     whole = share_fetch(max_bytes=2000)
-    assert script.client(whole[:cut]) + script.client(whole[cut:]) == share_fetch(max_bytes=1000)
+    assert script.client(whole[:cut]) + script.client(whole[cut:]) == share_fetch(max_bytes=100)
 
 
 def test_a_response_over_quota_is_delivered_with_its_throttle_time_and_mutes(make_relay):

@@ -18,6 +18,7 @@ import pytest
 from protocol.api_key import API_VERSIONS
 from protocol.messages.api_versions import UNSUPPORTED_VERSION
 from protocol.primitives import Reader
+from proxy.relay.actions import RelayLimits
 from proxy.relay.plans import ASKED_REQUESTS
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
@@ -93,10 +94,15 @@ def cuts(frame: bytes, seed: int, exhaustive: bool) -> Iterator[list[bytes]]:
 
 
 def check_request(
-    make_relay, vector: Vector, expected: bytes, quota_manager: Callable[[], ClientQuotaManager], exhaustive: bool
+    make_relay,
+    vector: Vector,
+    expected: bytes,
+    quota_manager: Callable[[], ClientQuotaManager],
+    exhaustive: bool,
+    limits: RelayLimits | None = None,
 ) -> None:
     for pieces in cuts(vector.frame, len(vector.frame), exhaustive):
-        script = Script(make_relay, quota_manager(), checks_usage=False).connected()
+        script = Script(make_relay, quota_manager(), limits, checks_usage=False).connected()
         for piece in pieces:
             script.client(piece)
         assert script.sent[Side.NODE] == expected, f"{vector} in {len(pieces)} pieces: {script.closed}"
@@ -221,7 +227,8 @@ def test_a_fetch_is_clamped_in_every_version(make_relay, kafka_version):
         def quota_manager(everybody=everybody):
             return ClientQuotaManager(Sensors(64, SAMPLES), everybody)
 
-        check_request(make_relay, vector, vector.clamped, quota_manager, exhaustive=len(vector.frame) < 300)
+        exhaustive = len(vector.frame) < 300
+        check_request(make_relay, vector, vector.clamped, quota_manager, exhaustive, RelayLimits(withholds=True))
         checked += 1
     assert checked > 20
 
