@@ -48,6 +48,9 @@ and clients leave their groups after 6 s at the earliest."""
 _GRACE_MS: Final = 1_000
 """So much later than it was told to come a client still finds its turn."""
 
+_LEAST_MS: Final = 100
+"""How long a Fetch waits at least where time alone makes no room for it."""
+
 _MOST_BYTES: Final = 2**31 - 1
 _ROUNDING: Final = 0.01
 """If less than so much of a byte is lacking, nothing is."""
@@ -256,6 +259,8 @@ class FetchRooms:
         """Give a place a turn, unless it has one; return how long it takes until then, at most `longest_ms`."""
         room, limit, longest_ms = place.room, self._sensors.limit(place.room.sensor), self.longest_ms
         wait_ms = min(ceil(lacking / limit * 1000), longest_ms) if lacking < limit * longest_ms else longest_ms
+        if room.tokens >= BURST_S * limit:  # only a response makes room: it is not looked for each millisecond
+            wait_ms = max(wait_ms, min(_LEAST_MS, longest_ms))
         wait_ms = self._sensors.note_wait(room.sensor, wait_ms, now_ms)
         if place.turn < 0:
             place.turn, place.piece, place.waits_since_ms = room.booked, max(piece, place.brought), now_ms

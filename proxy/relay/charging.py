@@ -179,7 +179,8 @@ class KnownSensors:
         if sensor is None or (quota_type, sensor) in self._looked_at:
             return False
         throttle_time_ms = owed_ms(sensor, self._turn.now_ms)
-        if not throttle_time_ms and quota_type is QuotaType.FETCH and self._waits_for_unheard(sensor):
+        is_unpaced_fetch = quota_type is QuotaType.FETCH and not self._paces
+        if not throttle_time_ms and is_unpaced_fetch and self._waits_for_unheard(sensor):
             throttle_time_ms = self._manager.sensors.window_ms
         else:
             self._note_looks((quota_type, sensor))

@@ -237,3 +237,16 @@ def test_who_has_lost_its_turn_waits_from_the_beginning():
     world.rooms.came(other.place, int(2 * LIMIT))
     assert world.rooms.wait_ms(one.place, MOST_BYTES, 60_000) > 0
     assert world.rooms.left_ms(one.place, 60_000) == LONGEST_MS
+
+
+def test_where_only_a_response_makes_room_a_fetch_does_not_look_for_it_each_millisecond():
+    world = World()
+    busy, idle = (world.rooms.enter(world.sensor, takes_turns=True) for _ in range(2))
+    for place, value in ((idle, 20), (busy, int(BURST_S * LIMIT))):
+        assert world.rooms.wait_ms(place, MOST_BYTES, 0) == 0
+        world.rooms.came(place, value)
+    assert world.rooms.wait_ms(busy, MOST_BYTES, 10_000) == 0
+    assert busy.reserved == BURST_S * LIMIT
+    assert world.rooms.wait_ms(idle, MOST_BYTES, 10_000) == 100
+    world.rooms.came(busy, 20)
+    assert world.rooms.wait_ms(idle, MOST_BYTES, 10_100) == 0
