@@ -181,6 +181,7 @@ class FetchRooms:
         batch. Raises StaleSensor.
         """
         room = place.room
+        self._give_back(room, now_ms)
         free = self._sensors.room(room.sensor, now_ms) - room.reserved
         self._reserve(place, free / room.places, most_bytes, now_ms)
 
@@ -236,7 +237,6 @@ class FetchRooms:
         """Let a Fetch bring so much, but what it asks for at most, and a byte at least."""
         room = place.room
         self._end_turn(place)
-        self._give_back(room, now_ms)
         place.granted = max(min(int(min(granted, _MOST_BYTES)), most_bytes), 1)
         if place.brought < 0:
             place.reserved = max(float(place.granted), room.batch)

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from quotas.fetch_rooms import BURST_S, LONGEST_MS, PIECE_S, ROUND_S, FetchRooms
+from quotas.fetch_rooms import BURST_S, LONGEST_MS, PIECE_S, RESERVED_MS, ROUND_S, FetchRooms
 from quotas.sensors.rows import WAITS_MS
 from quotas.sensors.windowed_rate import Sensors
 
@@ -196,6 +196,17 @@ def test_without_turns_a_fetch_goes_at_once_and_asks_for_what_is_left_or_a_byte(
     world.rooms.came(places[0], 100)
     world.rooms.grant(places[0], MOST_BYTES, 0)
     assert places[0].granted == 1
+
+
+def test_without_turns_a_fetch_finds_the_room_that_idle_ones_have_not_used():
+    world = World()
+    idle, busy = (world.rooms.enter(world.sensor, takes_turns=False) for _ in range(2))
+    world.rooms.grant(idle, MOST_BYTES, 0)
+    world.rooms.grant(busy, MOST_BYTES, RESERVED_MS - 1)
+    little = busy.granted
+    world.rooms.came(busy, 0)
+    world.rooms.grant(busy, MOST_BYTES, RESERVED_MS)
+    assert busy.granted == 2 * little
 
 
 @pytest.mark.parametrize("asked", [0, -1, -(2**31), 1])
