@@ -135,6 +135,11 @@ class _Arrivals:
         """Whether what is over the quota comes again."""
         return self.operation != Operation.CHARGE
 
+    @property
+    def waits(self) -> bool:
+        """Whether a throttle comes before what it is for."""
+        return self.refuses or self.quota_type == "fetch"
+
     def of(self, window: Window, second: SecondOfUse) -> list[Demand]:
         """What came in one second. A second that only refused has nothing, but what comes next waited for it."""
         throttled_ms = min(second.throttled_ms / self.connections, 1000 + self.longest_ms)
@@ -142,7 +147,7 @@ class _Arrivals:
         if value <= 0:
             self.throttled_ms += throttled_ms
             return []
-        waited_ms, gap_ms = self.throttled_ms + throttled_ms * self.refuses, second.at_ms - self.last_ms
+        waited_ms, gap_ms = self.throttled_ms + throttled_ms * self.waits, second.at_ms - self.last_ms
         due_ms = throttle_ago_ms = second.at_ms - int(min(gap_ms, waited_ms))
         if self.kind is Client.PACED and gap_ms <= waited_ms + HELD_MS:
             # It only waited for the request before, so it is wanted with that, however early that comes in the replay.
@@ -150,12 +155,12 @@ class _Arrivals:
         number = self._number(window, second, value)
         if self.kind is Client.GREEDY:
             demands = [Demand(due_ms, value / number, i) for i in range(number)]
-            if throttled_ms or (self.refuses and self.throttled_ms):
+            if throttled_ms or (self.waits and self.throttled_ms):
                 demands[-1].greedy_until_ms = second.at_ms + int(throttled_ms)
         else:
             self._rest(second.at_ms)
             end_ms = min(second.at_ms - second.at_ms % 1000 + 1000, window.end_ms)
-            step_ms, waited = max(end_ms - second.at_ms, 0) / number, max(second.throttles, 1) if self.refuses else 0
+            step_ms, waited = max(end_ms - second.at_ms, 0) / number, max(second.throttles, 1) if self.waits else 0
             demands = [
                 Demand((due_ms if i < waited else second.at_ms) + int(i * step_ms), value / number, i)
                 for i in range(number)

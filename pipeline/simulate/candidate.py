@@ -11,7 +11,7 @@ Any of these shapes, as YAML or JSON:
 
 import hashlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
 from pydantic import ConfigDict
@@ -86,20 +86,22 @@ class Rules:
     bucket_window_ms: int = 1000
     max_throttle_ms: int = 20_000
     max_debt_ms: int = 60_000
+    paces_fetches: bool = True
+    """Whether a Fetch without room waits for its turn (`throttle.fetch: paced`), or gets no data."""
     shadows: int = 0
     """How many shadow quotas were left out."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As its quotas: a table stands by the hashes of names, which another process has others of."""
         quotas = {entity: dict(limits) for entity, limits in self.table.items()}
-        numbers = (self.samples, self.window_ms, self.bucket_samples, self.bucket_window_ms)
-        return _rules_of, (quotas, list(self.table.of_cluster), *numbers, self.max_throttle_ms, self.max_debt_ms)
+        others = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "table"}
+        return _rules_of, (quotas, list(self.table.of_cluster), others)
 
 
 def _rules_of(
-    quotas: Mapping[Entity, Mapping[QuotaType, float]], of_cluster: Collection[Entity], *numbers: int
+    quotas: Mapping[Entity, Mapping[QuotaType, float]], of_cluster: Collection[Entity], others: Mapping[str, Any]
 ) -> Rules:
-    return Rules(QuotaTable(quotas, of_cluster), *numbers)
+    return Rules(QuotaTable(quotas, of_cluster), **others)
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,7 @@ def _rules(quotas: _Quotas, throttle: ThrottleConfig) -> Rules:
         windows.controller_quota_window_size_seconds * 1000,
         throttle.max_throttle_ms,
         throttle.max_debt_ms,
+        throttle.fetch == "paced",
         _shadows(entries),
     )
 

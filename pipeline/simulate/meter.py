@@ -6,12 +6,16 @@ from typing import NamedTuple
 
 from pipeline.simulate.candidate import Rules
 from quotas.entities import QuotaType, Scope
+from quotas.fetch_rooms import FetchRooms
+from quotas.fetch_rooms import Place as FetchPlace
 from quotas.limits import UNLIMITED
 from quotas.records.trace import Operation
 from quotas.sensors.token_buckets import TokenBuckets
 from quotas.sensors.windowed_rate import Sensors
 
 _CHARGE = Operation.CHARGE
+_MOST_BYTES = 2**31 - 1
+_FETCHES = frozenset({Operation.CHARGE, Operation.CHARGE_IF_WITHIN})
 PERCENT_SECONDS_PER_MS = 0.1
 """Request time: 10 ms of one thread within a second are 1 % (KIP-124)."""
 
@@ -81,7 +85,8 @@ class Meter:
         self.limit = limit
         self._most = limit * rules.samples * rules.window_ms / 1000
         self.refused = False
-        """Whether the last spending was refused, which may be for a debt that rounds to 0 ms."""
+        """Whether the last spending was refused, which may be for a debt that rounds to 0 ms, or a Fetch waits."""
+        self._rooms: FetchRooms | None = None
         kind = type_of(quota_type)
         if kind is QuotaType.CONTROLLER_MUTATION:
             self._buckets = TokenBuckets(1, rules.bucket_samples, rules.bucket_window_ms, rules.max_throttle_ms)
@@ -93,6 +98,25 @@ class Meter:
             self._sensors = Sensors(1, rules.samples, rules.window_ms, longest_ms, debt_ms)
             self._handle = self._sensors.open(limit, now_ms)
             self.use = self._charge
+            if kind is QuotaType.FETCH and rules.paces_fetches:
+                self._rooms = FetchRooms(self._sensors)
+
+    def enter(self) -> FetchPlace | None:
+        """The place of one more lane, if it reads and waits for its turns; what it does goes through `fetch`."""
+        return None if self._rooms is None else self._rooms.enter(self._handle, takes_turns=True)
+
+    def fetch(self, place: FetchPlace, operation: str, value: float, now_ms: int) -> int:
+        """For how long a Fetch waits: before it goes, if it is `refused`, or else before the next one."""
+        rooms, self.refused = self._rooms, False
+        if rooms is None or operation not in _FETCHES:
+            return self._charge(operation, value, now_ms)
+        wait_ms = rooms.wait_ms(place, _MOST_BYTES, now_ms)
+        if wait_ms:
+            self.refused = True
+            return wait_ms
+        rooms.came(place, ceil(value))
+        throttle_ms = self._sensors.charge(self._handle, value, now_ms)
+        return max(throttle_ms, rooms.told_ms(place, now_ms))
 
     def pieces(self, value: float) -> int:
         """In how many fetches `value` comes: as none asks for more than the quota ever lets through (max_bytes)."""

@@ -7,9 +7,10 @@ divides that by as long, or by (N-1) * w at the least. So there is no throttle
 - and what touches any (N+1)*w + 1 is below what it allows in N * w.
 
 A span of less than D whole seconds touches D+1 of them. A token bucket, which holds what its limit allows in N * w, is
-never empty then, either. How much a window can have in k of its seconds, a record tells: k times its peak at the most;
-and one without a profile is retold evenly, but for one second that has the peak (see `recorded`). Both are lines,
-`base + k * slope`, and what sharers have is the sum of their lines.
+never empty then, either. Fetches that wait for their turns have a bucket of their own. How much a window can have in k
+of its seconds, a record tells: k times its peak at the most; and one without a profile is retold evenly, but for one
+second that has the peak (see `recorded`). Both are lines, `base + k * slope`, and what sharers have is the sum of their
+lines.
 """
 
 from math import ceil, floor
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.simulate.candidate import Rules
+from quotas.fetch_rooms import BURST_S, PIECE_S
 
 SAFETY = 1 - 1e-6
 """Sums of doubles are only so exact."""
@@ -36,12 +38,18 @@ class Memory(NamedTuple):
     span_s: float
     least_s: float
     debt_s: float
-    spans: tuple[tuple[int, float], tuple[int, float]]
+    spans: tuple[tuple[int, float], ...]
     """So many seconds of the clock that are touched, and by how much is then divided at the least."""
+
+
+_OF_ROOMS = Memory(2.0, BURST_S - PIECE_S, 0.0, ((2, BURST_S - PIECE_S),))
+"""That of Fetches that wait for their turns: if no two seconds have more than so much, no Fetch lacks its piece."""
 
 
 def memory_of(rules: Rules, quota_type: str) -> Memory:
     """That of sensors, or buckets, for this quota type."""
+    if quota_type == "fetch" and rules.paces_fetches:
+        return _OF_ROOMS
     if quota_type == "controller_mutation":
         samples, window_s = rules.bucket_samples, rules.bucket_window_ms / 1000
     else:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush, heapreplace
 
 from pipeline.simulate.meter import Meter
+from quotas.fetch_rooms import Place as FetchPlace
 from quotas.records.trace import Operation
 
 GAP_MS = 1
@@ -49,11 +50,15 @@ class Demand:
 
 @dataclass(slots=True)
 class Lane:
-    """A connection of `client`, or several that take turns; `free` are the times from when each may send, a heap."""
+    """A connection of `client`, or several that take turns; `free` are the times from when each may send, a heap.
+
+    `place` is where its Fetches wait for their turns; None: they do not.
+    """
 
     client: Hashable
     demands: deque[Demand] = field(default_factory=deque)
     free: list[int] = field(default_factory=lambda: [-(2**62)])
+    place: FetchPlace | None = None
 
     @property
     def free_ms(self) -> int:
@@ -121,6 +126,7 @@ class SensorReplay:
         if number is None:
             number = self._numbers[id(lane)] = len(self._lanes)
             self._lanes.append(lane)
+            lane.place = self.meter.enter()
         was_done = lane.is_done
         lane.demands.extend(demands)
         if lane.is_done:
@@ -141,6 +147,7 @@ class SensorReplay:
                 and demand.count == 1
                 and not demand.greedy_until_ms
                 and self._reported is None
+                and lane.place is None
             ):
                 lane.demands.popleft()
                 self._charge(lane, demand, now_ms)
@@ -174,12 +181,13 @@ class SensorReplay:
         return len(self._turns)
 
     def _use(self, lane: Lane, demand: Demand, now_ms: int) -> None:
-        if demand.insists and demand.operation == Operation.CHARGE_IF_WITHIN and demand.count == 1:
+        place = lane.place
+        if place is None and demand.insists and demand.operation == Operation.CHARGE_IF_WITHIN and demand.count == 1:
             demand.count = self.meter.pieces(demand.value)
         client, value, count = self._client(lane), demand.value, demand.count
         is_left = count > 1
         if is_left:
-            if self.meter.use_many(value, count, now_ms):
+            if place is None and self.meter.use_many(value, count, now_ms):
                 lane.demands.popleft()
                 self._sent(client, value, count)
                 return
@@ -189,17 +197,22 @@ class SensorReplay:
             demand.due_ms = now_ms
         else:
             lane.demands.popleft()
-        throttle_ms = self.meter.use(demand.operation, value, now_ms)
+        if place is None:
+            throttle_ms = self.meter.use(demand.operation, value, now_ms)
+            refused = demand.operation in _REFUSES and (throttle_ms > 0 or self.meter.refused)
+        else:
+            throttle_ms = self.meter.fetch(place, demand.operation, value, now_ms)
+            refused = self.meter.refused
         if self._reported is not None and demand.order not in self._reported:
             self._reported[demand.order] = throttle_ms
-        refused = demand.operation in _REFUSES and (throttle_ms > 0 or self.meter.refused)
         if demand.operation not in _NO_REQUEST and not refused:
             self._sent(client, value, 1)
-        if throttle_ms or demand.rest_ms:
-            self._mute(lane, client, throttle_ms, now_ms, demand.rest_ms)
+        rest_ms = 0 if refused and place is not None else demand.rest_ms
+        if throttle_ms or rest_ms:
+            self._mute(lane, client, throttle_ms, now_ms, rest_ms)
         if demand.is_retried and not refused:
             _skip_retries(lane)
-        if refused and demand.insists:
+        if refused and (demand.insists or place is not None):
             greedy_until_ms = 0 if is_left else demand.greedy_until_ms
             due_ms = now_ms + (not throttle_ms)
             again = replace(demand, due_ms=due_ms, value=value, count=1, lag_ms=0, greedy_until_ms=greedy_until_ms)

@@ -177,11 +177,11 @@ class ThrottleConfig(Settings):
     max_debt_ms: Annotated[int, Whole(0, INT32_MAX)] = 60_000
     """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`, or 0: nowhere."""
 
-    fetch: Literal["empty", "paced"] = "empty"
-    """What comes of a fetch over quota. `empty`: a response without data, as from a broker, and the client asks again;
-    what the node has sent for it is lost. `paced`: each fetch asks for what is left of the quota and waits for its turn
-    if that is nothing; all that the node sends is delivered. With `mode: delay` that is the default, and the only value
-    allowed. Connections keep what they began with."""
+    fetch: Literal["paced", "empty"] = "paced"
+    """What comes of a fetch under a quota. `paced`: it asks for what is left of the quota and waits for its turn if
+    that is nothing; all that the node sends is delivered. `empty`: over the quota, a response without data, as from a
+    broker, and the client asks again; what the node has sent for it is lost. Not with `mode: delay`. Connections keep
+    what they began with."""
 
     charge_validate_only: bool = False
     """`true`: creating topics or partitions with validate_only counts for `controller_mutation_rate`, as with KRaft."""
@@ -190,7 +190,7 @@ class ThrottleConfig(Settings):
     @classmethod
     def _defaults_of_delay(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("mode") == "delay":
-            return {"max_throttle_ms": LONGEST_DELAY_MS, "fetch": "paced", **data}
+            return {"max_throttle_ms": LONGEST_DELAY_MS, **data}
         return data
 
     @model_validator(mode="after")

@@ -88,7 +88,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--clients", default="", help=f"with --groups: some of {','.join(groups.CLIENTS)}")
     modes = tuple(groups.MOST_SENT)
     parser.add_argument(
-        "--fetch", default="empty", choices=modes, help="with --groups and --connections: throttle.fetch"
+        "--fetch", default="paced", choices=modes, help="with --groups and --connections: throttle.fetch"
     )
     parser.add_argument(
         "--batch-bytes", type=int, default=groups.SMALL_BATCH_BYTES, help="with --groups and --connections"

@@ -96,7 +96,7 @@ class ParityProxy(ProxyProcess):
         self._cells = cells
         self._rate = rate
         self.bootstrap_ports = free_port_run(2 * (1 + USERS))[::2]
-        super().__init__(cluster)
+        super().__init__(cluster, throttle={"fetch": "empty"})
 
     def config(self, quotas: Sequence[Entry] = ()) -> dict[str, Any]:
         """One virtual cluster for each bootstrap port: the first for client-ids, the others for users."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pipeline.simulate.candidate import Candidate, Rules
 from pipeline.simulate.meter import PERCENT_SECONDS_PER_MS, type_of
 from quotas.client_quotas import ClientQuotaManager
+from quotas.fetch_rooms import FetchRooms, Place
 from quotas.limits import UNLIMITED
 from quotas.quota_table import QuotaTable
 from quotas.records.usage_record import (
@@ -149,16 +150,19 @@ def live_run(
     seed: int = 1,
     quota_type: str = PRODUCE,
     delivers: bool = False,
+    paces: bool = False,
 ) -> LiveRun:
     """What `connections` do in so long under the quotas of `table`: all produce, or all fetch, or all ask, `value` in
     percent * s, or all connect from the address that is their user, or all create `value` partitions. A client that is
-    refused, or gets no data as the proxy does not `deliver` what is over quota, does the same again.
+    refused, or gets no data as the proxy does not `deliver` what is over quota, does the same again. If the proxy
+    `paces` fetches, they wait for their turns.
     """
     random = Random(seed)
     rates = AddressRates(11, 1000, 100)
     is_time = quota_type == REQUEST
     sensors = Sensors(1_000)
     quota_manager = ClientQuotaManager(sensors, table)
+    rooms, places = FetchRooms(sensors), dict[int, Place]()
     loads = [connection.load(random) for connection in connections]
     turns: list[tuple[int, int, float]] = []
     for i, load in enumerate(loads):
@@ -169,6 +173,13 @@ def live_run(
     throttled: dict[tuple[str, str], int] = defaultdict(int)
     used: dict[tuple[str, str], float] = defaultdict(float)
     muted_until: dict[tuple[str, str], int] = defaultdict(int)
+
+    def mute(user: str, client_id: str, at_ms: int, throttle_ms: int) -> None:
+        begin_ms, until_ms = max(at_ms, muted_until[user, client_id]), at_ms + throttle_ms
+        windows[user, client_id, at_ms // WINDOW_MS].muted_ms += max(0, until_ms - begin_ms)
+        muted_until[user, client_id] = max(begin_ms, until_ms)
+        throttled[user, client_id] += throttle_ms
+
     while turns and turns[0][0] < seconds * 1000:
         at_ms, i, value = heappop(turns)
         connection = connections[i]
@@ -193,19 +204,27 @@ def live_run(
                 else client_sensors.produce
             )
             charge = quota_manager.request_sensors.charge if is_time else sensors.charge
-            if quota_type == FETCH and not delivers:
+            if quota_type == FETCH and not (delivers or paces):
                 charge, operation = sensors.charge_if_within, "charge_if_within"
+            if paces and handle is not None:
+                place = places.get(i) or places.setdefault(i, rooms.enter(handle, takes_turns=True))
+                wait_ms = rooms.wait_ms(place, 2**31 - 1, now_ms)
+                if wait_ms:
+                    windows[user, client_id, at_ms // WINDOW_MS].add(at_ms, 0.0, wait_ms, requests=0)
+                    mute(user, client_id, at_ms, wait_ms)
+                    heappush(turns, (at_ms + wait_ms, i, value))
+                    continue
+                rooms.came(place, int(value))
             throttle_ms = 0 if handle is None else charge(handle, value, now_ms)
             refused = operation == "charge_if_within" and throttle_ms > 0
+            if i in places:
+                throttle_ms = max(throttle_ms, rooms.told_ms(places[i], now_ms))
         events.append(_event(len(events) + 1, now_ms, connection, value, throttle_ms, quota_type, operation))
         window = windows[user, client_id, at_ms // WINDOW_MS]
         got = 0 if refused else value
         window.add(at_ms, got / PERCENT_SECONDS_PER_MS if is_time else got, throttle_ms, 1, quota_type in REPORTED)
         if throttle_ms:
-            until_ms = muted_until[user, client_id]
-            window.muted_ms += max(0, at_ms + throttle_ms - max(at_ms, until_ms))
-            muted_until[user, client_id] = max(until_ms, at_ms + throttle_ms)
-        throttled[user, client_id] += throttle_ms
+            mute(user, client_id, at_ms, throttle_ms)
         used[user, client_id] += got
         request = Request(at_ms, value) if refused else next(loads[i])
         free_ms = at_ms + throttle_ms
@@ -290,5 +309,5 @@ def _record(
 
 
 def candidate_with(table: QuotaTable) -> Candidate:
-    """As a candidate file that says the same."""
-    return Candidate(all_others=Rules(table))
+    """As a candidate file that says the same, and that fetches over quota get no data."""
+    return Candidate(all_others=Rules(table, paces_fetches=False))

@@ -41,6 +41,8 @@ from tests.timeouts import TIMEOUT_S
 TOPIC = "real-runs"
 FILL_BYTES = 48_000_000
 _BATCH = 20_000
+THROTTLE = {"fetch": "empty"}
+"""A trace has all throttles of fetches only if they do not wait for turns."""
 _API_VERSIONS = b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\xff\xff"
 """Version 0, without a client-id."""
 
@@ -209,7 +211,7 @@ def quotas(rate: float, factor: float, parts: Sequence[Part] = PARTS) -> list[di
 def candidate(rate: float, factor: float, parts: Sequence[Part] = PARTS) -> Candidate:
     """The same quotas as a candidate."""
     table = {part.entity: {part.quota_type: factor * part.bound(rate)} for part in parts}
-    return Candidate(all_others=Rules(QuotaTable(table)))
+    return Candidate(all_others=Rules(QuotaTable(table), paces_fetches=False))
 
 
 def fill(bootstrap: str, size_bytes: int = FILL_BYTES) -> None:
@@ -237,7 +239,7 @@ def live(
     trace = {"entities": [part.names for part in parts]}
     with tempfile.TemporaryDirectory(prefix="kafka-throttle-real-") as folder:
         usage = {"directory": folder, "instance": "here", "trace": trace}
-        with ProxyProcess(cluster, quotas(rate, factor, parts), usage=usage) as proxy:
+        with ProxyProcess(cluster, quotas(rate, factor, parts), throttle=THROTTLE, usage=usage) as proxy:
             stop = Stop()
             threads = [
                 threading.Thread(target=part.load, args=(proxy.bootstrap, part.client_id, stop, rate), daemon=True)

@@ -37,6 +37,7 @@ from tests.pipeline.live_runs import (
 
 MB = 1_000_000
 RULES = Rules()
+WITHHOLDING = Rules(paces_fetches=False)
 
 
 def one_user(rate: float, quota_type: str = PRODUCE) -> QuotaTable:
@@ -114,6 +115,8 @@ class Kind(NamedTuple):
     quota_type: str = PRODUCE
     delivers: bool = False
     """What is over the quota passes, and mutes after that."""
+    paces: bool = False
+    """Fetches wait for their turns."""
 
 
 def alone_slowly(load: Load) -> list[Connection]:
@@ -167,6 +170,21 @@ KINDS = {
     "fetches, open, 80 %": Kind(alone(steady(0.8 * MB, 20_000)), MB, FETCH),
     "fetches, open, 130 %": Kind(alone(steady(1.3 * MB, 20_000)), MB, FETCH),
     "fetches, bursts of 18 s every 20 s": Kind(alone(bursty(18 * MB, 100_000, 20_000)), MB, FETCH),
+    "paced fetches, one greedy, 16 KB": Kind(alone(greedy(16_000)), MB, FETCH, paces=True),
+    "paced fetches, one greedy, 200 KB": Kind(alone(greedy(200_000)), MB, FETCH, paces=True),
+    "paced fetches, one greedy, 10 to 500 KB": Kind(alone(greedy_sizes(10_000, 500_000)), MB, FETCH, paces=True),
+    "paced fetches, five greedy, 100 KB": Kind(alone(*[greedy(100_000)] * 5), MB, FETCH, paces=True),
+    "paced fetches, three greedy, 1 MB": Kind(alone(*[greedy(MB)] * 3), MB, FETCH, paces=True),
+    "paced fetches, random sizes and times, 95 %": Kind(
+        alone(random_sizes(0.95 * MB, 10_000, 500_000)), MB, FETCH, paces=True
+    ),
+    "paced fetches, open, 80 %": Kind(alone(steady(0.8 * MB, 20_000)), MB, FETCH, paces=True),
+    "paced fetches, open, 130 %": Kind(alone(steady(1.3 * MB, 20_000)), MB, FETCH, paces=True),
+    "paced fetches, bursts of 18 s every 20 s": Kind(alone(bursty(18 * MB, 100_000, 20_000)), MB, FETCH, paces=True),
+    "paced fetches, bursts of 4 s every 20 s": Kind(alone(bursty(4 * MB, 100_000, 20_000)), MB, FETCH, paces=True),
+    "shared: paced fetches, greedy, open, bursty": Kind(
+        several(greedy(100_000), steady(0.3 * MB, 20_000), bursty(6 * MB, 100_000, 30_000)), MB, FETCH, paces=True
+    ),
     "requests of 80 us, 1 %": Kind(alone(greedy_costs(0.008)), 1.0, REQUEST),
     "requests of 200 us, 1 %": Kind(alone(greedy_costs(0.02)), 1.0, REQUEST),
     "requests of 1 ms, 2 %": Kind(alone(greedy_costs(0.1)), 2.0, REQUEST),
@@ -231,7 +249,8 @@ def found(kind: Kind, seconds: int, seed: int = 1, factor: float = 1) -> Found:
     before = _live(kind, 1, seconds, seed)
     clients, live = windows_of(before), before if factor == 1 else _live(kind, factor, seconds, seed)
     end_ms = max(windows[-1].end_ms for windows in clients.values())
-    outcome = replay_run(clients, RULES, kind.quota_type, limit, end_ms)
+    rules = RULES if kind.paces else WITHHOLDING
+    outcome = replay_run(clients, rules, kind.quota_type, limit, end_ms)
     throttled_ms = sum(record.throttled_ms for record in live.records)
     used = value_of(kind.quota_type, sum(record.used for record in live.records))
     paced, greedy = outcome.sensor, outcome.greedy_sensor
@@ -240,7 +259,7 @@ def found(kind: Kind, seconds: int, seed: int = 1, factor: float = 1) -> Found:
 
 def _live(kind: Kind, factor: float, seconds: int, seed: int) -> LiveRun:
     table = one_user(factor * kind.quota, kind.quota_type)
-    return live_run(table, kind.connections, seconds, seed, kind.quota_type, kind.delivers)
+    return live_run(table, kind.connections, seconds, seed, kind.quota_type, kind.delivers, kind.paces)
 
 
 def main() -> None:

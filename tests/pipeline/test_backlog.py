@@ -19,7 +19,7 @@ from tests.pipeline.live_runs import Connection, greedy, live_run, steady
 from tests.pipeline.record_fidelity import KINDS, found, one_user, windows_of
 
 MB = 1_000_000
-RULES = Rules()
+RULES = Rules(paces_fetches=False)
 MEMORY = memory_of(RULES, "produce")
 SAMPLE_MS = 1_000
 """Each connection of a live run may be so far outside: where in a second a sample begins is not recorded."""
@@ -30,6 +30,7 @@ FURTHER_OFF = {
     "shared: four bursty": 0.36,
     "shared: five greedy": 0.19,
     "fetches, one greedy, 10 KB to 5 MB": 0.11,
+    "paced fetches, three greedy, 1 MB": 0.14,
     "requests of 80 us, 1 %": 0.11,
     "mutations, bursts of 60 every 60 s, 2/s": 0.18,
     "shared: mutations, greedy, open, bursty": 0.33,
@@ -46,11 +47,16 @@ def test_the_live_throttle_time_is_in_the_interval(load):
         assert one.paced_ms == 0
 
 
+FURTHER_OUTSIDE_MS = {"paced fetches, random sizes and times, 95 %": 20_000}
+"""Under a doubled quota: what waited for its turn is taken for wanted as early as it might have been."""
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("load", KINDS)
 def test_the_live_throttle_time_under_a_doubled_quota_is_in_the_interval(load):
     one = found(KINDS[load], 600, factor=2)
-    assert one.outside_ms <= max(SAMPLE_MS * len(KINDS[load].connections), 0.016 * one.live_ms)
+    allowed_ms = FURTHER_OUTSIDE_MS.get(load, SAMPLE_MS * len(KINDS[load].connections))
+    assert one.outside_ms <= max(allowed_ms, 0.016 * one.live_ms)
 
 
 @pytest.mark.parametrize("load", ["one greedy, 100 KB", "five greedy, 100 KB", "shared: five greedy"])

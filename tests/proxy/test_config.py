@@ -999,14 +999,14 @@ def test_aliases_that_stand_for_millions_of_values_are_refused():
 @pytest.mark.parametrize(
     ("throttle", "cap_ms", "fetch"),
     [
-        ({}, 20_000, "empty"),
-        ({"mode": "mute", "fetch": "paced"}, 20_000, "paced"),
+        ({}, 20_000, "paced"),
+        ({"mode": "mute", "fetch": "empty"}, 20_000, "empty"),
         ({"mode": "delay"}, 8_000, "paced"),
         ({"mode": "delay", "max_throttle_ms": 30_000}, 30_000, "paced"),
         ({"max_throttle_ms": 2**31 - 1, "max_debt_ms": 0, "fetch": "empty"}, 2**31 - 1, "empty"),
     ],
 )
-def test_a_delay_has_a_shorter_cap_and_delivers_unless_it_is_given(throttle, cap_ms, fetch):
+def test_a_delay_has_a_shorter_cap_unless_it_is_given_and_fetches_are_paced(throttle, cap_ms, fetch):
     config = config_of(changed(cluster("throttle"), throttle))
     throttle = config.virtual_clusters[0].throttle
     assert (throttle.max_throttle_ms, throttle.fetch) == (cap_ms, fetch)
