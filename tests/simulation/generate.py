@@ -72,6 +72,8 @@ def world_of(seed: int) -> WorldPlan:
     _choose_modes(rng, plan)
     if rng.random() < 0.1:
         _hang_up(rng, plan)
+    if rng.random() < 0.15:
+        _share_a_quota(rng, plan)
     add_connecting_clients(plan)
     return plan
 
@@ -98,6 +100,45 @@ def _hang_up(rng: Random, plan: WorldPlan) -> None:
         for request in connection.requests():
             if request.api_key == FETCH:
                 request.response.delay_ms = delay_ms
+
+
+def _share_a_quota(rng: Random, plan: WorldPlan) -> None:
+    """Readers of one fetch quota beside the other clients; its limit changes meanwhile, perhaps. Drawn last, too."""
+    limit = rng.choice((100, 2000, 20_000, 1_000_000))
+    plan.quotas = (*plan.quotas, QuotaPlan("ANONYMOUS", "reader", fetch=limit))
+    for number in range(rng.choice((1, 2, 3, 5, 8))):
+        reader = ConnectionPlan(plan.seed * 1000 + 100 + number, start_ms=rng.choice((0, 0, 5, 700, 12_000)))
+        reader.obedient = rng.random() < 0.6
+        reader.depth = rng.choice((1, 1, 3, 20))
+        reader.steps = [*_reads(rng, limit), End(rng.choice(("close", "close", "half_close", "reset")))]
+        plan.connections.append(reader)
+    for _ in range(rng.choice((0, 0, 1, 3))):
+        other = QuotaPlan("ANONYMOUS", "reader", fetch=rng.choice((None, limit // 10, limit * 10)))
+        at_ms = rng.choice((300, 2500, 6000, 15_000))
+        plan.changes.append(Change(at_ms, "quotas", (*plan.quotas[:-1], other) if rng.random() < 0.8 else ()))
+    plan.changes.sort(key=lambda change: change.at_ms)
+
+
+def _reads(rng: Random, limit: int) -> list[Step]:
+    """Fetches that find much, little, or nothing for a long time, with heartbeats between them."""
+    steps: list[Step] = []
+    version = rng.choice((0, 2, 4, 11, 12, 17))
+    batch_bytes = rng.choice((0, limit // 20, limit // 3, limit, 3 * limit, 12 * limit))
+    for number in range(rng.choice((3, 10, 60))):
+        fetch = RequestPlan(FETCH, version, 100 + 2 * number, b"reader")
+        fetch.epoch = rng.choice((-1, 0, 0, 1, 5))
+        fetch.max_bytes = rng.choice((1000, 52_428_800, 52_428_800))
+        fetch.response.delay_ms = rng.choice((0, 1, 5, 500, 500, 9000))
+        fetch.response.filler_bytes = min(batch_bytes, 3_000_000) if rng.random() < 0.7 else 0
+        requests = [fetch]
+        if rng.random() < 0.3:
+            requests.append(RequestPlan(HEARTBEAT, 4, 101 + 2 * number, b"reader", filler_bytes=20))
+        steps.append(Burst(requests))
+        if rng.random() < 0.2:
+            steps.append(Wait(rng.choice((1, 400, 3000, 8000))))
+    if rng.random() < 0.6:
+        steps.append(Drain())
+    return steps
 
 
 def _choose_limits(rng: Random, plan: WorldPlan, tame: bool) -> None:

@@ -41,6 +41,7 @@ from tests.simulation.judge import NODE_ID, USER, VIRTUAL_CLUSTER, Decided, Judg
 from tests.simulation.mute import Mute
 from tests.simulation.network import READ_BYTES
 from tests.simulation.oracle import LOOKS, WAITS, Charge, Of, Violation, WatchedSensors, require
+from tests.simulation.pacing import GRACE_MS, LONGEST_MS
 from tests.simulation.plan import ConnectionPlan, RequestPlan, WorldPlan
 from tests.simulation.waits import FIRST_BYTE, REQUEST, USE, Waits
 
@@ -233,6 +234,8 @@ class Model:
         """The place of the Fetch that has waited for room for too long: it gets a response without data."""
         self._answered_fetch_at = -1
         """The place of one that has got it."""
+        self._waited = ((-1, -1), 0, 0)
+        """The place of the Fetch that waits, for room under which sensor, how long it does, and until when."""
         self._granted_bytes = 0
         """What the last Fetch that was clamped may bring."""
         self._lost_session = 0
@@ -577,7 +580,8 @@ class Model:
         require(wanted or not self._relay.unsettled, "the node is read on though nothing is due")
         require(self._relay.unsettled or not (comes and owes), "the node is read on: False")
         self._account_for_unheard()
-        require(self._relay.unsettled or not (comes and self._unheard), f"{self._unheard} are not waited for")
+        waited_for = self._relay.unsettled or not (comes and self._unheard)
+        require(waited_for, f"the node is read on: False, though {self._unheard} are in flight")
         if not comes and close.reason not in _BAD_RESPONSES:
             self._unheard.clear()
         self.closed = close
@@ -595,10 +599,11 @@ class Model:
         while self._journal and self._unheard:
             charge, request = self._journal[0], self._unheard.popleft()
             is_open = request.fetch_handle is not None and self._sensors.is_open(request.fetch_handle)
-            if request.fetch_handle != charge.handle and not (is_open and request.room_bytes):
+            right = self._sizes | {request.room_bytes}
+            is_for_it = charge.handle == request.fetch_handle and charge.value in right
+            if not is_for_it and not (is_open and request.room_bytes):
                 continue  # what has no quota may bring anything, so nothing is charged for it without its response
             require(charge.of is Of.BYTES and charge.handle == request.fetch_handle, f"{charge} for {request}")
-            right = self._sizes | {request.room_bytes}
             require(charge.value in right, f"{charge.value} bytes are charged for {request}, {right} are right")
             require(not charge.taken_back, "the bytes of a Fetch are given back though its client has left")
             self._journal.popleft()
@@ -753,7 +758,7 @@ class Model:
             return self._is_whole(head) and not self._blocked[CLIENT]
         if self._decided is None and (head.answered_by_proxy or self._is_asked(head) is not False):
             return self._is_whole(head) and not self._blocked[CLIENT]
-        return True
+        return self._is_whole(head) or not self._relay.missing_bytes  # which is collected, although quotas may change
 
     @property
     def _waits_with_requests(self) -> bool:
@@ -1003,8 +1008,8 @@ class Model:
         return True
 
     def _waits_for_unheard(self, handle: int, head: object) -> bool:
-        """Whether a first Fetch waits as others are in flight whose clients have left."""
-        if not isinstance(head, wire.Head) or head.api_key != wire.FETCH:
+        """Whether a first Fetch that is not paced waits as others are in flight whose clients have left."""
+        if not (self._plan.withholds and isinstance(head, wire.Head) and head.api_key == wire.FETCH):
             return False
         seen = len(self._mute.reported)
         waited = Throttled(QuotaType.FETCH, self._sensors.window_ms, head.client_id)
@@ -1053,8 +1058,10 @@ class Model:
             self._require_looked(Of.OWED, handle, head, now_ms)
             granted = self._next_charge(Of.GRANTED, handle, now_ms)
             require(granted, f"{head} goes on without room, but {list(self._journal)}")
-            self._granted_bytes = int(self._journal.popleft().value)
-            start = bytes(self._requests[: head.body_at + 16])
+            room, start = self._journal.popleft(), bytes(self._requests[: head.body_at + 16])
+            asked = wire.fetch_max_bytes(start, head)
+            require(room.asked == asked, f"{head} asks for {asked} bytes, room was found for {room.asked}")
+            self._granted_bytes = int(room.value)
             self._requests[: head.body_at + 16] = wire.clamped(start, head, min(ceiling_bytes, self._granted_bytes))
         return handle
 
@@ -1086,12 +1093,23 @@ class Model:
             self._mute.throttle(now_ms, wait.throttle_ms, QuotaType.FETCH, head.client_id)
             self._answered_fetch_at = self.next_at
             self._take_own(now_ms)
-        elif wait.value:
-            self._mute.throttle(now_ms, min(wait.throttle_ms, int(wait.value)), QuotaType.FETCH, head.client_id)
+        elif wait.throttle_ms:
+            asked = wire.fetch_max_bytes(self._requests, head)
+            require(wait.value == asked, f"{head} asks for {asked} bytes, room was sought for {wait.value}")
+            self._note_wait(wait, now_ms)
+            self._mute.throttle(now_ms, wait.throttle_ms, QuotaType.FETCH, head.client_id)
             self._pays = True
         else:
             self._fetch_waited_at = self.next_at
         return True
+
+    def _note_wait(self, wait: Charge, now_ms: int) -> None:
+        """It waits for no longer than anybody without a response, unless something else had it lose its turn."""
+        waiting = (self.next_at, wait.handle)
+        was, waited_ms, until_ms = self._waited
+        waited_ms = wait.throttle_ms + (waited_ms if was == waiting and now_ms < until_ms + GRACE_MS else 0)
+        self._waited = (waiting, waited_ms, now_ms + wait.throttle_ms)
+        require(waited_ms <= LONGEST_MS, f"a Fetch waits for {waited_ms} ms without a response")
 
     def _answer_fetch(self, head: wire.Head, taken: Taken) -> None:
         """The proxy responds to a Fetch that has waited for too long."""
@@ -1138,17 +1156,19 @@ class Model:
             require(charge.value == value, f"charged {charge.value} instead of {value} bytes")
         as_empty_fetch = may_be_emptied and (over_time or charge.throttle_ms > 0)
         require(charge.taken_back == as_empty_fetch, f"{value} bytes are taken back though they go out, or the reverse")
-        throttle_ms = max(charge.throttle_ms, self._told_ms(handle) if tells else 0)
+        throttle_ms = max(charge.throttle_ms, self._told_ms(handle, value) if tells else 0)
         if throttle_ms and mutes:
             in_responses = quota_type is QuotaType.FETCH
             self._mute.throttle(now_ms, throttle_ms, quota_type, head.client_id, in_responses)
         return throttle_ms
 
-    def _told_ms(self, handle: int) -> int:
+    def _told_ms(self, handle: int, value: int) -> int:
         """For how long the next Fetch waits, as the response to one that had room tells."""
-        told = bool(self._journal) and self._journal[0].of is Of.TOLD and self._journal[0].handle == handle
-        require(told, f"it is not told when there is room again, but {list(self._journal)}")
-        return self._journal.popleft().throttle_ms
+        told = self._journal.popleft() if self._journal else None
+        right = told is not None and (told.of, told.handle, told.value) == (Of.TOLD, handle, value)
+        require(right, f"it is not told when there is room again behind {value} bytes, but {told}")
+        assert told is not None
+        return told.throttle_ms
 
     def _count_request(self, head: wire.Head, came_bytes: int | None = None) -> None:
         counts, frame_bytes = self._counts, head.frame_bytes if came_bytes is None else came_bytes
@@ -1163,8 +1183,9 @@ class Model:
         at = 0
         while at < len(data):
             self._take_own_responses()
-            while self._journal and self._journal[0].of in WAITS and self._wait_for_room(now_ms):
-                pass
+            if any(charge.of is Of.WAITS_ANEW for charge in self._journal):
+                while self._journal and self._journal[0].of in LOOKS | WAITS and self._account_for_next(now_ms):
+                    pass
             written = self._responses[0] if self._responses else None
             if written is None or not written.sent_bytes:
                 own = self._own_response(data[at:], now_ms)
@@ -1408,7 +1429,8 @@ class Model:
             return False
         if written is None or written.fed_bytes < 8 or len(self._journal) < 2:
             return True
-        return not all(self._is_for_fetch(charge, request, written) for charge in islice(self._journal, 2))
+        its_own = all(self._is_for_fetch(charge, request, written) for charge in islice(self._journal, 2))
+        return not its_own or self._journal[1].of is Of.TIME
 
     def _is_for_fetch(self, charge: Charge, request: Taken, written: Written) -> bool:
         """Whether this can be the charge for a Fetch response, whose time is charged first."""
@@ -1419,6 +1441,8 @@ class Model:
         if charge.of is Of.TIME:
             return request.head.api_key == wire.FETCH and request.timed == charge.handle
         right = request.fetch_handle == charge.handle and charge.charges == 1
+        if self._closes and request.room_bytes and not self._plan.withholds:  # a client that has left is told nothing
+            right = right and any(told.of is Of.TOLD for told in islice(self._journal, 1, 3))
         return right and charge.value == written.response.charged_bytes
 
     def _charge_time(self, request: Taken, now_ms: int) -> int:
@@ -1656,7 +1680,11 @@ class Model:
 
     @property
     def _next_is_here(self) -> bool:
-        """Whether as much of the next request has come as it is judged by: all of one that the proxy responds to."""
+        """Whether as much of the next request has come as it is judged by: all of one that the proxy responds to, or
+        that is collected, although quotas may have changed since.
+        """
+        if self._relay.missing_bytes:
+            return False
         head = self._next()
         if isinstance(head, wire.Head) and (head.answered_by_proxy or self._is_asked(head) is not False):
             return self._is_whole(head)

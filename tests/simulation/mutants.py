@@ -38,6 +38,7 @@ from proxy.relay.relay_counters import RelayCounters
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
 from quotas.connection_quotas import ConnectionQuotas, ListenerKey
+from quotas.fetch_rooms import FetchRooms, Place, Room
 from quotas.sensors.windowed_rate import Sensors
 from tests.simulation.plan import AMPLE_SENSORS, WorldPlan
 
@@ -53,6 +54,10 @@ def _about_topics(world: WorldPlan) -> bool:
     """Some are refused topics, perhaps."""
     limited = any(quota.mutation for quota in world.quotas)
     return limited and any(request.topics for party in world.connections for request in party.requests())
+
+
+def _without_topics(world: WorldPlan) -> bool:
+    return not _about_topics(world)
 
 
 def _with_other_ids(world: WorldPlan) -> bool:
@@ -77,6 +82,11 @@ def _withholding(world: WorldPlan) -> bool:
 
 def _delaying(world: WorldPlan) -> bool:
     return world.delays
+
+
+def _with_readers(world: WorldPlan) -> bool:
+    """They share a fetch quota."""
+    return any(quota.client_id == "reader" for quota in world.quotas)
 
 
 def _with_storms(world: WorldPlan) -> bool:
@@ -287,6 +297,113 @@ class EmptyFetchAndCharged(Mutant):
         )
 
 
+class _OtherRooms(Mutant):
+    """Fetches with a quota find other rooms."""
+
+    shows_in = staticmethod(_with_readers)
+
+    def seen_manager(self, quota_manager: ClientQuotaManager) -> Any:
+        return _Changed(quota_manager, fetch_rooms=self.seen_rooms(quota_manager.fetch_rooms))
+
+    def seen_rooms(self, rooms: FetchRooms) -> Any:
+        raise NotImplementedError
+
+
+class NothingIsReserved(_OtherRooms):
+    """A Fetch in flight leaves all the room to others."""
+
+    def seen_rooms(self, rooms: FetchRooms) -> Any:
+        def wait_ms(place: Place, most_bytes: int, now_ms: int) -> int:
+            found = rooms.wait_ms(place, most_bytes, now_ms)
+            if not found:
+                place.room.reserved, place.reserved = place.room.reserved - place.reserved, 0.0
+            return found
+
+        return _Changed(rooms, wait_ms=wait_ms)
+
+
+class OthersAreOverlooked(_OtherRooms):
+    """A Fetch is granted what others have reserved."""
+
+    def seen_rooms(self, rooms: FetchRooms) -> Any:
+        def free(place: Place, now_ms: int) -> float:
+            return FetchRooms._free(rooms, place, now_ms) + place.room.reserved
+
+        vars(rooms)["_free"] = free
+        return rooms
+
+
+class TurnNeverEnds(_OtherRooms):
+    """A turn that was taken goes on to keep room from others."""
+
+    def seen_rooms(self, rooms: FetchRooms) -> Any:
+        def end_turn(place: Place) -> None:
+            place.turn = -1.0
+
+        vars(rooms)["_end_turn"] = end_turn
+        return rooms
+
+
+class NobodyIsTold(_OtherRooms):
+    """A response does not say how long the next Fetch waits for room."""
+
+    def seen_rooms(self, rooms: FetchRooms) -> Any:
+        return _Changed(rooms, told_ms=lambda place, now_ms: 0 * rooms.told_ms(place, now_ms))
+
+
+class AnsweredAtOnce(_OtherRooms):
+    """A Fetch that would have to wait gets a response without data at once."""
+
+    def seen_rooms(self, rooms: FetchRooms) -> Any:
+        return _Changed(rooms, left_ms=lambda place, now_ms: 0 * rooms.left_ms(place, now_ms))
+
+
+class WaitsWithoutEnd(_OtherRooms):
+    """A Fetch that finds no room gets no response, however long it has waited."""
+
+    def seen_rooms(self, rooms: FetchRooms) -> Any:
+        return _Changed(rooms, left_ms=lambda place, now_ms: max(rooms.left_ms(place, now_ms), 1000))
+
+
+class RoomStaysReserved(_OtherRooms):
+    """What idle Fetches may bring is kept from others for as long as they wait."""
+
+    def seen_rooms(self, rooms: FetchRooms) -> Any:
+        vars(rooms)["_give_back"] = lambda room, now_ms: None
+        return rooms
+
+
+class WindowForABucket(_OtherRooms):
+    """Fetches that are paced bring what the window has left, and then nothing for as long."""
+
+    def seen_rooms(self, rooms: FetchRooms) -> Any:
+        def fill(room: Room, now_ms: int) -> None:
+            room.tokens = inf
+            FetchRooms._fill(rooms, room, now_ms)
+
+        vars(rooms)["_fill"] = fill
+        return rooms
+
+
+class PartsOfBatches(_OtherRooms):
+    """A Fetch asks for all that there is room for, though a large part of that comes in vain."""
+
+    def seen_rooms(self, rooms: FetchRooms) -> Any:
+        vars(rooms)["_asked"] = lambda place, granted: granted
+        return rooms
+
+
+class LostSessionStaysOpen(Mutant):
+    """A session of the node that its client does not know of is not closed."""
+
+    def seen_manager(self, quota_manager: ClientQuotaManager) -> Any:
+        return quota_manager
+
+    def changed(self, actions: list[Action], now_us: int) -> list[Action]:
+        self.sound._in_flight.lost_session = 0
+        return actions
+
+
 class ThrottleOnlyInTheFirstResponse(Mutant):
     """Of several responses that go out together only the first gets its throttle time."""
 
@@ -332,6 +449,8 @@ class OwnResponseTooEarly(Mutant):
 
 class OneByteShort(Mutant):
     """A run ends one byte too early; that byte goes out with the next one."""
+
+    shows_in = staticmethod(_without_topics)
 
     def __init__(
         self, quota_manager: ClientQuotaManager, counters: RelayCounters, limits: RelayLimits, bind: Bind
@@ -716,6 +835,16 @@ MUTANTS = {
     DelayForgotten: "",
     HeldResponseLostAtTheEnd: "",
     EmptyFetchAndCharged: "taken back",
+    NothingIsReserved: "is lacking",
+    OthersAreOverlooked: "is lacking",
+    TurnNeverEnds: "are right",
+    NobodyIsTold: "other bytes to the client",
+    AnsweredAtOnce: "gets no data though it has not waited",
+    WaitsWithoutEnd: "held back for no reason",
+    RoomStaysReserved: "waits though there is room for",
+    WindowForABucket: "is lacking",
+    PartsOfBatches: "bytes are granted",
+    LostSessionStaysOpen: "other bytes to the node",
     ThrottleOnlyInTheFirstResponse: "other bytes to the client",
     ResumeLostAfterABlock: "the node is not read",
     UnboundedBuffer: "the client is read though the node takes nothing",

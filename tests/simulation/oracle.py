@@ -9,7 +9,6 @@ from math import ceil, inf
 from protocol.api_table import APIS
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import QuotaType
-from quotas.fetch_rooms import FetchRooms, Place
 from quotas.limits import UNLIMITED
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
@@ -31,8 +30,8 @@ def require(holds: bool, what: str) -> None:
 class Of(Enum):
     """What is charged: bytes, or percents of request time. To look at what is OWED, of tokens too, charges nothing.
 
-    Nor does what is said about the room for Fetches: the `value` of GRANTED is how many bytes one may bring, that of
-    WAITS for how long it may still wait. `throttle_ms` is for how long it waits now.
+    Nor does what a Fetch hears of its room: what it is GRANTED, that it WAITS (0 ms: it has done so for too long), that
+    it WAITS_ANEW behind a response without data, and what it is TOLD with its response.
     """
 
     BYTES = "bytes"
@@ -53,7 +52,8 @@ WAITS = frozenset({Of.WAITS, Of.WAITS_ANEW})
 @dataclass(slots=True)
 class Charge:
     """One charge that a relay has made, or `charges` of them, `value` in all, and what came of it; whether it was
-    `taken_back` at once.
+    `taken_back` at once. The `value` of WAITS is how much a Fetch asks for; one that is GRANTED so much has `asked` for
+    more, perhaps; that of TOLD is what it brought.
     """
 
     of: Of
@@ -62,6 +62,7 @@ class Charge:
     throttle_ms: int
     charges: int = 1
     taken_back: bool = False
+    asked: int = 0
 
 
 class _Row:
@@ -177,62 +178,6 @@ class WatchedSensors(Sensors):
     def is_open(self, handle: int) -> bool:
         """Whether the row of this handle still measures."""
         return handle in self._rows
-
-
-class WatchedRooms(FetchRooms):
-    """Rooms for Fetches whose answers are appended to the `journal`, and are within what may be right."""
-
-    def __init__(self, sensors: WatchedSensors) -> None:
-        super().__init__(sensors)
-        self._watched = sensors
-        self._places: set[Place] = set()
-        """Those with a Fetch in flight."""
-
-    def grant(self, place: Place, most_bytes: int, now_ms: int) -> None:
-        super().grant(place, most_bytes, now_ms)
-        self._note_granted(place, most_bytes)
-        ceiling = max(self._watched.right_room(place.room.sensor, now_ms), 1.0)
-        require(place.granted <= ceiling + 1, f"{place.granted} bytes are granted, {ceiling} are left")
-
-    def wait_ms(self, place: Place, most_bytes: int, now_ms: int) -> int:
-        wait_ms = super().wait_ms(place, most_bytes, now_ms)
-        if wait_ms:
-            self._note_wait(Of.WAITS, place, wait_ms, self.left_ms(place, now_ms))
-            return wait_ms
-        self._note_granted(place, most_bytes)
-        second, others = self._watched.limit(place.room.sensor), self._reserved(place) - place.reserved
-        require(others <= second + 1, f"a Fetch goes though {others} bytes are expected, {second} in a second")
-        require(place.granted <= second + 1, f"{place.granted} bytes are granted of {second} in a second")
-        return 0
-
-    def wait_anew_ms(self, place: Place, now_ms: int) -> int:
-        waited = self.left_ms(place, now_ms)
-        require(not waited, f"a Fetch gets no data though it may wait for {waited} ms more")
-        wait_ms = super().wait_anew_ms(place, now_ms)
-        self._note_wait(Of.WAITS_ANEW, place, wait_ms, 0)
-        return wait_ms
-
-    def told_ms(self, place: Place, now_ms: int) -> int:
-        told_ms = super().told_ms(place, now_ms)
-        self._watched.journal.append(Charge(Of.TOLD, place.room.sensor, 0.0, told_ms))
-        return told_ms
-
-    def release(self, place: Place) -> None:
-        super().release(place)
-        self._places.discard(place)
-        require(abs(place.room.reserved - self._reserved(place)) < 1, f"{place.room.reserved} bytes are reserved")
-
-    def _reserved(self, place: Place) -> float:
-        return sum(other.reserved for other in self._places if other.room is place.room)
-
-    def _note_granted(self, place: Place, most_bytes: int) -> None:
-        require(1 <= place.granted <= max(most_bytes, 1), f"{place.granted} bytes are granted of {most_bytes}")
-        self._places.add(place)
-        self._watched.journal.append(Charge(Of.GRANTED, place.room.sensor, place.granted, 0))
-
-    def _note_wait(self, of: Of, place: Place, wait_ms: int, left_ms: int) -> None:
-        require(0 < wait_ms <= self.longest_ms, f"a Fetch waits for {wait_ms} ms")
-        self._watched.journal.append(Charge(of, place.room.sensor, left_ms, wait_ms))
 
 
 @dataclass(slots=True)
@@ -360,7 +305,6 @@ def watched_manager(sensors: WatchedSensors, table: QuotaTable, shadow: QuotaTab
     costs = RequestCosts(pinned=dict.fromkeys(APIS, Cost(cost_us)))
     buckets = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms, sensors.journal)
     quota_manager = ClientQuotaManager(sensors, table, shadow, buckets, costs)
-    quota_manager.fetch_rooms = WatchedRooms(sensors)
     times = WatchedSensors(sensors.capacity, sensors.window_ms, 0, Of.TIME, sensors.journal)
     quota_manager.request_sensors = quota_manager._rows[QuotaType.REQUEST, False] = times
     shadows = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms, sensors.journal)

@@ -33,12 +33,15 @@ from tests.simulation.world import Outcome, run_world
 SEEDS = 140
 MORE_SEEDS = 1_000
 SEEDS_FOR_A_BUG = 250
-FAILED_BEFORE = (792696093, 807188580, 880354609, 91380459, 330859515)
+FAILED_BEFORE = (792696093, 807188580, 880354609, 91380459, 330859515, 995, 7555, 43000213, 43004357)
 """Seeds that failed once. The model overlooked a look at what is owed behind the charge of a response that was asked
 about, and took the charge of an abandoned Produce for that of a malformed Fetch response. A relay waited for a node
 that was lost behind a failed login. With a full table of sensors, the model took the charge for another client's
 request for that of a client without a quota, which a full table does not measure. It muted a client too early, where a
-request without a quota went on before the charge of an own response.
+request without a quota went on before the charge of an own response. Room that idle Fetches had reserved was given back
+one Fetch too late where none is paced. The model overlooked a look in the step in which a wait for room was over, and
+took a request for one that may go on while it was still collected; and it expected that a client that has left is told
+when there is room again.
 """
 RARE = (
     BlameForOurWaits,

@@ -337,6 +337,12 @@ def clamped(frame: bytes, head: Head, ceiling_bytes: int) -> bytes:
     return frame[:at] + pack(">ii", min(least, most), most) + frame[at + 8 :]
 
 
+def fetch_max_bytes(frame: bytes | bytearray, head: Head) -> int:
+    """How many bytes a Fetch asks for."""
+    at = head.body_at + (8 if head.version >= 15 else 12)
+    return int.from_bytes(frame[at : at + 4], "big", signed=True) if head.version >= 3 else 2**31 - 1
+
+
 def own_fetch_response(head: Head) -> bytes:
     """Without data, to a Fetch that no node gets; to one that continues a session with error 71."""
     if head.version < 7:

@@ -28,6 +28,7 @@ from tests.simulation.judge import NODE_ID, USER, VIRTUAL_CLUSTER, Judge
 from tests.simulation.model import Model
 from tests.simulation.network import Events, Link
 from tests.simulation.oracle import Of, Violation, WatchedSensors, watched_manager
+from tests.simulation.pacing import WatchedRooms
 from tests.simulation.plan import AMPLE_SENSORS, Change, ConnectionPlan, Fault, Raw, RequestPlan, WorldPlan
 from tests.simulation.quota_calls import Book, quotas_of
 from tests.simulation.shell import Shell, SimulatedNodes, Trace
@@ -378,6 +379,7 @@ class _World:
         self.book = Book(quotas_of(plan.quotas, plan.shadows))
         tables = tables_of(self.book.quotas)
         self.quota_manager = watched_manager(sensors, tables.enforced, tables.shadow, plan.cost_us)
+        self.quota_manager.fetch_rooms = WatchedRooms(sensors, lambda: self.events.now_ms)
         self.exact_keys = plan.sensors >= AMPLE_SENSORS
         self.judge = Judge(plan, self.quota_manager, self.exact_keys)
         self.recent_topics = RecentTopics()
