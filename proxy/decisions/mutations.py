@@ -56,7 +56,7 @@ _NAME_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01
 
 @dataclass(slots=True)
 class _Charges:
-    """What topics were charged: column by column, one entry for each topic that was charged or may have to be.
+    """What topics were charged: column by column, one entry for each topic that went to the node.
 
     `numbers` are those of the topics in the request; `spent`, `shadow` what was charged to the quota and to its shadow
     quota; `due`, `shadow_due` what the topic costs them if it succeeds.
@@ -122,15 +122,17 @@ class _Costs:
     """What each topic of a request costs now, and what it costs if it succeeds although that seems impossible.
 
     `same_as` has the number of the first item that names the same topic, if one deletion may be done for both;
-    otherwise its own.
+    otherwise its own. `any_due`: whether the response is needed at all.
     """
 
     def __init__(self) -> None:
+        self.any_due = False
         self.now = array("i")
         self.due = array("i")
         self.same_as = array("I")
 
     def add(self, now: int, due: int, same_as: int) -> None:
+        self.any_due = self.any_due or due > 0
         self.now.append(now)
         self.due.append(due)
         self.same_as.append(same_as)
@@ -231,7 +233,7 @@ class _Spending:
                 is_refused = self._strict
             if is_refused:
                 refused.add(i)
-            elif cost or costs.due[i]:
+            elif costs.any_due:  # those that cost nothing, too: what becomes of them is remembered
                 shadow, shadow_due = self._spend_in_shadow(quota_manager, client_sensors.shadow_mutation, cost, now_ms)
                 self.charges.add(i, spent, shadow, costs.due[i], shadow_due)
 

@@ -642,6 +642,17 @@ def test_the_refusal_of_a_topic_by_its_id_has_its_name(make_relay):
     assert [(r.name, r.topic_id, r.error_code) for r in results] == [(b"orders", ID_A, 0), (b"payments", ID_B, 89)]
 
 
+def test_a_topic_that_was_deleted_before_the_node_reported_it_is_known_as_deleted(make_relay):
+    script = connected(make_relay, rate=5.0)
+    script.client(delete_topics(5, [b"known", b"early"]))
+    script.node(metadata_by_name(OWN_REQUEST_ID, {b"known": 1, b"early": -1}))
+    script.node(mutated(DELETE_TOPICS, 5, [deleted(5, b"known"), deleted(5, b"early")]))
+    before = tokens(script)
+    script.client(create((b"early", 3)))
+    script.node(metadata_by_name(OWN_REQUEST_ID, {b"early": 2}))
+    assert tokens(script) == before - 3
+
+
 def topic_partitions_by_id(topics: dict[bytes, tuple[bytes, int]]) -> bytes:
     """The response to Metadata v12, the relay's own request by id, with the names of the topics."""
     frame = metadata_by_id(OWN_REQUEST_ID, {topic_id: count for topic_id, (_, count) in topics.items()})
