@@ -573,7 +573,8 @@ class Model:
             given_back = any(ask.settles and not ask.frame for ask in self._asks.values())
             require(given_back, f"{self._decided.spent} tokens are spent for nothing")
         first = self._in_flight[0] if self._in_flight else None
-        owes = first is not None and first.settlement is not None and not self._asking(NODE)
+        is_settled = bool(self._responses) and bool(self._responses[0].merged)  # it may be held for its time
+        owes = first is not None and first.settlement is not None and not self._asking(NODE) and not is_settled
         comes = not self._eof[NODE] and self._lost_reason not in _NODE_IS_GONE and close.reason not in _BAD_RESPONSES
         self._unheard.extend(request for request in self._in_flight if self._is_unheard(request))
         wanted = comes and (owes or bool(self._unheard))
