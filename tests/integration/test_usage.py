@@ -29,16 +29,19 @@ from tests.timeouts import TIMEOUT_S
 OBSERVER = "127.0.0.3"
 RECORDS = 60
 QUOTAS = [{"client_id": "limited", "producer_byte_rate": 5_500, "consumer_byte_rate": 15_000}]
+EMPTY = {"fetch": "empty"}
+"""A trace has all throttles of fetches only if they do not wait for turns."""
 
 
 class Observed:
     """A proxy that records, and the observer before it."""
 
-    def __init__(self, cluster, directory, workers=1, **usage):
+    def __init__(self, cluster, directory, workers=1, throttle=None, **usage):
         self.directory = directory
         usage = {"directory": str(directory), "window_s": 1, "file_s": 1, "instance": "here", **usage}
         listener = {"advertised_host": OBSERVER}
-        self.proxy = ProxyProcess(cluster, QUOTAS, usage=usage, listener=listener, workers=workers)
+        settings = {"usage": usage, "listener": listener, "throttle": throttle or {}}
+        self.proxy = ProxyProcess(cluster, QUOTAS, workers=workers, **settings)
         self.observer = WireObserver(OBSERVER, HOST, self.proxy.ports)
         self.bootstrap = f"{OBSERVER}:{self.proxy.port}"
 
@@ -270,7 +273,7 @@ def test_a_process_that_another_one_replaces_is_no_loss_even_while_it_still_serv
 def test_a_trace_of_real_traffic_is_replayed_to_the_millisecond(newest_kafka, tmp_path):
     make_topic(newest_kafka.bootstrap_servers, topic := f"usage-{uuid4().hex}")
     trace = {"entities": [{"client_id": "limited"}]}
-    with Observed(newest_kafka, tmp_path / "spool", trace=trace) as observed:
+    with Observed(newest_kafka, tmp_path / "spool", throttle=EMPTY, trace=trace) as observed:
         produce_and_consume(observed.bootstrap, topic)
         observed.clients_are_gone()
         observed.proxy.stop()
@@ -304,7 +307,8 @@ def kafka_throttle_usage(*arguments):
 @pytest.mark.nightly
 def test_the_table_has_what_crossed_the_wire_and_the_same_quotas_would_do_the_same(newest_kafka, tmp_path):
     make_topic(newest_kafka.bootstrap_servers, topic := f"usage-{uuid4().hex}")
-    with Observed(newest_kafka, tmp_path / "spool", trace={"entities": [{"client_id": "limited"}]}) as observed:
+    trace = {"entities": [{"client_id": "limited"}]}
+    with Observed(newest_kafka, tmp_path / "spool", throttle=EMPTY, trace=trace) as observed:
         produce_and_consume(observed.bootstrap, topic)
         observed.clients_are_gone()
         observed.proxy.stop()
@@ -322,7 +326,7 @@ def test_the_table_has_what_crossed_the_wire_and_the_same_quotas_would_do_the_sa
         for row in map(read_line, path.read_text().splitlines(keepends=True)):
             if isinstance(row, TraceEvent) and row.operation != "owe":
                 live[row.node_id, row.quota_type] += row.throttle_ms
-    candidate.write_text(json.dumps({"entries": QUOTAS}))
+    candidate.write_text(json.dumps({"entries": QUOTAS, "throttle": EMPTY}))
     response = json.loads(
         kafka_throttle_usage("simulate", "--table", table, "--candidate", candidate, "--trace", "--json")
     )
