@@ -7,7 +7,7 @@ from typing import Final
 
 from protocol.api_key import PRODUCE
 from proxy.relay.accounting import MAX_CLIENT_IDS, Accounting, forgotten_for
-from proxy.relay.actions import CloseReason, DecisionKind
+from proxy.relay.actions import CloseReason, DecisionKind, WakeAt
 from proxy.relay.in_flight import InFlight
 from proxy.relay.plans import is_strict
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, RequestHead
@@ -281,12 +281,31 @@ class Charges:
         """Charge `size_bytes` of a Produce; return the throttle time in ms."""
         client_sensors = request.client_sensors
         assert client_sensors is not None
-        self._accounting.used(request.use, size_bytes)
+        if request.use is not None:
+            self._accounting.used(request.use, size_bytes)
         if client_sensors.shadow_produce is not None:
             self.shadow(client_sensors.shadow_produce, request.use, size_bytes)
         if client_sensors.produce is None:
             return 0
         return self._sensors.charge(client_sensors.produce, size_bytes, self._turn.now_ms)
+
+    def came_whole(self, request: Request, size_bytes: int) -> None:
+        """Charge a Produce whose last byte is here; its client is muted if that exceeds the quota.
+
+        A broker charges it when its response is ready.
+        """
+        if throttle_time_ms := self.produce(request, size_bytes):
+            throttle = self._throttle
+            throttle.throttle(throttle_time_ms, QuotaType.PRODUCE, request.head.client_id, size_bytes)
+            if throttle.delayed_since_ms is not None:  # a response before it waits for the end of a shorter throttle
+                self._turn.after.append(WakeAt(throttle.next_end_ms))
+
+    def exempt(self, request: Request, sizes_bytes: int, count: int) -> None:
+        """Count the time of `count` requests that have no response: no quota limits it."""
+        client_sensors = request.client_sensors
+        if client_sensors is not None and client_sensors.costs is not None:
+            exempt_us = client_sensors.costs.us(request.plan.cost_kind, sizes_bytes, count)
+            self._accounting.counters.exempt_us += exempt_us
 
     def shadow(self, sensor: int, use: UsageCounter | None, size_bytes: int) -> None:
         """Charge a shadow quota, which throttles nobody."""
@@ -313,7 +332,8 @@ class Charges:
         request.timed = True
         client_sensors = request.client_sensors
         if client_sensors is None or client_sensors.costs is None:
-            self._accounting.model_time(request, 1, response_bytes)
+            if request.use is not None:
+                self._accounting.model_time(request, 1, response_bytes)
             return 0
         charge = self._times.charge if request.response is None else self._times.charge_own
         turn = self._turn

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from proxy.relay.actions import Pause, Resume
-from proxy.relay.memory import Holding, Memory, Owner
+from proxy.relay.actions import AwaitMemory, Pause, Resume
+from proxy.relay.memory import SMALL_BYTES, Holding, Memory, Owner
 from proxy.relay.turn import Turn
 from proxy.side import Side
 
@@ -49,6 +49,19 @@ class Flow:
         if self.holding is None:
             self.holding = Holding(self._memory, self._owner)
         return self.holding
+
+    def may_hold_request(self, size_bytes: int) -> bool:
+        """Whether there is room to collect a request of this size; if not, the relay waits for it."""
+        return size_bytes <= SMALL_BYTES or self._has_room(self.hold().may_hold_request(size_bytes))
+
+    def may_hold_response(self, size_bytes: int) -> bool:
+        """Whether there is room to collect so many bytes of a response; if not, the relay waits for it."""
+        return size_bytes <= SMALL_BYTES or self._has_room(self.hold().may_hold_response(size_bytes))
+
+    def _has_room(self, is_here: bool) -> bool:
+        if not is_here:
+            self._turn.after.append(AwaitMemory(self.hold()))
+        return is_here
 
     def block_client(self, unsent_bytes: int) -> None:
         """The client takes no more bytes for now; so many wait for it."""

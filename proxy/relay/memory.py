@@ -309,8 +309,8 @@ class Holding:
         return self.request_bytes > 0 and self._memory.crowded
 
     def may_hold_request(self, size_bytes: int) -> bool:
-        """Take room for a request of this size. False if there is none: it waits for room from now on."""
-        more = _COPIES * size_bytes - self.request_bytes if size_bytes > SMALL_BYTES else 0
+        """Take room for a large request of this size. False if there is none: it waits for room from now on."""
+        more = _COPIES * size_bytes - self.request_bytes
         if self._request is None and more > 0:
             want = Want(self, True, more, self._whose())
             if not self._memory.take_or_wait(want):
@@ -318,8 +318,8 @@ class Holding:
         return self._request is None
 
     def may_hold_response(self, size_bytes: int) -> bool:
-        """Take room for a response of this size. False if there is none: it waits for room from now on."""
-        more = _COPIES * size_bytes - self.response_bytes if size_bytes > SMALL_BYTES else 0
+        """Take room for a large response of this size. False if there is none: it waits for room from now on."""
+        more = _COPIES * size_bytes - self.response_bytes
         if more > 0 and not self._waits:
             self.settle(0, _COPIES * size_bytes, 0)
         elif self._response is None and more > 0:

@@ -111,7 +111,9 @@ class Relay:
         self._flow = flow = Flow(turn, limits.max_kept_bytes, Memory() if memory is None else memory, owner)
         sensors = KnownSensors(turn, throttle, times, in_flight, manager, bind, not limits.withholds)
         self._charges = charges = Charges(turn, accounting, throttle, times, manager)
-        repeated = RepeatedRequests(turn, accounting, in_flight, times, charges, manager, limits.max_frame_bytes)
+        repeated = RepeatedRequests(
+            turn, accounting, throttle, in_flight, times, charges, manager, limits.max_frame_bytes
+        )
         quick = QuickResponses(
             turn, accounting, throttle, in_flight, times, charges, manager, limits.max_response_bytes
         )
@@ -229,7 +231,7 @@ class Relay:
         turn.now_ms = now_us // 1000
         if side is _CLIENT:
             at = self._requests.try_fast(data)
-            if at == len(data):
+            if at == len(data) and not turn.after:
                 return [Send(_NODE, (data,))]
             return self._requests_came(data, at)
         responses = self._responses
@@ -244,7 +246,9 @@ class Relay:
 
     def _requests_came(self, data: bytes, at: int) -> list[Action]:
         actions = self._turn.actions = []
-        if self._requests.add(data):
+        if at == len(data):  # the last one has begun a mute
+            self._turn.send(_NODE, [data])
+        elif self._requests.add(data):
             self._go_on_with_requests(at)
         else:
             self._requests.settle_client()
@@ -412,7 +416,7 @@ class Relay:
             if self._throttle.reasons & ENDS_WITH_RESPONSES and self._in_flight.take_up_again():
                 self._go_on_with_requests()
             else:
-                if self._throttle.reasons:
+                if self._throttle.reasons and self._requests.unread.data:  # if none of it waits, nothing has changed
                     self._requests.settle_client()
                 if self._flow.holding is not None:
                     self._settle_memory(self._flow.holding)

@@ -10,6 +10,7 @@ from proxy.relay.in_flight import InFlight
 from proxy.relay.plans import ResponseKind, plan_key
 from proxy.relay.request import Request
 from proxy.relay.service_times import ServiceTimes
+from proxy.relay.throttle_state import ThrottleState
 from proxy.relay.turn import Turn
 from proxy.relay.use import UsageCounter
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
@@ -99,6 +100,7 @@ class RepeatedRequests:
         "_max_frame_bytes",
         "_sensors",
         "_shadows",
+        "_throttle",
         "_times",
         "_turn",
         "pattern",
@@ -108,6 +110,7 @@ class RepeatedRequests:
         self,
         turn: Turn,
         accounting: Accounting,
+        throttle: ThrottleState,
         in_flight: InFlight,
         times: ServiceTimes,
         charges: Charges,
@@ -118,6 +121,7 @@ class RepeatedRequests:
         """What the next requests may have in common with the latest one; None: they must be read."""
         self._turn = turn
         self._accounting = accounting
+        self._throttle = throttle
         self._in_flight = in_flight
         self._times = times
         self._charges = charges
@@ -126,17 +130,16 @@ class RepeatedRequests:
         self._sensors = manager.sensors
         self._max_frame_bytes = max_frame_bytes
 
-    def take(self, buf: bytes, at: int) -> tuple[int, bool]:
-        """Take the whole requests at `at` that fit the pattern; return where they end.
+    def take(self, buf: bytes, at: int) -> int:
+        """Take the whole requests at `at` that fit the pattern, up to one that begins a mute; return where they end.
 
-        A request that may throttle, may fill the queue or needs a decision is left to the general way. The second value
-        is False when a throttle is near: looking at the same bytes again would give the same result.
+        A request that may fill the queue or needs a decision is left to the general way.
         """
         pattern = self.pattern
         if pattern is None:
-            return at, True
+            return at
         if pattern.version != self._manager.version and not self._goes_on(pattern):
-            return at, True
+            return at
         in_flight = self._in_flight
         while True:
             room = in_flight.max_requests - in_flight.waiting - 1
@@ -144,16 +147,16 @@ class RepeatedRequests:
                 room = pattern.allowed
             first_id, count, end = pattern.run(buf, at, room, self._max_frame_bytes)
             if not count:
-                return at, True
+                return at
             if not self._take_run(pattern, first_id, count, end - at):
-                return at, False
+                return self._take_each(pattern, first_id, buf, at, end)
             if pattern.is_limited:
                 pattern.allowed -= count
             if pattern.shadow is not None:
                 self._charge_shadow(pattern.shadow, pattern.request.use, buf, at, end, count)
             at = end
             if at == len(buf):
-                return at, True
+                return at
 
     def _goes_on(self, pattern: RepeatPattern) -> bool:
         """Whether requests that fit the pattern may be taken; with a limit of request time, also set how many."""
@@ -185,9 +188,28 @@ class RepeatedRequests:
                 use.used += sizes_bytes
         if request.head.answered:
             pattern.request = self._in_flight.add_run(request, first_id, count, sizes_bytes)
-        elif client_sensors.costs is not None:
-            accounting.counters.exempt_us += client_sensors.costs.us(request.plan.cost_kind, sizes_bytes, count)
+        else:
+            self._charges.exempt(request, sizes_bytes, count)
         return True
+
+    def _take_each(self, pattern: RepeatPattern, first_id: int, buf: bytes, at: int, end: int) -> int:
+        """Take the Produce requests between `at` and `end`, up to one that begins a mute; return where they end."""
+        accounting, first_at, count = self._accounting, at, 0
+        while at < end and not self._throttle.reasons:
+            request, size_bytes = pattern.request, _INT32.unpack_from(buf, at)[0]
+            accounting.count_requests(request, 1, size_bytes + 4)
+            self._charges.came_whole(request, size_bytes)
+            if request.head.answered:
+                pattern.request = self._in_flight.add_run(request, first_id + count, 1, size_bytes)
+            else:
+                self._charges.exempt(request, size_bytes, 1)
+            at += 4 + size_bytes
+            count += 1
+        pattern.allowed -= count
+        accounting.coming = use = pattern.request.use
+        if use is not None:
+            use.in_bytes += at - first_at
+        return at
 
     def _charge_shadow(self, sensor: int, use: UsageCounter | None, buf: bytes, at: int, end: int, count: int) -> None:
         """Charge the `count` requests between `at` and `end` to a shadow quota, which throttles nobody."""

@@ -25,14 +25,12 @@ from protocol.own_requests import CLIENT_ID
 from protocol.splices import Splice, splice_frame
 from proxy.relay.accounting import Accounting
 from proxy.relay.actions import (
-    AwaitMemory,
     CloseReason,
     Decision,
     DecisionKind,
     Exchange,
     OpenUpstream,
     RelayLimits,
-    WakeAt,
 )
 from proxy.relay.charging import FREE, NONE_FOR_LONG, Charges, KnownSensors
 from proxy.relay.connection_timeouts import WaitingFor
@@ -284,7 +282,7 @@ class RequestDirection:
         """Take, of bytes that have just come, whole requests that are like the one before; return where they end."""
         if self.unread.data or self._throttle.reasons or self.half is not None:
             return 0
-        return self._fast.take(data, 0)[0]
+        return self._fast.take(data, 0)
 
     def add(self, data: bytes) -> bool:
         """Store bytes that have come; return whether it is worth while to look at them."""
@@ -306,7 +304,6 @@ class RequestDirection:
         buf = self.unread.data
         end = len(buf)
         passage = Passage(buf)
-        fast = True
         read_before, self._read_before = self._read_before, None
         self.unread.long_head = False
         try:
@@ -316,10 +313,10 @@ class RequestDirection:
                 reasons = self._throttle.reasons
                 if at == end or (reasons & ~UNCONNECTED and not self._passes_mute(buf, at)):
                     break
-                if fast and not reasons and self._fast.pattern is not None:
-                    at, fast = self._fast.take(buf, at)
-                    if at == end:
-                        break
+                if not reasons and self._fast.pattern is not None:
+                    at = self._fast.take(buf, at)
+                    if at == end or self._throttle.reasons:
+                        continue
                 if self._sasl.bare:
                     head = self._sasl.read_token(buf, at, end, self._limits.max_frame_bytes)
                 elif read_before is not None and not at:
@@ -388,9 +385,10 @@ class RequestDirection:
         if (reasons or blocked) and not (pause or self.half is not None):
             waits = reasons & ~(ASKING | ASKING_FIRST) and (self.opening or reasons != UNCONNECTED)
             enough_bytes = HEAD.size if waits or blocked else MAX_HEAD_BYTES
-            if waits and not blocked and self._passes_mute(self.unread.data, 0):
-                enough_bytes = 4 + MAX_ASKED_BYTES
-            pause = len(self.unread) >= enough_bytes
+            here_bytes = len(self.unread)
+            pause = here_bytes >= enough_bytes
+            if pause and waits and not blocked and self._passes_mute(self.unread.data, 0):
+                pause = here_bytes >= 4 + MAX_ASKED_BYTES
         self._flow.pause_client(pause)
 
     # ----------------------------------------------------------------- one by one
@@ -527,21 +525,17 @@ class RequestDirection:
             request.client_sensors = self._sensors.of(request.head.client_id)
 
     def _came_whole(self, request: Request) -> None:
-        """Count and charge a request whose last byte is here. A broker charges a Produce when its response is ready."""
+        """Count and charge a request whose last byte is here."""
         size_bytes = request.head.size_bytes
         self._accounting.count_requests(request, 1, size_bytes + 4)
-        if request.plan.api_key == PRODUCE and (throttle_time_ms := self._charges.produce(request, size_bytes)):
-            throttle = self._throttle
-            throttle.throttle(throttle_time_ms, QuotaType.PRODUCE, request.head.client_id, size_bytes)
-            if throttle.delayed_since_ms is not None:  # a response before it waits for the end of a shorter throttle
-                self._turn.after.append(WakeAt(throttle.next_end_ms))
+        if request.plan.api_key == PRODUCE:
+            self._charges.came_whole(request, size_bytes)
         if request.head.answered:
             request.muted_until_ms = self._throttle.muted_until_ms
             if size_bytes > LONG_CLIENT_ID_BYTES and len(request.head.client_id) > LONG_CLIENT_ID_BYTES:
                 self._keep_for(request)
-        elif request.client_sensors is not None and request.client_sensors.costs is not None:
-            costs = request.client_sensors.costs
-            self._accounting.counters.exempt_us += costs.us(request.plan.cost_kind, size_bytes)
+        else:
+            self._charges.exempt(request, size_bytes, 1)
 
     def _keep_for(self, request: Request) -> None:
         """Count the bytes that are stored for the latest request."""
@@ -572,14 +566,10 @@ class RequestDirection:
 
     def _may_hold(self, size_bytes: int) -> bool:
         """Whether there is room to collect a request of this size; if not, the relay waits for it."""
-        if size_bytes <= SMALL_BYTES:
-            return True
-        holding = self._flow.hold()
-        if holding.may_hold_request(size_bytes):
-            return True
-        self._throttle.reasons |= NO_MEMORY
-        self._turn.after.append(AwaitMemory(holding))
-        return False
+        has_room = self._flow.may_hold_request(size_bytes)
+        if not has_room:
+            self._throttle.reasons |= NO_MEMORY
+        return has_room
 
     def _await_head(self, here_bytes: int) -> None:
         """Wait for more of the head of a request; for more of a long head only if there is room for it."""

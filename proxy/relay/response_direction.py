@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from enum import Enum
 from io import BytesIO
 from struct import Struct
 from typing import Final
@@ -17,18 +16,17 @@ from protocol.primitives import MAX_HEADER_TAGS, Reader
 from protocol.splices import Splice, splice_frame
 from protocol.walk import Walk
 from proxy.relay.accounting import Accounting
-from proxy.relay.actions import AwaitMemory, CloseReason, Decision, DecisionKind, RelayLimits
+from proxy.relay.actions import CloseReason, Decision, DecisionKind, RelayLimits
 from proxy.relay.charging import Charges
 from proxy.relay.flow import Flow
 from proxy.relay.in_flight import InFlight
-from proxy.relay.memory import SMALL_BYTES
 from proxy.relay.plans import NO_THROTTLE, SASL_TOKEN, Plan, ResponseKind
 from proxy.relay.quick_responses import QuickResponses
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import Refusal, Request
-from proxy.relay.throttle_state import UNCONNECTED, ThrottleState
+from proxy.relay.throttle_state import THROTTLED, UNCONNECTED, ThrottleState
 from proxy.relay.turn import NO_TICKET, STOP, Passage, Piece, Turn
-from proxy.side import Side
+from proxy.side import QuickEnum, Side
 
 _CLIENT: Final = Side.CLIENT
 _NODE: Final = Side.NODE
@@ -43,7 +41,7 @@ _RESPONSE_HEAD: Final = Struct(">ii")
 _INT32: Final = Struct(">i")
 
 
-class ResponseState(Enum):
+class ResponseState(QuickEnum):
     """What happens to the response that is next.
 
     - IDLE: it has not begun, or too little of it has come.
@@ -301,7 +299,7 @@ class ResponseDirection:
                     return STOP
             if queue and queue[0].note is not None:
                 return self._collect(passage, at)
-        if self.state is IDLE:
+        if self.state is IDLE and not self._throttle.reasons & THROTTLED:  # a mute is reported
             quick_to = self._quick.take(passage.buf, at)
             if quick_to != at:
                 return quick_to
@@ -388,7 +386,7 @@ class ResponseDirection:
         return self._pass(passage, begun, walk.throttle_at)
 
     def _pass(self, passage: Passage, begun: _Next, throttle_at: int, walk: Walk | None = None) -> int:
-        """Let the next steps pass a response as it comes; with a walk, what that has been through passes at once."""
+        """Let a response pass, by the next steps if more is to come; with a walk, what it has been through passes."""
         request, at, frame_bytes = begun.request, begun.at, begun.frame_bytes
         splices = self._release(request, passage.buf, at, throttle_at, frame_bytes)
         if splices is None:
@@ -396,6 +394,9 @@ class ResponseDirection:
         for splice in splices:
             passage.replace(splice, at)
         if walk is None:
+            if begun.here_bytes == frame_bytes:
+                self._accounting.written(request.use, frame_bytes)
+                return at + frame_bytes
             self._become(PASSING)
             self._left = frame_bytes
             return at
@@ -424,6 +425,8 @@ class ResponseDirection:
         return self._throttle.splices(request, throttle_at, _INT32.unpack_from(buf, at + throttle_at)[0])
 
     def _is_delayed(self, request: Request) -> bool:
+        if not self._throttle.delays:
+            return False
         if self._throttle.has_delayed(request):
             if self.state is not DELAYED:
                 self._become(DELAYED)
@@ -569,12 +572,7 @@ class ResponseDirection:
 
     def _may_hold(self, size_bytes: int) -> bool:
         """Whether there is room to collect so many bytes of a response; if not, the relay waits for it."""
-        if size_bytes <= SMALL_BYTES:
-            return True
-        holding = self._flow.hold()
-        self.waits = not holding.may_hold_response(size_bytes)
-        if self.waits:
-            self._turn.after.append(AwaitMemory(holding))
+        self.waits = not self._flow.may_hold_response(size_bytes)
         return not self.waits
 
     def _take_collected(self, request: Request, frame: bytes) -> None:

@@ -8,7 +8,7 @@ from protocol.frames import MAX_HELD_BYTES
 from proxy.relay.actions import DecisionKind
 from proxy.relay.charging import Charges
 from proxy.relay.in_flight import InFlight
-from proxy.relay.memory import Holding
+from proxy.relay.memory import SMALL_BYTES, Holding
 from proxy.relay.plans import SASL_TOKEN
 from proxy.relay.request import Request
 from proxy.relay.turn import Turn
@@ -80,7 +80,8 @@ class Settlement:
         if _is_charged_mutation(request):
             if size + 4 > MAX_HELD_BYTES:
                 raise MalformedMessage(f"{plan.name}: {size} bytes announced, {MAX_HELD_BYTES} can be held")
-            self._holding.may_hold_response(size + 4)  # it is closed: it counts, and never waits
+            if size + 4 > SMALL_BYTES:
+                self._holding.may_hold_response(size + 4)  # it is closed: it counts, and never waits
             if len(self._unread) < size + 4:
                 return False
             ask = self._turn.ask(DecisionKind.MUTATION, Side.NODE, plan, bytes(self._unread[: size + 4]))

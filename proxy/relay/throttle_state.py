@@ -1,9 +1,9 @@
 """Why, and until when, no further request of a client is taken, and what its responses report of that (KIP-219)."""
 
 from collections.abc import Sequence
+from struct import Struct
 from typing import Final
 
-from protocol.primitives import int32
 from protocol.splices import Splice
 from proxy.relay.accounting import Accounting
 from proxy.relay.actions import DecisionKind, Throttled, WakeAt
@@ -30,6 +30,9 @@ LEAVING: Final = 256
 NO_MEMORY: Final = 512
 
 ENDS_WITH_RESPONSES: Final = IN_FLIGHT_FULL | FETCHING | ASKING_FIRST | AUTHENTICATING | NO_ROOM
+
+
+_INT32: Final = Struct(">i")
 
 
 class ThrottleState:
@@ -143,8 +146,6 @@ class ThrottleState:
 
         When it is over, `delayed_ms` is how long the response was delayed.
         """
-        if not self.delays:
-            return False
         now_ms, until_ms = self._turn.now_ms, self.until_ms(request)
         if request.plan.asked is DecisionKind.SASL:
             until_ms = 0
@@ -168,7 +169,7 @@ class ThrottleState:
         at = request.plan.throttle_at
         if reported_ms <= 0 or at < 0:
             return [response]
-        return [response[:at], int32(reported_ms), memoryview(response)[at + 4 :]]
+        return [response[:at], _INT32.pack(reported_ms), memoryview(response)[at + 4 :]]
 
     def reported_ms(self, request: Request, node_ms: int) -> int:
         """The throttle time that a response of the node has to report: the larger one, the proxy's or the node's.
@@ -200,4 +201,4 @@ class ThrottleState:
     def splices(self, request: Request, throttle_at: int, node_ms: int) -> Sequence[Splice]:
         """What has to be changed in a response of the node, whose own throttle time is at `throttle_at`."""
         reported_ms = self.reported_ms(request, node_ms)
-        return () if reported_ms == node_ms else (Splice(throttle_at, throttle_at + 4, int32(reported_ms)),)
+        return () if reported_ms == node_ms else (Splice(throttle_at, throttle_at + 4, _INT32.pack(reported_ms)),)

@@ -2,6 +2,7 @@
 
 No sockets: bytes go in at one side of a `Relay` and out at the other. 64 connections, of clients picked at random out
 of all that have a quota, take turns, and every client has sensors in use. Times are CPU time of this thread.
+Clients over their quota (OVER) wait, as they are told, until their throttle is over: its end belongs to the request.
 """
 
 import gc
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from protocol.messages.api_versions import carried
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.relay.actions import Action, Close, Decision, DecisionRequest, RelayLimits, Send, Throttled
+from proxy.relay.actions import Action, Close, Decision, DecisionRequest, RelayLimits, Send, WakeAt
 from proxy.relay.relay import Relay
 from proxy.relay.relay_counters import RelayCounters
 from proxy.side import Side
@@ -37,12 +38,16 @@ NEVER_EXCEEDED = {
     QuotaType.CONTROLLER_MUTATION: 1e9,
 }
 
-NONE, PRODUCE_ONLY, ALL = "none", "produce", "all"
+NONE, PRODUCE_ONLY, ALL, OVER = "none", "produce", "all", "over"
 QUOTAS: Mapping[str, Mapping[QuotaType, float]] = {
     NONE: {},
     PRODUCE_ONLY: {QuotaType.PRODUCE: 1e15},
     ALL: NEVER_EXCEEDED,
+    OVER: {QuotaType.PRODUCE: 10.0},  # one request is more than its window may have
 }
+
+OVER_LOAD = "produce-1"
+"""The load with which clients are over their quota."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,7 @@ class Client:
         self._response_bytes = len(self._responses) // load.depth
         self._depth = load.depth
         self._correlation_id = 0
+        self._wake_ms = 0
         self._carry_out(self._relay.on_writable(Side.NODE, now_us), now_us)
 
     def frames(self) -> tuple[bytes, bytes]:
@@ -126,12 +132,16 @@ class Client:
             self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
         return bytes(self._requests), bytes(self._responses)
 
-    def exchange(self, requests: bytes, responses: bytes, now_us: int) -> None:
-        """One turn, from the client to the node and back."""
+    def exchange(self, requests: bytes, responses: bytes, now_us: int) -> int:
+        """One turn, from the client to the node and back; return the time at which no throttle hinders the next."""
         for side, data in ((Side.CLIENT, requests), (Side.NODE, responses)):
             actions = self._relay.on_bytes(side, data, now_us)
             if len(actions) != 1 or type(actions[0]) is not Send:
                 self._carry_out(actions, now_us)
+            if self._wake_ms and self._relay.answered:
+                now_us, self._wake_ms = 1000 * self._wake_ms, 0
+                self._carry_out(self._relay.on_time(now_us), now_us)
+        return now_us
 
     def check(self) -> None:
         """Raise AssertionError if anything is not answered."""
@@ -140,7 +150,9 @@ class Client:
 
     def _carry_out(self, actions: list[Action], now_us: int) -> None:
         for action in actions:
-            assert not isinstance(action, Close | Throttled), action
+            assert not isinstance(action, Close), action
+            if isinstance(action, WakeAt):
+                self._wake_ms = action.at_ms
             if isinstance(action, DecisionRequest):
                 decision = decide(action, self._facts, now_us // 1000)
                 assert isinstance(decision, Decision)
@@ -206,7 +218,7 @@ class Bench:
         if load not in self._clients:
             made = [Client(self.quota_manager, LOADS[load], number, self.now_us) for number in self._numbers]
             for client in made:
-                client.exchange(*client.frames(), self.now_us)
+                self.now_us = client.exchange(*client.frames(), self.now_us)
             self._clients[load] = made
         return self._clients[load]
 
@@ -219,7 +231,7 @@ class Bench:
             began_ns = time.thread_time_ns()
             for client, requests, responses in work:
                 self.now_us += MICROSECONDS_PER_REQUEST * depth
-                client.exchange(requests, responses, self.now_us)
+                self.now_us = client.exchange(requests, responses, self.now_us)
             spent_ns += time.thread_time_ns() - began_ns
         for client in clients:
             client.check()
@@ -286,18 +298,21 @@ def _means(benches: Mapping[Cell, Bench], load: str, blocks: int) -> dict[Cell, 
 def measure(counts: Sequence[int], rounds: int, blocks: int, say: Callable[[str], None]) -> Found:
     """Every cell `rounds` times; within a round, of `blocks` of a few turns of all connections, cells alternate."""
     cells = [Cell(NONE, 1), *(Cell(quotas, count) for quotas in (PRODUCE_ONLY, ALL) for count in counts)]
+    over = Cell(OVER, 1)
     say("entities and sensors ...")
-    benches = {cell: Bench(cell.quotas, cell.count) for cell in cells}
+    benches = {cell: Bench(cell.quotas, cell.count) for cell in [*cells, over]}
     found: Found = {name: {cell: [] for cell in cells} for name in (*LOADS, BIND)}
+    found[OVER_LOAD][over] = []
     gc.collect()
     gc.freeze()
     for number in range(rounds):
         say(f"round {number + 1} of {rounds}")
         for load in LOADS:
-            for cell, mean in _means(benches, load, max(blocks // LOADS[load].depth, 1)).items():
+            measured = {cell: benches[cell] for cell in found[load]}
+            for cell, mean in _means(measured, load, max(blocks // LOADS[load].depth, 1)).items():
                 found[load][cell].append(mean)
-        for cell, bench in benches.items():
-            found[BIND][cell].append(bench.ns_per_client_id(CONNECTIONS * 2))
+        for cell in found[BIND]:
+            found[BIND][cell].append(benches[cell].ns_per_client_id(CONNECTIONS * 2))
     gc.unfreeze()
     return found
 

@@ -28,3 +28,13 @@ def test_a_relay_alone_is_measured():
     command = [sys.executable, ROOT / "tests" / "bench" / "relay_alone.py", "--rounds", "1", "--requests", "1000"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.count("\n| ") == 4
+
+
+def test_the_calls_of_a_request_below_a_quota_and_above_it_are_counted():
+    environment = os.environ | {"KAFKA_THROTTLE_PURE": "1"}
+    command = [sys.executable, ROOT / "tests" / "bench" / "relay_alone.py", "--counts"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    rows = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in done.stdout.splitlines()[2:]]
+    steps = {(title, step) for title, step, calls, codes in rows if int(codes) > int(calls) > 0}
+    assert {("produce below its quota", "all"), ("produce over its quota", "end of the throttle")} <= steps
+    assert len(steps) == len(rows)

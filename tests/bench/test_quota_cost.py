@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.bench import quota_cost, quota_relays
-from tests.bench.quota_relays import ALL, LOADS, NONE, PRODUCE_ONLY, Bench, Cell, ratios
+from tests.bench.quota_relays import ALL, LOADS, NONE, OVER, OVER_LOAD, PRODUCE_ONLY, Bench, Cell, ratios
 
 
 @pytest.mark.parametrize("load", LOADS)
@@ -30,18 +30,28 @@ def test_all_clients_are_measured_and_none_is_throttled(load):
     assert len({key.tags for key, _ in bench.quota_manager.readings(0)}) >= 200
 
 
+def test_each_request_of_a_client_over_its_quota_is_throttled():
+    bench = Bench(OVER, 1)
+    bench.clients(OVER_LOAD)
+    [(_, before)] = bench.quota_manager.readings(0)
+    bench.ns_per_request(OVER_LOAD, turns=3)
+    [(_, after)] = bench.quota_manager.readings(0)
+    assert after.throttles - before.throttles == after.charges - before.charges == 3 * quota_relays.CONNECTIONS
+
+
 def test_the_report_has_every_load_at_every_count(tmp_path, capsys):
     file = tmp_path / "cost.json"
     quota_cost.main(["--counts", "1,20", "--rounds", "2", "--blocks", "1", "--live-rounds", "0", "--json", str(file)])
     reported = json.loads(file.read_text())
     assert set(reported["in_process"]) == {*LOADS, "bind"}
-    for rows in reported["in_process"].values():
+    for load, rows in reported["in_process"].items():
         assert [(row["quotas"], row["entities"]) for row in rows] == [
             (NONE, 1),
             (PRODUCE_ONLY, 1),
             (PRODUCE_ONLY, 20),
             (ALL, 1),
             (ALL, 20),
+            *([(OVER, 1)] if load == OVER_LOAD else []),
         ]
         assert all(row["ns"]["min"] > 0 and len(row["rounds"]) == 2 for row in rows)
     assert "all types" in capsys.readouterr().out
