@@ -5,7 +5,7 @@ help:  ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
 
 run:  ## set everything up, then the demo: a real cluster, the proxy, good and noisy clients
-	@python=$$(deploy/setup.sh demo) && export KAFKA_THROTTLE_COMPILED=$$(deploy/compiled.sh) && exec "$$python" -m demo $(ARGS)
+	@python=$$(deploy/setup.sh demo) && compiled=$$(deploy/compiled.sh) && export KAFKA_THROTTLE_COMPILED=$$compiled && exec "$$python" -m demo $(ARGS)
 
 usage:  ## kafka-throttle usage, with Spark set up (ARGS="ingest --from SPOOL --table TABLE"): docs/five-commands.md
 	@python=$$(deploy/setup.sh pipeline) && exec "$$python" -m proxy usage $(ARGS)
@@ -15,7 +15,7 @@ lint:
 	"$$bin/ruff" format --check . && "$$bin/ruff" check . && "$$bin/mypy" && "$$bin/lint-imports"
 
 test: lint  ## set everything up, then the tests that a change needs (about 8 minutes)
-	@python=$$(deploy/setup.sh dev strace haproxy libnss-wrapper) && exec "$$python" -m tests.run $(ARGS)
+	@python=$$(deploy/setup.sh dev strace gcc libc6-dev haproxy libnss-wrapper) && exec "$$python" -m tests.run $(ARGS)
 
 GO := $(shell command -v go /usr/local/go/bin/go | head -n 1)
 nightly: $(if $(SHARD),,test)  ## all tests, then explore and simulate (an hour and a half); or one of six parts of the nightly tests (SHARD=3)
@@ -38,7 +38,7 @@ explore:  ## what Hypothesis draws in tests, drawn anew each time; a failure is 
 
 bench:  ## speed and memory beside HAProxy and nginx, what quotas cost, then with a real Kafka, about 25 minutes
 	@python=$$(deploy/setup.sh dev gcc libc6-dev haproxy nginx libnginx-mod-stream) && mkdir -p build/bench && \
-	export KAFKA_THROTTLE_COMPILED=$$(deploy/compiled.sh) && \
+	compiled=$$(deploy/compiled.sh) && export KAFKA_THROTTLE_COMPILED=$$compiled && \
 	"$$python" tests/bench/speed.py --json build/bench/speed.json --plot build/bench/speed.svg $(ARGS) && \
 	"$$python" tests/bench/memory.py --json build/bench/memory.json && \
 	"$$python" tests/bench/quota_cost.py --json build/bench/quota_cost.json && \

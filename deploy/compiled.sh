@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compiles the deciding code (deploy/compile.py) and prints the directory of the compiled modules, for
-# KAFKA_THROTTLE_COMPILED. Prints nothing where that is not possible: pure Python then runs, as with
-# KAFKA_THROTTLE_PURE=1. All else goes to stderr.
+# KAFKA_THROTTLE_COMPILED. Prints nothing where there is no compiler: pure Python then runs, as with
+# KAFKA_THROTTLE_PURE=1. Fails if a module does not compile. All else goes to stderr.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { echo "compiled: $*" >&2; }
@@ -20,5 +20,6 @@ if ! "$python" -c 'import os, sysconfig, sys; sys.exit(not os.path.exists(syscon
 fi
 cache=${KAFKA_THROTTLE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kafka-throttle}
 if ! "$python" deploy/compile.py --cache "$cache"; then
-    say "could not compile: pure Python runs"
+    say "could not compile, see above (KAFKA_THROTTLE_PURE=1 runs pure Python)"
+    exit 1
 fi

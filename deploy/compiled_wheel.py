@@ -10,16 +10,16 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledWheel(BuildHookInterface):  # type: ignore[type-arg]
-    """Compiles when a wheel is built. If that is not possible, the wheel has the Python files alone."""
+    """Compiles when a wheel is built. Where there is no compiler, the wheel has the Python files alone."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """See BuildHookInterface."""
+        """See BuildHookInterface. RuntimeError if a module does not compile."""
         made = Path(self.directory, "compiled")
         shutil.rmtree(made, ignore_errors=True)
         if version == "editable" or not shutil.which("cc"):
             self.app.display_info("no C compiler is here: the wheel is pure Python")
         elif subprocess.run([sys.executable, Path(self.root, "deploy/compile.py"), made], check=False).returncode:
-            self.app.display_warning("could not compile, see above: the wheel is pure Python")
+            raise RuntimeError("could not compile, see above")
         else:
             build_data["pure_python"] = False
             build_data["infer_tag"] = True

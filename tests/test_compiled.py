@@ -161,6 +161,18 @@ def test_without_a_compiler_nothing_is_compiled(tmp_path):
     assert "no C compiler is here" in done.stderr
 
 
+def test_a_module_that_does_not_compile_is_an_error_and_no_pure_build(tmp_path):
+    folder = tmp_path / "deploy"
+    folder.mkdir()
+    shutil.copy(ROOT / "deploy/compiled.sh", folder)
+    (folder / "setup.sh").write_text(f"#!/bin/sh\necho {sys.executable}\n")
+    (folder / "setup.sh").chmod(0o755)
+    (folder / "compile.py").write_text("raise SystemExit('quotas/limits.py:3: error: float, expected int')")
+    done = subprocess.run([folder / "compiled.sh"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "quotas/limits.py:3: error" in done.stderr
+
+
 def test_of_the_compiled_modules_in_the_cache_the_last_ones_stay(tmp_path):
     ages_s = {"a": 90_000, "b": 80_000, "c": 70_000, "d": 60_000, "e": 50_000, "f": 40_000, "g": 10}
     for name, age_s in ages_s.items():
@@ -221,10 +233,19 @@ def test_streams_of_the_pure_make_pass_with_the_sweep_in_c(tmp_path, sanitized):
     assert "deselected" not in done.stdout  # the sweep was there
 
 
+def compiled_by_the_script():
+    done = subprocess.run([ROOT / "deploy/compiled.sh"], stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    return done.stdout.strip()
+
+
+def test_all_modules_compile():
+    assert taken(**{COMPILED: compiled_by_the_script()}) == ("compiled", "")
+
+
 @pytest.mark.nightly
 def test_the_fast_tests_pass_when_compiled():
-    directory = subprocess.run([ROOT / "deploy/compiled.sh"], capture_output=True, text=True, check=True).stdout.strip()
-    assert directory
+    directory = compiled_by_the_script()
     assert taken(**{COMPILED: directory}) == ("compiled", "")
     fast = "not nightly and not kafka and not spark and not exclusive"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "-m", fast, *FAST]
