@@ -461,12 +461,7 @@ class RequestDirection:
 
         Its client keeps its turn, and what comes behind the Fetch, a heartbeat perhaps, is taken after another wait.
         """
-        frame_end = at + 4 + head.size_bytes
-        if frame_end > end:
-            if self._may_hold(head.size_bytes):
-                self.unread.want(frame_end - end)
-            return
-        if not _has_session(head, at, end) or self._flow.client_blocked:
+        if not self._is_whole(head, at, end) or not _has_session(head, at, end) or self._flow.client_blocked:
             return
         plan = head.plan
         is_incremental = _continues_session(head, buf, at) is True
@@ -564,6 +559,13 @@ class RequestDirection:
             ask.own_responses = self._in_flight.take_own_responses()
             self.asked.plan, self.asked.ticket = plan, ask.ticket
 
+    def _is_whole(self, head: RequestHead, at: int, end: int) -> bool:
+        """Whether all of a request to which the proxy responds is here; if not, it is collected."""
+        missing_bytes = at + 4 + head.size_bytes - end
+        if missing_bytes > 0 and self._may_hold(head.size_bytes):
+            self.unread.want(missing_bytes)
+        return missing_bytes <= 0
+
     def _may_hold(self, size_bytes: int) -> bool:
         """Whether there is room to collect a request of this size; if not, the relay waits for it."""
         has_room = self._flow.may_hold_request(size_bytes)
@@ -652,12 +654,11 @@ class RequestDirection:
 
     def _respond(self, passage: Passage, head: RequestHead, at: int, end: int) -> int:
         """Respond to ApiVersions of an unknown version when it is here whole (KIP-511)."""
-        frame_end = at + 4 + head.size_bytes
-        if frame_end > end:
-            if self._may_hold(head.size_bytes):
-                self.unread.want(frame_end - end)
-            return STOP
-        if self._flow.client_blocked or (not self._sasl.unproven and self._sensors.hold_back(head)):
+        if (
+            not self._is_whole(head, at, end)
+            or self._flow.client_blocked
+            or (not self._sasl.unproven and self._sensors.hold_back(head))
+        ):
             return STOP
         self.asked.decision = Decision(response=unsupported_version_response(head.correlation_id))
         return self._carry_out(passage, head, at)
