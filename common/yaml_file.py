@@ -1,6 +1,8 @@
-"""Reads YAML files of bounded size; errors name the place of the problem."""
+"""Reads YAML files of bounded size; errors name the place of the problem. Writes small ones."""
 
+import io
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +12,7 @@ from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from common.problems import Problem, Problems, show
 from common.remote_path import AnyPath
@@ -97,6 +100,23 @@ def read_yaml_file(path: Path) -> Any:
     """The content of the one document in a file. Raises YamlFileError."""
     name = str(path)
     return parse_yaml(text_of(read_bounded(path), name), name)
+
+
+def yaml_of(content: Mapping[str, Any], comment: Iterable[str] = ()) -> str:
+    """The content as the text of a file, below `comment` lines."""
+    out = io.StringIO()
+    for line in comment:
+        out.write(f"# {line}\n")
+    yaml = YAML()
+    yaml.width = 1_000_000
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.dump(content, out)
+    return out.getvalue()
+
+
+def yaml_scalar(text: str) -> str:
+    """The text as it is, except that characters which YAML would read as a blank, such as U+0085, are escaped."""
+    return text if text.isprintable() else DoubleQuotedScalarString(text)
 
 
 def yaml_nodes(text: str) -> Node | None:

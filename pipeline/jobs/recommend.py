@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from common.places import made_of
 from common.remote_path import AnyPath, path_of, put, writable_folder
+from common.yaml_file import yaml_of
 from pipeline.jobs.report import EMPTY, Steps, killed_of, missing_of
 from pipeline.jobs.simulate import response_of
 from pipeline.recommend import demand
@@ -19,7 +20,7 @@ from pipeline.recommend.capacity import Capacity, capacity_of
 from pipeline.recommend.evidence import Simulated, evidence_of
 from pipeline.recommend.outcome import outcomes
 from pipeline.recommend.page import print_advice
-from pipeline.recommend.quota_file import Limits, document, yaml_of
+from pipeline.recommend.quota_file import Limits, document
 from pipeline.recommend.rows import csv_table, plain, stage_name
 from pipeline.report.findings import KilledProcess
 from pipeline.report.summary import killed

@@ -2,13 +2,10 @@
 `file` reads it, `usage simulate` tries it and `usage plan` compares it.
 """
 
-import io
 from collections.abc import Iterable
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.scalarstring import DoubleQuotedScalarString
-
+from common.yaml_file import yaml_scalar
 from quotas.entities import SCOPE, SCOPED, Entity, QuotaType, Scope
 
 Limits = Iterable[tuple[str, Entity, QuotaType, float, Scope]]
@@ -39,21 +36,4 @@ def document(limits: Limits) -> dict[str, Any]:
 
 def _parts(entity: Entity) -> dict[str, Any]:
     named = {"user": entity.user, "client_id": entity.client_id, "ip": entity.ip}
-    return {part: _scalar(name) for part, name in named.items() if isinstance(name, str)}
-
-
-def _scalar(name: str) -> str:
-    """The name as it is, except that characters which YAML would read as a blank, such as U+0085, are escaped."""
-    return name if name.isprintable() else DoubleQuotedScalarString(name)
-
-
-def yaml_of(content: dict[str, Any], comment: Iterable[str] = ()) -> str:
-    """The content as YAML text, below `comment` lines."""
-    out = io.StringIO()
-    for line in comment:
-        out.write(f"# {line}\n")
-    yaml = YAML()
-    yaml.width = 1_000_000
-    yaml.indent(mapping=2, sequence=4, offset=2)
-    yaml.dump(content, out)
-    return out.getvalue()
+    return {part: yaml_scalar(name) for part, name in named.items() if isinstance(name, str)}

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -49,13 +49,29 @@ BAD_INPUT = 2
 REFUSED = 1
 """The exit status if a source or a proxy refuses a request or is unreachable."""
 
+CONFIG: Final = "KAFKA_THROTTLE_CONFIG"
+PLACES: Final = (Path("proxy.yaml"), Path("/etc/kafka-throttle/proxy.yaml"))
+"""Where the file is looked for if neither the option nor the environment variable names one."""
+
+
+def _found(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """The file of a command."""
+    if path is None and not context.resilient_parsing:
+        path = next(filter(Path.is_file, PLACES), None)
+        if path is None:
+            refuse(f"expected a configuration file (-c FILE, {CONFIG}, {' or '.join(map(str, PLACES))}), got none")
+    return path
+
+
 config_option = click.option(
     "-c",
     "--config",
     "path",
-    required=True,
+    envvar=CONFIG,
+    show_envvar=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The YAML file, see deploy/proxy.example.yaml.",
+    callback=_found,
+    help=f"The YAML file, see deploy/proxy.example.yaml. Without it: {', then '.join(map(str, PLACES))}.",
 )
 
 virtual_cluster_option = click.option(

@@ -24,6 +24,7 @@ from proxy.cli.usage_report import report
 from proxy.cli.usage_ship import ship
 from proxy.cli.usage_simulate import simulate
 from proxy.config.checks import listener_ports
+from proxy.config.effective import effective_file
 from proxy.config.kinds import HostPort, show_range, worker_count
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config
@@ -63,7 +64,8 @@ def run(path: Path) -> None:
 @main.command()
 @config_option
 @click.option("--connect", is_flag=True, help="Compare the file with the clusters that it names, too.")
-def check(path: Path, connect: bool) -> None:
+@click.option("--print", "prints", is_flag=True, help="Print the file with the default of all that it leaves out.")
+def check(path: Path, connect: bool, prints: bool) -> None:
     """Validate a configuration file; print every problem with its place."""
     config = load_with_files(path)
     found = [*certificate_findings(config), *state_file_findings(config)]
@@ -76,6 +78,9 @@ def check(path: Path, connect: bool) -> None:
         click.echo(f"warning: {warning}", err=True)
     if problems := bounded(each.shown() for each in found if not each.is_warning):
         refuse(str(ConfigErrors(placed(problems, path))))
+    if prints:
+        click.echo(effective_file(config), nl=False)
+        return
     fits = " and fits its clusters" if connect else ""
     click.echo(f"{path} is valid{fits}\n{summary(config)}")
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.problems import Problems
-from common.yaml_file import parse_yaml
+from common.yaml_file import parse_yaml, yaml_of
 from pipeline.jobs.recommend import write
 from pipeline.recommend.advice import Settings, advise, judged
 from pipeline.recommend.capacity import Capacity, capacity_of
@@ -30,7 +30,7 @@ from pipeline.recommend.fairness import fair_shares
 from pipeline.recommend.limits import path_to, rounded_down, rounded_up, wanted
 from pipeline.recommend.outcome import outcomes
 from pipeline.recommend.page import print_advice
-from pipeline.recommend.quota_file import document, yaml_of
+from pipeline.recommend.quota_file import document
 from pipeline.recommend.rows import csv_table, plain
 from pipeline.recommend.subject import Subject
 from pipeline.report.tables import csv_of

@@ -70,6 +70,33 @@ def test_check_says_what_a_valid_file_comes_to():
     )
 
 
+def test_check_prints_the_file_with_all_defaults(tmp_path):
+    result = invoke("check", "-c", EXAMPLE, "--print")
+    assert result.exit_code == 0
+    assert "first_byte_timeout_ms: 60000\n" in result.stdout
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(result.stdout)
+    assert load_config(printed) == load_config(EXAMPLE)
+    assert invoke("check", "-c", printed, "--print").stdout == result.stdout
+
+
+def test_without_an_option_the_file_of_the_environment_is_taken_or_one_at_a_usual_place(tmp_path, monkeypatch):
+    places = [Path("proxy.yaml"), tmp_path / "etc" / "proxy.yaml"]
+    monkeypatch.setattr("proxy.cli.config_file.PLACES", places)
+    monkeypatch.chdir(tmp_path)
+    result = invoke("check")
+    assert (result.exit_code, result.stdout) == (2, "")
+    expected = f"-c FILE, KAFKA_THROTTLE_CONFIG, proxy.yaml or {places[1]}"
+    assert result.stderr == f"expected a configuration file ({expected}), got none\n"
+    places[1].parent.mkdir()
+    for place in (places[1], places[0], tmp_path / "own.yaml"):
+        place.write_text(Path(EXAMPLE).read_text())
+        if place.name == "own.yaml":
+            monkeypatch.setenv("KAFKA_THROTTLE_CONFIG", str(place))
+        assert invoke("check").stdout.startswith(f"{place} is valid\n")
+    assert invoke("check", "-c", EXAMPLE).stdout.startswith(f"{EXAMPLE} is valid\n")
+
+
 def test_check_prints_every_problem_on_a_line_of_standard_error_and_exits_with_2(bad_file):
     result = invoke("check", "-c", bad_file)
     assert result.exit_code == 2

@@ -11,8 +11,10 @@ from common.problems import Problems
 from common.settings import sections
 from common.yaml_file import parse_yaml
 from protocol.identity.sasl_names import Claim
+from proxy.config import load
+from proxy.config.effective import effective_file
 from proxy.config.kinds import HostPort
-from proxy.config.load import config_of, load_config
+from proxy.config.load import load_config
 from proxy.config.page import configuration_page
 from proxy.config.problems import ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
@@ -46,6 +48,14 @@ from quotas.sources.overlay import Entry
 
 NO_MONTH = f"month must be in 1..12{', not 99' if sys.version_info >= (3, 14) else ''}"
 ROOT = Path(__file__).parents[2]
+
+
+def config_of(data, folder=None):
+    """The configuration, which is the same again when it is printed and read."""
+    config = load.config_of(data, folder)
+    assert load.config_of(parse_yaml(effective_file(config), "printed")) == config
+    return config
+
 
 MINIMAL = {
     "virtual_clusters": [
