@@ -133,7 +133,7 @@ def _names(payload: bytes) -> Iterator[bytes]:
 
 
 def _attack(port: int, connections: int, data: bytes) -> None:
-    """Send the same on all connections, as far as they are read, and begin anew with each that is closed."""
+    """Send the same once on all connections, as far as they are read; a connection that is closed is made anew."""
     open_ones: list[tuple[socket.socket, int]] = []
     while True:
         while len(open_ones) < connections:
@@ -145,7 +145,7 @@ def _attack(port: int, connections: int, data: bytes) -> None:
 
 
 def _send_on(sock: socket.socket, data: bytes, at: int) -> int:
-    """Send more; return how much is sent, -1 when the connection is closed or its request has a response."""
+    """Send more; return how much is sent, -1 when the connection is closed."""
     try:
         with contextlib.suppress(BlockingIOError):
             if at < len(data):

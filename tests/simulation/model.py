@@ -581,7 +581,8 @@ class Model:
         require(wanted or not self._relay.unsettled, "the node is read on though nothing is due")
         require(self._relay.unsettled or not (comes and owes), "the node is read on: False")
         self._account_for_unheard()
-        waited_for = self._relay.unsettled or not (comes and self._unheard)
+        is_broken = any(written.response.reason and written.fed_bytes for written in self._responses)
+        waited_for = self._relay.unsettled or is_broken or not (comes and self._unheard)
         require(waited_for, f"the node is read on: False, though {self._unheard} are in flight")
         if not comes and close.reason not in _BAD_RESPONSES:
             self._unheard.clear()

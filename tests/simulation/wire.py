@@ -248,7 +248,7 @@ def judge(data: bytes | bytearray, max_frame_bytes: int) -> Head | Bad | None:
     if len(data) < 4:
         return None
     size = int.from_bytes(data[:4], "big", signed=True)
-    if not 8 <= size <= max_frame_bytes:
+    if not 10 <= size <= max_frame_bytes:
         if is_other_protocol(bytes(data[:4])):
             return Bad("tls_unexpected" if data[0] == 0x16 else "request_not_kafka")
         return Bad("request_too_large") if size > max_frame_bytes else _MALFORMED
