@@ -66,7 +66,7 @@ class Room:
       when `booked` was x comes when `over` is x.
     - `turns`: the turns in the order in which they were given, each with its place and its number, which is that x.
     - `batch`: how large one batch is, as far as is known; it is what a connection is expected to bring first.
-    - `tokens`: what paced Fetches might bring at `at_ms`; negative, if they have brought too much.
+    - `tokens`: what paced Fetches might bring at `at_ms`, under `limit`; negative, if they have brought too much.
     """
 
     __slots__ = (
@@ -74,6 +74,7 @@ class Room:
         "batch",
         "booked",
         "flying",
+        "limit",
         "over",
         "places",
         "reserved",
@@ -94,6 +95,7 @@ class Room:
         self.over = 0.0
         self.batch = 0.0
         self.at_ms = 0
+        self.limit = 0.0
         self.tokens = inf
         self.turns: deque[tuple[Place, float]] = deque()
         self.sent: deque[tuple[Place, int, int]] = deque()
@@ -225,13 +227,20 @@ class FetchRooms:
     def _fill(self, room: Room, now_ms: int) -> None:
         """Add the tokens since the last time. The first ones are what the sensor has room for, but a piece at least, as
         the first Fetch of a connection waits for what is owed anyway.
+
+        Under another limit they are as many as that allows in the same time: what was used under the old one, the
+        sensor knows. What is owed is no more than a sensor lets debts be.
         """
-        limit = self._sensors.limit(room.sensor)
+        sensors = self._sensors
+        limit = sensors.limit(room.sensor)
         if room.tokens == inf:
-            tokens = max(self._sensors.room(room.sensor, now_ms), PIECE_S * limit)
+            tokens = max(sensors.room(room.sensor, now_ms), PIECE_S * limit)
         else:
-            tokens = room.tokens + limit * ((now_ms - room.at_ms) / 1000)
-        room.tokens, room.at_ms = min(tokens, BURST_S * limit), now_ms
+            if limit != room.limit:
+                room.tokens *= limit / room.limit if room.limit > 0 else 0.0
+            most_owed = limit * max(sensors.max_debt_ms, sensors.max_throttle_ms) / 1000
+            tokens = max(room.tokens, -most_owed) + limit * ((now_ms - room.at_ms) / 1000)
+        room.tokens, room.at_ms, room.limit = min(tokens, max(BURST_S * limit, 1.0)), now_ms, limit
 
     def _reserve(self, place: Place, granted: float, most_bytes: int, now_ms: int) -> None:
         """Let a Fetch bring so much, but what it asks for at most, and a byte at least."""
@@ -255,8 +264,11 @@ class FetchRooms:
                 room.reserved -= place.reserved
                 place.reserved = 0.0
 
-    def _book(self, place: Place, piece: float, lacking: float, now_ms: int) -> int:
-        """Give a place a turn, unless it has one; return how long it takes until then, at most `longest_ms`."""
+    def _book(self, place: Place, piece: float, lacking: float, now_ms: int, told_ms: int = 0) -> int:
+        """Give a place a turn, unless it has one; return how long it takes until then, at most `longest_ms`.
+
+        Its client is told to wait for `told_ms` at least.
+        """
         room, limit, longest_ms = place.room, self._sensors.limit(place.room.sensor), self.longest_ms
         wait_ms = min(ceil(lacking / limit * 1000), longest_ms) if lacking < limit * longest_ms else longest_ms
         if room.tokens >= BURST_S * limit:  # only a response makes room: it is not looked for each millisecond
@@ -266,7 +278,7 @@ class FetchRooms:
             place.turn, place.piece, place.waits_since_ms = room.booked, max(piece, place.brought), now_ms
             room.booked += place.piece
             room.turns.append((place, place.turn))
-        place.late_ms = now_ms + wait_ms + _GRACE_MS
+        place.late_ms = now_ms + max(wait_ms, told_ms) + _GRACE_MS
         return wait_ms
 
     @property
@@ -315,13 +327,17 @@ class FetchRooms:
                 room.batch = max(float(value), room.batch * _FADING)
             self.release(place)
 
-    def told_ms(self, place: Place, now_ms: int) -> int:
-        """For how long the connection waits before its next Fetch, as far as can be said now. Raises StaleSensor."""
+    def told_ms(self, place: Place, now_ms: int, told_ms: int = 0) -> int:
+        """For how long the connection waits before its next Fetch, as far as can be said now: `told_ms` at least, which
+        it is told for another reason. Raises StaleSensor.
+        """
         if self._sensors.limit(place.room.sensor) >= UNLIMITED:
-            return 0
+            return told_ms
         piece = self._piece(place, _MOST_BYTES)
         free = self._free(place, now_ms)
-        return self._book(place, piece, piece - free, now_ms) if piece - free > _ROUNDING else 0
+        if piece - free <= _ROUNDING:
+            return told_ms
+        return max(self._book(place, piece, piece - free, now_ms, told_ms), told_ms)
 
     def note_left(self, place: Place) -> None:
         """The client of the Fetch in flight has left. From now on all that this may bring is reserved."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pipeline.simulate.candidate import Rules
 from quotas.entities import QuotaType, Scope
-from quotas.fetch_rooms import FetchRooms
+from quotas.fetch_rooms import PIECE_S, FetchRooms
 from quotas.fetch_rooms import Place as FetchPlace
 from quotas.limits import UNLIMITED
 from quotas.records.trace import Operation
@@ -86,6 +86,7 @@ class Meter:
         self._most = limit * rules.samples * rules.window_ms / 1000
         self.refused = False
         """Whether the last spending was refused, which may be for a debt that rounds to 0 ms, or a Fetch waits."""
+        self.fetched = 0.0
         self._rooms: FetchRooms | None = None
         kind = type_of(quota_type)
         if kind is QuotaType.CONTROLLER_MUTATION:
@@ -106,17 +107,21 @@ class Meter:
         return None if self._rooms is None else self._rooms.enter(self._handle, takes_turns=True)
 
     def fetch(self, place: FetchPlace, operation: str, value: float, now_ms: int) -> int:
-        """For how long a Fetch waits: before it goes, if it is `refused`, or else before the next one."""
-        rooms, self.refused = self._rooms, False
+        """For how long a Fetch waits: before it goes, if it is `refused`, or else before the next one.
+
+        It brings what it is granted of `value`, as if batches were small: `fetched`.
+        """
+        rooms, self.refused, self.fetched = self._rooms, False, value
         if rooms is None or operation not in _FETCHES:
             return self._charge(operation, value, now_ms)
         wait_ms = rooms.wait_ms(place, _MOST_BYTES, now_ms)
         if wait_ms:
             self.refused = True
             return wait_ms
-        rooms.came(place, ceil(value))
-        throttle_ms = self._sensors.charge(self._handle, value, now_ms)
-        return max(throttle_ms, rooms.told_ms(place, now_ms))
+        self.fetched = min(value, max(place.granted, PIECE_S * self.limit / max(place.room.places, 1)))
+        rooms.came(place, ceil(self.fetched))
+        throttle_ms = self._sensors.charge(self._handle, self.fetched, now_ms)
+        return rooms.told_ms(place, now_ms, throttle_ms)
 
     def pieces(self, value: float) -> int:
         """In how many fetches `value` comes: as none asks for more than the quota ever lets through (max_bytes)."""

@@ -203,6 +203,10 @@ class SensorReplay:
         else:
             throttle_ms = self.meter.fetch(place, demand.operation, value, now_ms)
             refused = self.meter.refused
+            if not refused and self.meter.fetched < value:
+                rest = replace(demand, due_ms=now_ms, value=value - self.meter.fetched, count=1, lag_ms=0)
+                lane.demands.appendleft(rest)
+                value, is_left = self.meter.fetched, True
         if self._reported is not None and demand.order not in self._reported:
             self._reported[demand.order] = throttle_ms
         if demand.operation not in _NO_REQUEST and not refused:

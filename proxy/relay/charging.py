@@ -361,7 +361,7 @@ class Charges:
             with suppress(StaleSensor):
                 throttle_time_ms = self._fetched_bytes(client_sensors.fetch, value, may_be_emptied, over_time)
         if request.place is not None:
-            throttle_time_ms = max(throttle_time_ms, self.room_again_ms(request.place, value))
+            throttle_time_ms = self.room_again_ms(request.place, value, throttle_time_ms)
         is_emptied = may_be_emptied and (over_time or throttle_time_ms > 0)
         if not is_emptied:
             self._accounting.used(request.use, value)
@@ -372,13 +372,13 @@ class Charges:
             self._throttle.throttle_with_responses(throttle_time_ms, QuotaType.FETCH, request.head.client_id, used)
         return is_emptied
 
-    def room_again_ms(self, place: Place, value: int) -> int:
-        """A Fetch that had room is over; for how long the next one waits, if that is known already."""
+    def room_again_ms(self, place: Place, value: int, told_ms: int = 0) -> int:
+        """A Fetch that had room is over; for how long the next one waits, `told_ms` at least."""
         self._rooms.came(place, value)
         if place.takes_turns:
             with suppress(StaleSensor):
-                return self._rooms.told_ms(place, self._turn.now_ms)
-        return 0
+                return self._rooms.told_ms(place, self._turn.now_ms, told_ms)
+        return told_ms
 
     def expect_fetch(self, request: Request) -> None:
         """Count a Fetch whose client has left with as much as it may bring, until its response is here."""

@@ -218,7 +218,7 @@ def live_run(
             throttle_ms = 0 if handle is None else charge(handle, value, now_ms)
             refused = operation == "charge_if_within" and throttle_ms > 0
             if i in places:
-                throttle_ms = max(throttle_ms, rooms.told_ms(places[i], now_ms))
+                throttle_ms = rooms.told_ms(places[i], now_ms, throttle_ms)
         events.append(_event(len(events) + 1, now_ms, connection, value, throttle_ms, quota_type, operation))
         window = windows[user, client_id, at_ms // WINDOW_MS]
         got = 0 if refused else value

@@ -8,6 +8,7 @@ from math import inf
 import pytest
 
 from quotas.fetch_rooms import BURST_S, LONGEST_MS, PIECE_S, RESERVED_MS, ROUND_S, FetchRooms
+from quotas.limits import UNLIMITED
 from quotas.sensors.rows import WAITS_MS
 from quotas.sensors.windowed_rate import Sensors
 
@@ -89,7 +90,7 @@ class World:
             reader.came.append((now_ms, reader.whole(value)))
         throttle_ms = self.sensors.charge(self.sensor, value, now_ms)
         self.rooms.came(reader.place, value)
-        throttle_ms = max(throttle_ms, self.rooms.told_ms(reader.place, now_ms))
+        throttle_ms = self.rooms.told_ms(reader.place, now_ms, throttle_ms)
         if reader.ends is None:
             self.at(now_ms + throttle_ms, self.fetch, reader)
         else:
@@ -261,3 +262,57 @@ def test_where_only_a_response_makes_room_a_fetch_does_not_look_for_it_each_mill
     assert world.rooms.wait_ms(idle, MOST_BYTES, 10_000) == 100
     world.rooms.came(busy, 20)
     assert world.rooms.wait_ms(idle, MOST_BYTES, 10_100) == 0
+
+
+def until_it_goes(world, place, now_ms=0):
+    while wait_ms := world.rooms.wait_ms(place, MOST_BYTES, now_ms):
+        now_ms += wait_ms
+    return now_ms
+
+
+def test_what_is_owed_when_a_limit_is_lowered_takes_as_long_as_under_the_old_one():
+    world = World()
+    place = world.rooms.enter(world.sensor, takes_turns=True)
+    assert world.rooms.wait_ms(place, MOST_BYTES, 0) == 0
+    world.rooms.came(place, int(1.1 * LIMIT))  # owes 0.1 s, and waits for a piece of 0.2 s
+    world.rooms.told_ms(place, 0)
+    world.sensors.set_limit(world.sensor, LIMIT / 1000, 0)
+    assert until_it_goes(world, place) == 300
+
+
+def test_nothing_is_owed_for_longer_than_a_sensor_lets_debts_be():
+    world = World(limit=100)
+    place = world.rooms.enter(world.sensor, takes_turns=True)
+    assert world.rooms.wait_ms(place, MOST_BYTES, 0) == 0
+    world.rooms.came(place, 1_000_000)
+    assert until_it_goes(world, place) == world.sensors.max_debt_ms + 200
+
+
+def test_a_quota_that_was_away_has_forgotten_what_was_owed():
+    world = World(limit=100)
+    place = world.rooms.enter(world.sensor, takes_turns=True)
+    assert world.rooms.wait_ms(place, MOST_BYTES, 0) == 0
+    world.sensors.set_limit(world.sensor, UNLIMITED, 0)
+    world.rooms.came(place, 1_000_000)
+    assert world.rooms.told_ms(place, 0) == 0
+    world.sensors.set_limit(world.sensor, 1_000, 100_000)
+    assert world.rooms.wait_ms(place, MOST_BYTES, 100_000) == 0
+
+
+def test_a_client_that_is_told_to_wait_for_longer_by_its_sensor_finds_its_turn():
+    world = World()
+    place = world.rooms.enter(world.sensor, takes_turns=True)
+    assert world.rooms.wait_ms(place, MOST_BYTES, 0) == 0
+    world.rooms.came(place, int(1.5 * LIMIT))
+    assert world.rooms.told_ms(place, 0, told_ms=9_000) == 9_000
+    turn = place.turn
+    world.rooms.wait_ms(world.rooms.enter(world.sensor, takes_turns=True), MOST_BYTES, 8_999)
+    assert place.turn == turn >= 0
+
+
+def test_a_share_of_less_than_a_byte_per_second_lets_a_fetch_through_in_time():
+    world = World(limit=0.25)
+    place = world.rooms.enter(world.sensor, takes_turns=True)
+    assert until_it_goes(world, place) == 0
+    world.rooms.came(place, 1)
+    assert until_it_goes(world, place) == 4_000

@@ -7,7 +7,7 @@ which a turn that nobody takes is lost.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import ceil, floor
+from math import ceil, floor, inf
 
 from quotas.fetch_rooms import FetchRooms, Place
 from quotas.limits import UNLIMITED
@@ -66,10 +66,11 @@ class _Reader:
 class _Known:
     """What is known of one room: its readers, those who wait in the order of their turns, the batches that came one by
     one, and what has come since its limit was changed: when it was granted, when it came, and how much. There were
-    `begin` tokens at `begin_ms`.
+    `begin` tokens at `begin_ms`. What is owed is what the limit allows in `most_owed_ms` at most, by all caps so far.
     """
 
     limit: float = -1.0
+    most_owed_ms: Bounds = (inf, 0.0)
     begin_ms: int = 0
     begin: Bounds = (0.0, 0.0)
     readers: list[_Reader] = field(default_factory=list)
@@ -102,14 +103,15 @@ class _Known:
         """What Fetches might bring now: in no time may more come than the limit and a burst."""
         by_arrival = [(came_ms, value) for _, came_ms, value in self.came]
         by_departure = [(max(sent_ms, self.begin_ms), value) for sent_ms, _, value in self.came]
-        return self._left(now_ms, self.begin[0], by_arrival), self._left(now_ms, self.begin[1], by_departure)
+        (least, most), (smaller, larger) = self.begin, self.most_owed_ms
+        return self._left(now_ms, least, by_arrival, larger), self._left(now_ms, most, by_departure, smaller)
 
-    def _left(self, now_ms: int, begin: float, taken: list[tuple[int, int]]) -> float:
-        left, brought = BURST_S * self.limit, 0
-        for at_ms, value in sorted(taken, reverse=True):
-            brought += value
-            left = min(left, (BURST_S + (now_ms - at_ms) / 1000) * self.limit - brought)
-        return min(left, begin + (now_ms - self.begin_ms) / 1000 * self.limit - brought)
+    def _left(self, now_ms: int, begin: float, taken: list[tuple[int, int]], most_owed_ms: float) -> float:
+        per_ms, full, least = self.limit / 1000, max(BURST_S * self.limit, 1.0), -most_owed_ms * self.limit / 1000
+        left, left_ms = max(begin, least), self.begin_ms
+        for at_ms, value in sorted(taken):
+            left, left_ms = max(min(left + (at_ms - left_ms) * per_ms, full) - value, least), at_ms
+        return min(left + (now_ms - left_ms) * per_ms, full)
 
     def before(self, reader: _Reader, now_ms: int) -> Bounds:
         """What the turns of others are for that come before the next Fetch of a reader."""
@@ -222,16 +224,16 @@ class WatchedRooms(FetchRooms):
                 known.batches.append(value)
         super().came(place, value)
 
-    def told_ms(self, place: Place, now_ms: int) -> int:
+    def told_ms(self, place: Place, now_ms: int, told_ms: int = 0) -> int:
         known, reader = self._of(place)
         self._note_limit(known, place, now_ms)
-        wait_ms, piece = super().told_ms(place, now_ms), known.piece(reader, INT32_MAX)
+        wait_ms, piece = super().told_ms(place, now_ms, told_ms), known.piece(reader, INT32_MAX)
         if known.limit >= UNLIMITED:
-            require(not wait_ms, f"waits for {wait_ms} ms though nothing limits it")
+            require(wait_ms == told_ms, f"waits for {wait_ms} ms though nothing limits it")
         else:
             free = known.free(reader, now_ms)
-            self._check_wait(known, wait_ms, (piece - free[1], piece - free[0]), now_ms)
-        if wait_ms:
+            self._check_wait(known, wait_ms, (piece - free[1], piece - free[0]), now_ms, told_ms)
+        if place.turn >= 0:
             self._note_waits(known, reader, piece, wait_ms, now_ms)
         self.journal.append(Charge(Of.TOLD, place.room.sensor, reader.brought, wait_ms))
         self._check(known, reader)
@@ -266,12 +268,14 @@ class WatchedRooms(FetchRooms):
 
     def _note_limit(self, known: _Known, place: Place, now_ms: int) -> None:
         """The tokens at the beginning are what the sensor has room for, and a piece at least. When the limit changes,
-        those of before are taken as they are.
+        those of before count as what the new one allows in the same time.
         """
         room, limit = place.room, self._watched.limit(place.room.sensor)
+        owed_ms, (least_ms, most_ms) = max(self._watched.max_debt_ms, self._watched.max_throttle_ms), known.most_owed_ms
+        known.most_owed_ms = min(least_ms, owed_ms), max(most_ms, owed_ms)
         if known.limit == limit:
             return
-        if known.limit < 0:
+        if known.limit < 0 or room.tokens == inf:
             right = self._watched.right_room(room.sensor, now_ms)
             least, most = (
                 min(max(tokens, PIECE_S * limit), BURST_S * limit)
@@ -279,7 +283,8 @@ class WatchedRooms(FetchRooms):
             )
             known.begin_ms, known.begin = now_ms, (least, most)
         else:
-            known.begin_ms, known.begin = room.at_ms, (room.tokens, room.tokens)
+            tokens = room.tokens * limit / room.limit if room.limit > 0 else 0.0
+            known.begin_ms, known.begin = room.at_ms, (tokens, tokens)
         known.limit, known.came = limit, []
 
     def _note_granted(self, known: _Known, reader: _Reader, most_bytes: int, right: Bounds, now_ms: int) -> None:
@@ -309,20 +314,21 @@ class WatchedRooms(FetchRooms):
 
     # -------------------------------------------------------------------------- checks
 
-    def _check_wait(self, known: _Known, wait_ms: int, lacking: Bounds, now_ms: int) -> None:
+    def _check_wait(self, known: _Known, wait_ms: int, lacking: Bounds, now_ms: int, told_ms: int = 0) -> None:
         """A Fetch waits until what it lacks is there, but no longer than anybody waits; without a lack it goes. Where
-        there cannot be more tokens it waits for a response of another, a little longer.
+        there cannot be more tokens it waits for a response of another, a little longer. It may be told more.
         """
         if not wait_ms:
             require(lacking[0] <= known.slack, f"goes though room for {lacking[0]} bytes is lacking")
             return
-        require(lacking[1] >= -known.slack, f"waits though there is room for {-lacking[1]} bytes more")
+        is_lacking = lacking[1] >= -known.slack
+        require(is_lacking or wait_ms == told_ms, f"waits though there is room for {-lacking[1]} bytes more")
         full, right = BURST_S * known.limit, []
         surely, perhaps = known.tokens(now_ms - 1)[0], known.tokens(now_ms + 1)[1]
         for bytes_, tokens in ((lacking[0] - known.slack, surely), (lacking[1] + known.slack, perhaps)):
             least_ms = FULL_MS if tokens >= full else 0
             right.append(min(max(bytes_ / known.limit * 1000, least_ms), self._longest_ms))
-        is_right = floor(right[0]) <= wait_ms <= ceil(right[1])
+        is_right = floor(right[0]) <= wait_ms <= max(ceil(right[1]), told_ms)
         require(is_right, f"waits for {wait_ms} ms, {right[0]} to {right[1]} are right")
 
     def _check(self, known: _Known, reader: _Reader) -> None:
