@@ -30,7 +30,6 @@ FURTHER_OFF = {
     "shared: four bursty": 0.36,
     "shared: five greedy": 0.19,
     "fetches, one greedy, 10 KB to 5 MB": 0.11,
-    "paced fetches, three greedy, 1 MB": 0.14,
     "requests of 80 us, 1 %": 0.11,
     "mutations, bursts of 60 every 60 s, 2/s": 0.18,
     "shared: mutations, greedy, open, bursty": 0.33,
