@@ -36,6 +36,7 @@ SEEDS_FOR_A_BUG = 250
 FAILED_BEFORE = (
     *(792696093, 807188580, 880354609, 91380459, 330859515, 995, 7555, 43000213, 43004357),
     *(4163, 700455, 43001392, 43007690, 300124, 60004003, 60002041),
+    *(21865, 43000929, 43003079),
 )
 """Seeds that failed once. The model overlooked a look at what is owed behind the charge of a response that was asked
 about, and took the charge of an abandoned Produce for that of a malformed Fetch response. A relay waited for a node
