@@ -1432,7 +1432,8 @@ class Model:
         if written is None or written.fed_bytes < 8 or len(self._journal) < 2:
             return True
         its_own = all(self._is_for_fetch(charge, request, written) for charge in islice(self._journal, 2))
-        return not its_own or self._journal[1].of is Of.TIME
+        is_of_many = self._journal[0].charges > 1  # one charge for all requests in flight, as at the end alone
+        return is_of_many or not its_own or self._journal[1].of is Of.TIME
 
     def _is_for_fetch(self, charge: Charge, request: Taken, written: Written) -> bool:
         """Whether this can be the charge for a Fetch response, whose time is charged first."""

@@ -36,7 +36,7 @@ SEEDS_FOR_A_BUG = 250
 FAILED_BEFORE = (
     *(792696093, 807188580, 880354609, 91380459, 330859515, 995, 7555, 43000213, 43004357),
     *(4163, 700455, 43001392, 43007690, 300124, 60004003, 60002041),
-    *(21865, 43000929, 43003079),
+    *(21865, 43000929, 43003079, 50001818),
 )
 """Seeds that failed once. The model overlooked a look at what is owed behind the charge of a response that was asked
 about, and took the charge of an abandoned Produce for that of a malformed Fetch response. A relay waited for a node
@@ -46,7 +46,8 @@ request without a quota went on before the charge of an own response. Room that 
 one Fetch too late where none is paced. The model overlooked a look in the step in which a wait for room was over, and
 took a request for one that may go on while it was still collected; and it expected that a client that has left is told
 when there is room again. A topic that was changed before the node reported it was forgotten. The model waited for
-responses behind one that was already settled, or was none, and took a frame of 8 bytes for a request.
+responses behind one that was already settled, or was none, and took a frame of 8 bytes for a request. It took the time
+of all requests in flight, charged at once when the client left, for that of a Fetch whose response had begun.
 """
 RARE = (
     BlameForOurWaits,
