@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.compile import _prune, all_sources, sources
+from deploy.compile import MODULES, _prune, all_sources, sources
 from proxy.installed import LIST_OF_HASHES, compiled_modules
 from quotas.sensors.windowed_rate import Sensors, StaleSensor
 
@@ -239,8 +239,11 @@ def compiled_by_the_script():
     return done.stdout.strip()
 
 
-def test_all_modules_compile():
-    assert taken(**{COMPILED: compiled_by_the_script()}) == ("compiled", "")
+def test_all_modules_compile_and_load():
+    directory = compiled_by_the_script()
+    assert taken(**{COMPILED: directory}) == ("compiled", "")
+    code = f"from proxy.installed import take_make; take_make(); import {', '.join(MODULES)}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {COMPILED: directory}, check=True)
 
 
 @pytest.mark.nightly

@@ -43,6 +43,9 @@ from tests.sasl_frames import authenticate, authenticated, handshake, handshaken
 from tests.timeouts import TIMEOUT_S
 from tests.topic_frames import create_topics, created, metadata_by_name, mutated, new_topic
 
+pytestmark = pytest.mark.pure
+"""A compiled connection takes no double of a stream."""
+
 MALFORMED = b"\xff" * 4 + bytes(12)
 """A length prefix of -1."""
 
