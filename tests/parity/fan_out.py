@@ -5,7 +5,8 @@ first 22 s, Kafka's windows twice, are in no figure. Three questions, each to a 
 
 - One, ten and a hundred connections of one client-id: bytes of whole batches that all of them read in a second, by the
   limit; the bytes that the node sends for each of them, as the proxy counts them; how even the shares are (Jain's
-  index, 1 is equal); and the longest time in which one connection read nothing.
+  index, 1 is equal); and the longest time in which one connection read nothing. With `empty`, which is how a broker
+  does it, the same at a broker that has the quota: the shares must not be less even than there.
 - One connection that reads beside fifty of the same client-id that wait for records that never come.
 - Ten consumers without a quota, each with a small Fetch twenty times a second, beside a tenant with twenty connections
   that is far over its quota. The tenant fetches in every other slot of 6 s only: compared is how long the consumers'
@@ -14,6 +15,7 @@ first 22 s, Kafka's windows twice, are in no figure. Three questions, each to a 
 """
 
 import asyncio
+import math
 import statistics
 import subprocess
 import sys
@@ -32,6 +34,7 @@ from demo.kafka_cluster import KafkaCluster
 from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
 from tests.live_fleet.figures import SETTLED_AFTER_S, jain
 from tests.parity.batches import fill, make_topic
+from tests.parity.sides import alter_client_quotas
 
 KAFKA_VERSION = "4.3.1"
 CONNECTIONS = (1, 10, 100)
@@ -43,6 +46,9 @@ MOST_SENT = 1.05
 """Bytes that the node may send for each that is read, with `paced`."""
 MOST_SLOWER = 1.25
 """So much longer, or as much as noise makes it, fetches of others may take beside the tenant."""
+
+BROKER = "at a broker"
+"""In place of `throttle.fetch`."""
 
 _TOPIC, _EMPTY_TOPIC = "fan-out", "nothing"
 _CLIENT_ID, _TENANT = "crowd", "tenant"
@@ -183,13 +189,13 @@ class Shared:
         """In words."""
         return f"{self.connections}" + (f" beside {self.idle} that wait" if self.idle else "")
 
-    def problems(self) -> Iterator[str]:
+    def problems(self, least_jain: float = LEAST_JAIN) -> Iterator[str]:
         """Why this is not right."""
         least, most = NEAR_THE_LIMIT
         if not least <= self.of_limit <= most:
             yield f"{self.name}: {self.of_limit:.3f} of the limit, expected {least} to {most}"
-        if self.jain < LEAST_JAIN:
-            yield f"{self.name}: Jain's index {self.jain:.3f}, expected at least {LEAST_JAIN}"
+        if self.jain < least_jain:
+            yield f"{self.name}: Jain's index {self.jain:.3f}, expected at least {least_jain:g}"
         if self.fetch == "paced" and self.sent_per_read > MOST_SENT:
             yield f"{self.name}: {self.sent_per_read:.3f} bytes sent for each read, expected at most {MOST_SENT}"
 
@@ -228,7 +234,11 @@ def measure(fetch: str, rate: int, seconds: int, batch_bytes: int = BATCH_BYTES)
     with filled_cluster(batch_bytes) as cluster:
         crowds = [(number, 0) for number in CONNECTIONS] + [(1, IDLE)]
         shared = [measure_shared(cluster, fetch, rate, seconds, *crowd) for crowd in crowds]
-        return shared, measure_beside(cluster, fetch, rate, seconds)
+        beside = measure_beside(cluster, fetch, rate, seconds)
+        if fetch == "empty":
+            alter_client_quotas(cluster.address(1), [{"client_id": _CLIENT_ID, "consumer_byte_rate": rate}])
+            shared += [measure_at_broker(cluster, rate, seconds, number) for number in CONNECTIONS]
+        return shared, beside
 
 
 @contextmanager
@@ -253,17 +263,34 @@ def measure_shared(
 ) -> Shared:
     """So many connections that read, and so many that wait."""
     with _proxy(cluster, fetch, _CLIENT_ID, rate) as (proxy, address):
-        readers = [Reader(address, _CLIENT_ID) for _ in range(connections)]
         waiting = [Reader(address, _CLIENT_ID, _EMPTY_TOPIC, _LONG_POLL_MS) for _ in range(idle)]
-        begin_s = time.monotonic() + SETTLED_AFTER_S
-        end_s = begin_s + seconds
-        sent: list[float] = []
-        asyncio.run(read_all(readers, waiting, (begin_s, end_s), lambda: sent.append(_sent_bytes(proxy))))
+        return _measure(fetch, address, rate, seconds, connections, waiting, lambda: _sent_bytes(proxy))
+
+
+def measure_at_broker(cluster: KafkaCluster, rate: int, seconds: int, connections: int) -> Shared:
+    """So many connections that read from the node itself, which has the quota. What it sends is not known there."""
+    return _measure(BROKER, cluster.address(1), rate, seconds, connections, (), lambda: math.nan)
+
+
+def _measure(
+    fetch: str,
+    address: Address,
+    rate: int,
+    seconds: int,
+    connections: int,
+    waiting: Sequence[Reader],
+    sent_bytes: Callable[[], float],
+) -> Shared:
+    readers = [Reader(address, _CLIENT_ID) for _ in range(connections)]
+    begin_s = time.monotonic() + SETTLED_AFTER_S
+    end_s = begin_s + seconds
+    sent: list[float] = []
+    asyncio.run(read_all(readers, waiting, (begin_s, end_s), lambda: sent.append(sent_bytes())))
     read = [reader.bytes_in(begin_s, end_s) for reader in readers]
     return Shared(
         fetch,
         connections,
-        idle,
+        len(waiting),
         of_limit=sum(read) / seconds / rate,
         sent_per_read=(sent[1] - sent[0]) / max(sum(read), 1),
         jain=jain(read),
@@ -328,7 +355,11 @@ async def be_the_tenant(port: int) -> None:
 def problems(found: Found) -> list[str]:
     """Why these are no proof; empty if they are."""
     shared, beside = found
-    return [problem for one in (*shared, beside) for problem in one.problems()]
+    of_broker = {one.connections: one.jain for one in shared if one.fetch == BROKER}
+    found_here = [one for one in shared if one.fetch != BROKER]
+    least = [min(of_broker.get(one.connections, LEAST_JAIN), LEAST_JAIN) for one in found_here]
+    of_shares = [problem for one, jain in zip(found_here, least, strict=True) for problem in one.problems(jain)]
+    return [*of_shares, *beside.problems()]
 
 
 def table(found: Found) -> str:
@@ -340,7 +371,7 @@ def table(found: Found) -> str:
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {one.name} | {one.fetch} | {one.of_limit:.3f} | {one.sent_per_read:.3f} | {one.jain:.3f} "
+        f"| {one.name} | {one.fetch} | {one.of_limit:.3f} | {_known(one.sent_per_read)} | {one.jain:.3f} "
         f"| {one.longest_s:.1f} |"
         for one in shared
     ]
@@ -352,6 +383,10 @@ def table(found: Found) -> str:
         f"| {beside.noise:.2f} |",
     ]
     return "\n".join(lines)
+
+
+def _known(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.3f}"
 
 
 if __name__ == "__main__":

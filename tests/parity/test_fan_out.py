@@ -1,5 +1,7 @@
 """Many connections under one fetch quota, in short (see fan_out.py for the long run)."""
 
+import math
+from dataclasses import replace
 from struct import pack
 
 import pytest
@@ -44,6 +46,16 @@ def test_what_is_not_as_it_should_be_is_told():
         "beside the tenant others' fetches took 3.00 times as long, expected at most 1.40",
     ]
     assert fan_out.problems(([fan_out.Shared("empty", 1, 50, 1.0, 1.7, 1.0, 9.0)], beside))[:-1] == []
+
+
+def test_shares_as_a_broker_gives_them_are_no_less_even_than_at_a_broker():
+    beside = fan_out.Beside("empty", with_tenant_ms=10.0, without_ms=10.0, half_ms=10.0, other_half_ms=10.0)
+    at_broker = fan_out.Shared(fan_out.BROKER, 10, 0, 0.86, math.nan, 0.7, 66.0)
+    as_even = fan_out.Shared("empty", 10, 0, 1.0, 1.7, 0.7, 12.0)
+    assert fan_out.problems(([as_even, at_broker], beside)) == []
+    assert fan_out.problems(([replace(as_even, jain=0.6), at_broker], beside)) == [
+        "10: Jain's index 0.600, expected at least 0.7"
+    ]
 
 
 @pytest.mark.exclusive
