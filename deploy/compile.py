@@ -193,16 +193,16 @@ def _build(files: list[str], made: Path, work: Path) -> None:
 
 _IMPORTS = f"""
 import importlib, sys
-from proxy.installed import make_in_use, take_make
+from proxy.installed import build_in_use, take_build
 
-take_make()
+take_build()
 for name in sys.argv[1:]:
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name.partition(".")[0] in {PACKAGES}:
             raise
-print(make_in_use())
+print(build_in_use())
 """
 
 

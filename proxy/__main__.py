@@ -1,13 +1,13 @@
 """`python -m proxy` is `kafka-throttle`."""
 
 from common.standard_streams import open_closed_streams
-from proxy.installed import take_make
+from proxy.installed import take_build
 
 
 def main() -> None:
-    """Take the make of the deciding code, then run the command line."""
+    """Take the build of the deciding code, then run the command line."""
     open_closed_streams()
-    take_make()
+    take_build()
     from proxy.cli.main import main as run
 
     run(prog_name="kafka-throttle")

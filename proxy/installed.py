@@ -1,4 +1,4 @@
-"""What is installed here: the version, and which make of the deciding code runs, the compiled or the pure one.
+"""What is installed here: the version, and which build of the deciding code runs, the compiled or the pure one.
 
 `deploy/compile.py` makes extension modules of some modules. In a wheel they are beside the Python files, and Python
 imports them instead. Where the proxy runs from its sources they are in another directory, which KAFKA_THROTTLE_COMPILED
@@ -36,14 +36,14 @@ def installed_version() -> str:
         return "unknown"
 
 
-def make_in_use() -> str:
-    """Which make runs: `compiled` or `pure`. Valid once `take_make` was called."""
+def build_in_use() -> str:
+    """Which build runs: `compiled` or `pure`. Valid once `take_build` was called."""
     spec = find_spec("quotas.sensors.windowed_rate")
     return "compiled" if spec is not None and str(spec.origin).endswith(_SUFFIX) else "pure"
 
 
-def take_make() -> None:
-    """Import the modules of the make that the environment asks for. Call it before any of them is imported."""
+def take_build() -> None:
+    """Import the modules of the build that the environment asks for. Call it before any of them is imported."""
     files: dict[str, Path] = {}
     if os.environ.get(PURE) in ("1", _FOR_TRACE):
         compiled = [file for package in _PACKAGES for file in (_ROOT / package).rglob(f"*{_SUFFIX}")]
@@ -58,7 +58,7 @@ def take_make() -> None:
 
 
 def run_again_pure() -> NoReturn:
-    """Begin this process anew, with the same arguments and the pure make."""
+    """Begin this process anew, with the same arguments and the pure build."""
     os.environ[PURE] = _FOR_TRACE
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
@@ -112,5 +112,5 @@ class _InFiles(MetaPathFinder):
         """See MetaPathFinder."""
         file = self._files.get(fullname)
         if file is not None and not file.exists():
-            raise ModuleNotFoundError(f"{fullname} is not in this make", name=fullname)
+            raise ModuleNotFoundError(f"{fullname} is not in this build", name=fullname)
         return None if file is None else spec_from_file_location(fullname, file)

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
 
-from proxy.installed import make_in_use, take_make
+from proxy.installed import build_in_use, take_build
 from tests import shards
 from tests.disturbance import Disturbance
 
-take_make()
+take_build()
 
 _DRAWN = Path(__file__).resolve().parents[1] / ".hypothesis/examples"
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -54,8 +54,8 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave what `--shard` and `--exclusive` do not ask for and the make cannot run; the longest first, by groups."""
-    compiled = make_in_use() == "compiled"
+    """Leave what `--shard` and `--exclusive` do not ask for and the build cannot run; the longest first, by groups."""
+    compiled = build_in_use() == "compiled"
     swept = find_spec("proxy.net._sweep") is not None
     chosen = [
         item

@@ -1,4 +1,4 @@
-"""The make that mypyc compiles: what its modules must not contain, when it is taken, and that it passes the tests."""
+"""The build that mypyc compiles: what its modules must not contain, when it is taken, and that it passes the tests."""
 
 import ast
 import hashlib
@@ -74,14 +74,14 @@ def test_an_error_says_in_which_file_and_line_it_was_raised():
     assert file.read_text().splitlines()[last.lineno - 1].strip() == "raise StaleSensor(handle)"
 
 
-# ---- which make is taken -------------------------------------------------------------------------
+# ---- which build is taken -------------------------------------------------------------------------
 
 MODULE = Path("quotas", "sensors", "windowed_rate.py")
 
 
 def taken(**environment):
-    """The make that a process takes in this environment, and what it writes on stderr."""
-    command = [sys.executable, "-c", "from proxy.installed import *; take_make(); print(make_in_use())"]
+    """The build that a process takes in this environment, and what it writes on stderr."""
+    command = [sys.executable, "-c", "from proxy.installed import *; take_build(); print(build_in_use())"]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KAFKA_THROTTLE_")}
     done = subprocess.run(command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True, check=True)
     return done.stdout.strip(), done.stderr
@@ -136,8 +136,8 @@ def with_module(content):
 )
 def test_a_directory_that_is_broken_or_of_other_sources_is_not_taken(directory, spoil, said):
     spoil(directory)
-    make, reported = taken(**{COMPILED: str(directory)})
-    assert make == "pure"
+    build, reported = taken(**{COMPILED: str(directory)})
+    assert build == "pure"
     assert reported.startswith(f"{directory} has no compiled modules of these sources: ")
     assert said in reported
     assert reported.endswith("; pure Python runs\n")
@@ -242,7 +242,7 @@ def compiled_by_the_script():
 def test_all_modules_compile_and_load():
     directory = compiled_by_the_script()
     assert taken(**{COMPILED: directory}) == ("compiled", "")
-    code = f"from proxy.installed import take_make; take_make(); import {', '.join(MODULES)}"
+    code = f"from proxy.installed import take_build; take_build(); import {', '.join(MODULES)}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {COMPILED: directory}, check=True)
 
 

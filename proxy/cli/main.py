@@ -29,12 +29,12 @@ from proxy.config.kinds import HostPort, show_range, worker_count
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config
 from proxy.config.warnings import ephemeral_ports, warnings_of, written_file_warnings
-from proxy.installed import installed_version, make_in_use, run_again_pure
+from proxy.installed import build_in_use, installed_version, run_again_pure
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(
-    installed_version(), prog_name="kafka-throttle", message=f"%(prog)s, version %(version)s, {make_in_use()}"
+    installed_version(), prog_name="kafka-throttle", message=f"%(prog)s, version %(version)s, {build_in_use()}"
 )
 def main() -> None:
     """A Kafka proxy that enforces Kafka's own quotas in front of a cluster."""
@@ -46,7 +46,7 @@ def run(path: Path) -> None:
     """Run the proxy."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # until it has started, and can hand over
     config = load(path)
-    if config.usage.trace.entities and make_in_use() == "compiled":
+    if config.usage.trace.entities and build_in_use() == "compiled":
         if not path.is_file():
             refuse(f"{path} can be read only once, so set KAFKA_THROTTLE_PURE=1: usage.trace needs pure Python")
         run_again_pure()  # a traced handle is an int with more in it, which compiled code would drop

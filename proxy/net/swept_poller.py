@@ -74,7 +74,7 @@ class SweptPoller(Poller):
 
 
 def new_poller() -> Poller:
-    """The poller of this make: with the sweep in C where that was compiled, else in Python."""
+    """The poller of this build: with the sweep in C where that was compiled, else in Python."""
     try:
         module = importlib.import_module("proxy.net._sweep")
     except ImportError:

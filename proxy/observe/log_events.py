@@ -5,7 +5,7 @@ from typing import Final
 
 LOG_EVENTS: Final[Mapping[str, Mapping[str, str]]] = {
     "The process": {
-        "starting": "The process begins. `make` says whether compiled or pure Python runs.",
+        "starting": "The process begins. `build` says whether compiled or pure Python runs.",
         "listening": "A listener accepts connections at these ports, from clients with this `security.protocol`.",
         "ready": "`/readyz` says that the proxy is ready. Comes with each change.",
         "not_ready": "`/readyz` says that the proxy is not ready, for these reasons. Comes with each change. At level "

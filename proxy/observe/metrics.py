@@ -25,7 +25,7 @@ from proxy.gate.gate_metrics import (
     instance_families,
     listener_families,
 )
-from proxy.installed import installed_version, make_in_use
+from proxy.installed import build_in_use, installed_version
 from proxy.observe.added_latency import AddedLatency, latency_family
 from proxy.observe.fleet_metrics import FleetTotals, fleet_families
 from proxy.observe.health import ClusterHealth, Muted, health_families, muted_family
@@ -266,7 +266,7 @@ class Metrics:
             registry=registry,
         )
         Info("kafka_throttle_build", "The version, and whether compiled or pure Python runs.", registry=registry).info(
-            {"version": installed_version(), "make": make_in_use()}
+            {"version": installed_version(), "build": build_in_use()}
         )
         for result in ("applied", "rejected"):
             self.config_reloads.labels(result)

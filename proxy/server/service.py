@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from common.duties import Duty
 from proxy.clock import Clock, SystemClock
 from proxy.config.settings import Config
-from proxy.installed import installed_version, make_in_use
+from proxy.installed import build_in_use, installed_version
 from proxy.observe import logs
 from proxy.observe.api import AdminApi
 from proxy.observe.health import HANDED_OVER, Readiness
@@ -102,7 +102,7 @@ class Service:
         self._shipping = start_shipping(self.config, self._metrics)
         if not self._restart.takes_over:
             await self._http.start(self.config)
-        log.info("starting", version=installed_version(), make=make_in_use())
+        log.info("starting", version=installed_version(), build=build_in_use())
         await self.instance.start()
         gc.collect()
         await self._restart.take_over(self.config.restart.sensors_file, self.instance.until_ready)

@@ -23,9 +23,9 @@ from typing import Self
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from proxy.installed import make_in_use, take_make
+from proxy.installed import build_in_use, take_build
 
-take_make()
+take_build()
 
 import structlog  # noqa: E402
 
@@ -209,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         report = {"machine": machine.facts(), "clients": options.clients, "addresses": options.addresses}
         options.json.write_text(json.dumps({**report, "found": found, "sizes": sizes}, indent=1) + "\n")
-    print(table(found, f"{options.clients:,} client-ids, {options.addresses:,} addresses, {make_in_use()}"))
+    print(table(found, f"{options.clients:,} client-ids, {options.addresses:,} addresses, {build_in_use()}"))
     for title, size in sizes.items():
         print(f"{title}: {size / 1024:.0f} KiB")
 

@@ -91,7 +91,7 @@ def kafka_throttle(
 ) -> Command:
     """This project's proxy, with quotas that nothing here can exceed, or with none; `fleet` is a section of that name.
 
-    It is the make that the environment asks for, or the `pure` one.
+    It is the build that the environment asks for, or the `pure` one.
     """
 
     def command(listen_port: int, upstream_port: int, directory: Path) -> Sequence[str]:
@@ -118,8 +118,8 @@ def kafka_throttle(
         }
         file = directory / "proxy.yaml"
         file.write_text(json.dumps(configuration))  # JSON is YAML
-        make = ["env", "KAFKA_THROTTLE_PURE=1"] if pure else []
-        return [*make, sys.executable, "-m", "proxy", "run", "-c", str(file)]
+        environment = ["env", "KAFKA_THROTTLE_PURE=1"] if pure else []
+        return [*environment, sys.executable, "-m", "proxy", "run", "-c", str(file)]
 
     return command
 

@@ -3,7 +3,7 @@
     [KAFKA_THROTTLE_COMPILED=$(deploy/compiled.sh)] python tests/bench/relay_alone.py [--rounds 5] [--requests 20000] \
         [--counts]
 
-Prints medians with lowest and highest for the make of the deciding code that the environment asks for. With --counts it
+Prints medians with lowest and highest for the build that the environment asks for. With --counts it
 prints how many calls of Python's functions, and how many bytecodes, each step of a request takes instead, below a quota
 and above it: these are the same on every machine. Only pure Python can be counted.
 """
@@ -19,9 +19,9 @@ from statistics import median
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from proxy.installed import make_in_use, take_make
+from proxy.installed import build_in_use, take_build
 
-take_make()
+take_build()
 
 from protocol.messages.api_versions import carried  # noqa: E402
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts  # noqa: E402
@@ -161,11 +161,11 @@ def main() -> None:
     arguments = parser.parse_args()
     gc.disable()
     if arguments.counts:
-        if make_in_use() != "pure":
+        if build_in_use() != "pure":
             parser.error("only pure Python can be counted")
         show_counts()
         return
-    print(f"| {make_in_use()} | us |\n|---|---|")
+    print(f"| {build_in_use()} | us |\n|---|---|")
     for title, measure in measures(arguments.requests).items():
         found = [measure() for _ in range(arguments.rounds)]
         print(f"| {title} | {median(found):.2f} ({min(found):.2f} - {max(found):.2f}) |")

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from proxy.config.problems import ConfigErrors
-from proxy.installed import make_in_use
+from proxy.installed import build_in_use
 from proxy.observe.metrics import Metrics
 from proxy.observe.metrics_site import MetricsSite, measure_lag
 
@@ -47,7 +47,7 @@ async def test_metrics_come_as_plain_text_unless_asked_otherwise(get):
     assert status == 200
     assert content_type.startswith("text/plain; version=0.0.4")
     assert b"kafka_throttle_event_loop_lag_seconds" in body
-    assert f'make="{make_in_use()}"'.encode() in body
+    assert f'build="{build_in_use()}"'.encode() in body
     assert not body.endswith(b"# EOF\n")
 
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli.main import main
-from proxy.installed import make_in_use
+from proxy.installed import build_in_use
 from quotas.changes import Limit, SourceUnavailable
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.source import SourceState
@@ -337,7 +337,7 @@ def test_the_version_is_printed():
     done = CliRunner().invoke(main, ["--version"])
     assert done.exit_code == 0
     assert done.output.startswith("kafka-throttle, version ")
-    assert done.output.endswith(f", {make_in_use()}\n")
+    assert done.output.endswith(f", {build_in_use()}\n")
 
 
 def test_the_commands_are_documented():

@@ -22,7 +22,7 @@ from proxy.clock import Clock, SystemClock
 from proxy.config.kinds import worker_count
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config, VirtualClusterConfig
-from proxy.installed import installed_version, make_in_use
+from proxy.installed import build_in_use, installed_version
 from proxy.net.turns import finish_in_turns
 from proxy.observe import logs
 from proxy.observe.health import STOPPING, Readiness, quota_remarks
@@ -193,8 +193,8 @@ class Supervisor:
         self._http_sockets.close_rest()
         self._shipping = start_shipping(config, self._metrics)
         await self._http.start(config)
-        make, count = make_in_use(), self._workers.count
-        log.info("starting", version=installed_version(), make=make, workers=count)
+        build, count = build_in_use(), self._workers.count
+        log.info("starting", version=installed_version(), build=build, workers=count)
         for cluster in self._clusters:
             cluster.store.when_taken_up = partial(self._supply, cluster)
         await asyncio.gather(*(cluster.store.start() for cluster in self._clusters))

@@ -1,4 +1,4 @@
-"""What is measured on both makes runs, and measuring without a compiled one says what is missing."""
+"""What is measured on both builds runs, and measuring without a compiled one says what is missing."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.bench.makes import calls
+from tests.bench.builds import calls
 from tests.bench.processes import ROOT
 
 
@@ -18,7 +18,7 @@ def test_what_is_measured_runs(title):
 
 def test_without_compiled_modules_nothing_is_measured():
     environment = os.environ | {"KAFKA_THROTTLE_COMPILED": "", "KAFKA_THROTTLE_PURE": ""}
-    command = [sys.executable, ROOT / "tests" / "bench" / "makes.py", "--rounds", "1"]
+    command = [sys.executable, ROOT / "tests" / "bench" / "builds.py", "--rounds", "1"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     assert "must name what deploy/compiled.sh prints" in done.stderr

@@ -1,10 +1,10 @@
-"""Measures functions of the deciding code on both makes: CPU time of a call, compiled and pure.
+"""Measures functions of the deciding code on both builds: CPU time of a call, compiled and pure.
 
-    KAFKA_THROTTLE_COMPILED=$(deploy/compiled.sh) python tests/bench/makes.py [--rounds 7]
+    KAFKA_THROTTLE_COMPILED=$(deploy/compiled.sh) python tests/bench/builds.py [--rounds 7]
 
-Each round is a process of each make, in turn; figures are medians over the rounds, ratios medians of the ratios within
+Each round is a process of each build, in turn; figures are medians over the rounds, ratios medians of the ratios within
 one round. The call of the function is in the time. Prints a Markdown table. Live, with sockets: speed.py, whose
-candidate "kafka-throttle, pure" stands beside the make that the environment asks for.
+candidate "kafka-throttle, pure" stands beside the build that the environment asks for.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from struct import pack
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from proxy.installed import make_in_use, take_make
+from proxy.installed import build_in_use, take_build
 
 CALLS = 20_000
 BLOCKS = 5
@@ -35,13 +35,13 @@ def main() -> None:
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        take_make()
-        print(json.dumps({"make": make_in_use(), **{title: ns_of(call) for title, call in calls().items()}}))
+        take_build()
+        print(json.dumps({"build": build_in_use(), **{title: ns_of(call) for title, call in calls().items()}}))
         return
     rounds = [(measured("compiled"), measured("pure")) for _ in range(options.rounds)]
     print("| ns of CPU time | compiled | pure | compiled / pure |\n|---|---|---|---|")
     for title in rounds[0][0]:
-        compiled, pure = ([figures[title] for figures in of_make] for of_make in zip(*rounds, strict=True))
+        compiled, pure = ([figures[title] for figures in of_build] for of_build in zip(*rounds, strict=True))
         ratios = [one / other for one, other in zip(compiled, pure, strict=True)]
         print(
             f"| {title} | {statistics.median(compiled):.0f} | {statistics.median(pure):.0f} "
@@ -49,13 +49,13 @@ def main() -> None:
         )
 
 
-def measured(make: str) -> dict[str, float]:
-    """By function, ns of CPU time of a call, in a process of this make."""
-    environment = os.environ | {"KAFKA_THROTTLE_PURE": "1" if make == "pure" else ""}
+def measured(build: str) -> dict[str, float]:
+    """By function, ns of CPU time of a call, in a process of this build."""
+    environment = os.environ | {"KAFKA_THROTTLE_PURE": "1" if build == "pure" else ""}
     command = [sys.executable, __file__, "--measure"]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     figures: dict[str, float] = json.loads(done.stdout)
-    if figures.pop("make") != make:
+    if figures.pop("build") != build:
         raise SystemExit("nothing is compiled: KAFKA_THROTTLE_COMPILED must name what deploy/compiled.sh prints")
     return figures
 
@@ -72,7 +72,7 @@ def ns_of(call: Callable[[int], object]) -> float:
 
 
 def calls() -> dict[str, Callable[[int], object]]:
-    """What is measured. Imported here: by now it is known which make runs."""
+    """What is measured. Imported here: by now it is known which build runs."""
     from protocol.api_key import METADATA
     from protocol.api_table import APIS
     from protocol.frames import acks_at
