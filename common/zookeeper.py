@@ -77,7 +77,7 @@ class Ensemble:
         return min(self.session_timeout_ms / 1000 / len(self.servers), _LONGEST_CONNECT_S)
 
 
-class LastWords(logging.Handler):
+class LastKazooError(logging.Handler):
     """What kazoo said last about what is wrong: it logs the reasons, and raises without them."""
 
     _CONSEQUENCES = ("Transition to CONNECTING", "Failed connecting to Zookeeper")
@@ -119,7 +119,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         return super().spawn(run)
 
 
-def new_client(ensemble: Ensemble, words: LastWords, retry_s: float) -> "Client":
+def new_client(ensemble: Ensemble, words: LastKazooError, retry_s: float) -> "Client":
     """A client that is not started. It tries to connect every `retry_s`; `words` has why that fails.
 
     Raises SecretUnusable.

@@ -43,7 +43,7 @@ class Rule(NamedTuple):
     scope: Scope
 
 
-class BeatenRule(NamedTuple):
+class OverriddenRule(NamedTuple):
     """A rule that covers the client and does not bind it, and the reason."""
 
     rule: Rule
@@ -60,7 +60,7 @@ class Explanation:
 
     key: QuotaKey
     rule: Rule | None
-    beaten: tuple[BeatenRule, ...] = ()
+    beaten: tuple[OverriddenRule, ...] = ()
     tags: SensorTags | None = None
     shared_by: str = ""
     notes: tuple[str, ...] = ()
@@ -104,10 +104,10 @@ def _of_client(quotas: Quotas, table: QuotaTable, key: QuotaKey, client: Client)
         return Explanation(key, None, notes=("no entity has this quota, so use is not measured",))
     tags, _, binding = table.tags_and_limit(quota_type, client.user, client.client_id)
     rule = next((rule for rule in rules if rule.entity == binding), None)
-    beaten = tuple(BeatenRule(other, _why_beaten(other, rule)) for other in rules if other is not rule)
+    beaten = tuple(OverriddenRule(other, _why_beaten(other, rule)) for other in rules if other is not rule)
     if rule is None and key.shadow:
         return Explanation(key, None, beaten, notes=("no shadow quota covers this client, so none is measured",))
-    notes = () if rule is not None else ("no quota binds: measured without a limit, as in a broker",)
+    notes = () if rule is not None else ("no quota applies",)
     return Explanation(key, rule, beaten, tags, _sharers(tags, table.scope_of(quota_type, binding)), notes)
 
 
@@ -149,7 +149,7 @@ def _of_address(quotas: Quotas, key: QuotaKey, address: str, hosts: Collection[s
     )
     by_name = sorted((rule for rules in of_hosts for rule in rules), key=lambda rule: rule.limit)
     rules = [*own, *by_name, *default]
-    beaten = tuple(BeatenRule(other, _why_address_beaten(other, own)) for other in rules[1:])
+    beaten = tuple(OverriddenRule(other, _why_address_beaten(other, own)) for other in rules[1:])
     if not rules:
         notes = ("no quota covers this address, so its connections are not measured",)
         return Explanation(key, None, beaten, notes=notes)

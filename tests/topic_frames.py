@@ -70,11 +70,11 @@ def create_topics(
 def delete_topics(version: int, topics: Iterable[bytes], *, corr: int = 1, client_id: bytes = b"etl") -> bytes:
     """A DeleteTopics request; from version 6 on topics of 16 bytes that begin with "id" are ids."""
     wire = Wire(DELETE_TOPICS, version)
-    states = [doomed_topic(version, topic) for topic in topics]
+    states = [deleted_topic(version, topic) for topic in topics]
     return wire.request(states, pack(">i", 30_000), corr, client_id)
 
 
-def doomed_topic(version: int, topic: bytes) -> bytes:
+def deleted_topic(version: int, topic: bytes) -> bytes:
     wire = Wire(DELETE_TOPICS, version)
     if version < 6:
         return wire.text(topic)

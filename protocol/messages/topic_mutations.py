@@ -337,7 +337,7 @@ class MutationReader:
     def items(self) -> Iterator[TopicItem | None]:
         """The topics, one by one, and None after each ELEMENTS_AT_ONCE assignments or configurations of a topic."""
         fields = self._fields
-        item = {CREATE_TOPICS: fields.new_topic, DELETE_TOPICS: fields.doomed_topic}
+        item = {CREATE_TOPICS: fields.new_topic, DELETE_TOPICS: fields.deleted_topic}
         read = item.get(self._api_key, fields.grown_topic)
         for _ in range(self.count):
             yield from read()
@@ -461,7 +461,7 @@ class _Fields(Reader):
         self.tags()
         return index
 
-    def doomed_topic(self) -> Iterator[TopicItem]:
+    def deleted_topic(self) -> Iterator[TopicItem]:
         start = self.offset
         if self._version < _STATES_SINCE:
             name = self.text()

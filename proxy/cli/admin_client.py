@@ -34,7 +34,7 @@ class ProxyRefuses(Exception):
     """The response is an error, or not from kafka-throttle. The text says what it is."""
 
 
-class Way(NamedTuple):
+class AdminEndpoint(NamedTuple):
     """How a command reaches the admin listener, where its options say another way than the configuration.
 
     `ca_file` has the authorities that the listener's certificate must go back to; then it must also be for the host of
@@ -53,7 +53,7 @@ class Way(NamedTuple):
         return HostPort(loopback if ip.is_unspecified else admin.bind, admin.port)
 
 
-AS_CONFIGURED = Way()
+AS_CONFIGURED = AdminEndpoint()
 
 
 def admin_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -76,7 +76,7 @@ def admin_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def with_way(*args: Any, address: str | None, ca_file: Path | None, **options: Any) -> None:
         try:
-            way = Way(None if address is None else host_port(address), ca_file)
+            way = AdminEndpoint(None if address is None else host_port(address), ca_file)
         except ValueError:
             refuse(f"--admin: expected HOST:PORT, got {address!r}")
         command(*args, way=way, **options)
@@ -85,7 +85,7 @@ def admin_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def ask(
-    admin: AdminConfig, config_path: Path, page: str, parameters: dict[str, str], way: Way = AS_CONFIGURED
+    admin: AdminConfig, config_path: Path, page: str, parameters: dict[str, str], way: AdminEndpoint = AS_CONFIGURED
 ) -> dict[str, Any]:
     """The JSON content of a page. Raises NoProxy, ProxyRefuses, or ConfigErrors if a file cannot be read."""
     address, token = way.address_of(admin), token_in(admin.token_file, "admin.token_file", config_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from common.printable import printable
-from proxy.cli.admin_client import NoProxy, ProxyRefuses, Way, admin_options, ask
+from proxy.cli.admin_client import AdminEndpoint, NoProxy, ProxyRefuses, admin_options, ask
 from proxy.cli.config_file import (
     REFUSED,
     cluster_of,
@@ -67,7 +67,7 @@ def explain(
     client_id: str | None,
     ip: str | None,
     at: str | None,
-    way: Way,
+    way: AdminEndpoint,
     as_json: bool,
 ) -> None:
     """Explain which quotas bind a client, which have lower precedence, who shares them, and how much is used.
@@ -243,11 +243,11 @@ def _use(use: Form, unit: str) -> str:
     throttles = "1 throttle" if use["throttles"] == 1 else f"{use['throttles']} throttles"
     words = [_used(use, unit), f"{throttles}, {use['throttled_ms'] / 1000:.1f} s in all"]
     if use["capped"]:
-        words.append(f"{use['capped']} cut to the cap")
+        words.append(f"{use['capped']} limited to max_throttle_ms")
     if use.get("refusals"):
         words.append("1 refusal" if use["refusals"] == 1 else f"{use['refusals']} refusals")
     if use.get("debt_ms"):
-        words.append(f"a debt of {use['debt_ms'] / 1000:.1f} s")
+        words.append(f"{use['debt_ms'] / 1000:.1f} s still owed")
     if use["shared_by"] is not None:
         words.append(f"shared by new clients of {entity_text(use['shared_by'])}, because the table of sensors was full")
     return ", ".join(words)
@@ -261,8 +261,8 @@ def _used(use: Form, unit: str) -> str:
 
 
 def _when(past: Form) -> str:
-    left = f", still for {past['left_ms'] / 1000:.1f} s" if past["left_ms"] else ""
-    times = f", {past['throttles']} times so far" if past["throttles"] > 1 else ""
+    left = f", {past['left_ms'] / 1000:.1f} s left" if past["left_ms"] else ""
+    times = f", {past['throttles']} throttles" if past["throttles"] > 1 else ""
     return f"at {past['at']} for {past['throttle_time_ms'] / 1000:.1f} s{left}{times}"
 
 

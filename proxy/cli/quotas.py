@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from common.printable import printable
-from proxy.cli.admin_client import NoProxy, ProxyRefuses, Way, admin_options
+from proxy.cli.admin_client import AdminEndpoint, NoProxy, ProxyRefuses, admin_options
 from proxy.cli.config_file import (
     REFUSED,
     cluster_of,
@@ -50,7 +50,7 @@ def quotas() -> None:
 @entity_options
 @admin_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def describe(path: Path, virtual_cluster: str | None, way: Way, as_json: bool, **options: Any) -> None:
+def describe(path: Path, virtual_cluster: str | None, way: AdminEndpoint, as_json: bool, **options: Any) -> None:
     """Show quotas and the layer that each comes from: of all entities, or of those with the given parts.
 
     Asks the running proxy at the configured admin address. If no proxy answers, the quotas are those of the source.
@@ -90,7 +90,7 @@ def describe(path: Path, virtual_cluster: str | None, way: Way, as_json: bool, *
 def set_quotas(
     path: Path,
     virtual_cluster: str | None,
-    way: Way,
+    way: AdminEndpoint,
     scope: str | None,
     settings: tuple[str, ...],
     **options: Any,
@@ -126,7 +126,7 @@ def set_quotas(
 @entity_options
 @admin_options
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
-def unset(path: Path, virtual_cluster: str | None, way: Way, keys: tuple[str, ...], **options: Any) -> None:
+def unset(path: Path, virtual_cluster: str | None, way: AdminEndpoint, keys: tuple[str, ...], **options: Any) -> None:
     """Remove quotas of one entity. With the source `file`, remove their changes: the values of the file apply again.
 
     The KEY `scope` removes the scope.

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from common.printable import printable
-from proxy.cli.admin_client import NoProxy, ProxyRefuses, Way, ask
+from proxy.cli.admin_client import AdminEndpoint, NoProxy, ProxyRefuses, ask
 from proxy.cli.config_file import refuse
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import AdminConfig
@@ -26,7 +26,7 @@ _PER_PAGE = 5_000
 class RunningProxy:
     """The proxy that runs with a configuration, if one answers. Ends the process if its token cannot be read."""
 
-    def __init__(self, admin: AdminConfig, path: Path, way: Way) -> None:
+    def __init__(self, admin: AdminConfig, path: Path, way: AdminEndpoint) -> None:
         self._way = way
         self._admin = admin
         self._path = path
@@ -68,9 +68,9 @@ class RunningProxy:
             while (late := self._others_than(virtual_cluster, entity, expected)) and time.monotonic() < deadline_s:
                 time.sleep(_ASK_EVERY_S)
         except NoProxy as error:
-            _note(f"no proxy answers at {error}: whether one takes this up cannot be known")
+            _note(f"saved; no proxy answered at {error}, so it is not confirmed that one uses it")
         except ProxyRefuses as error:
-            _note(f"whether the proxy takes this up cannot be known: {error}")
+            _note(f"saved; the proxy cannot be asked, so it is not confirmed that it uses it: {error}")
         else:
             if late:
                 _note(f"warning: the proxy at {self.address} has not taken up within {_TAKEN_UP_WITHIN_S:g} s: {late}")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import click
 
 from common.printable import printable
-from proxy.cli.admin_client import NoProxy, ProxyRefuses, Way, admin_options, ask
+from proxy.cli.admin_client import AdminEndpoint, NoProxy, ProxyRefuses, admin_options, ask
 from proxy.cli.config_file import REFUSED, cluster_of, config_option, load, refuse, virtual_cluster_option
 from proxy.cli.history import from_history
 from proxy.cli.number_range import NumberRange
@@ -21,6 +21,8 @@ from proxy.observe.explained import Form
 from proxy.observe.throttled_now import MAX_THROTTLED, RANKS
 
 _GAP = "  "
+_ORDERS = {"left": "longest wait", "rate": "highest use", "since": "oldest throttle", "throttled": "longest throttled"}
+"""What is first in each order."""
 
 
 @click.command()
@@ -65,7 +67,7 @@ def top(
     sort: str,
     limit: int,
     every_s: float,
-    way: Way,
+    way: AdminEndpoint,
     once: bool,
     at: str | None,
     as_json: bool,
@@ -100,7 +102,7 @@ def top(
         return
 
 
-def _asked(admin: AdminConfig, path: Path, parameters: dict[str, str], way: Way) -> Form:
+def _asked(admin: AdminConfig, path: Path, parameters: dict[str, str], way: AdminEndpoint) -> Form:
     """The response of the running proxy. Ends the process if there is none."""
     try:
         return ask(admin, path, "throttled", parameters, way)
@@ -112,7 +114,9 @@ def _asked(admin: AdminConfig, path: Path, parameters: dict[str, str], way: Way)
         refuse(str(error))
 
 
-def _of_the_past(config: Config, path: Path, virtual_cluster: str | None, limit: int, at: str, way: Way) -> Form:
+def _of_the_past(
+    config: Config, path: Path, virtual_cluster: str | None, limit: int, at: str, way: AdminEndpoint
+) -> Form:
     """Who was throttled in a second, from the running proxy, or from the files. Ends the process if it is not known."""
     clusters = [each.name for each in config.virtual_clusters]
     parameters = {"limit": str(limit), "at": at}
@@ -140,7 +144,7 @@ def _lines(form: Form, several_clusters: bool) -> Iterator[str]:
         yield f"no client {one} throttled {when}{_why_none(form)}"
         return
     clients = f"1 client {one}" if form["clients"] == 1 else f"{form['clients']} clients {several}"
-    yield f"{clients} throttled {when}, sorted by {form['sort']}"
+    yield f"{clients} throttled {when}, {_ORDERS.get(form['sort'], form['sort'])} first"
     yield from _table([_CLUSTER, *_COLUMNS] if several_clusters else _COLUMNS, form["throttled"])
     if form["more"]:
         yield f"and {form['more']} more {'line' if form['more'] == 1 else 'lines'} (--limit)"

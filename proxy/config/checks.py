@@ -322,7 +322,7 @@ def _worker_problems(data: Any) -> Iterator[Problem]:
     if workers is None or workers == 1 or (workers == "auto" and worker_count("auto") == 1):
         return
     if part(part(data, "history"), "directory"):
-        yield Problem("history.directory", f"expected nothing with workers: {workers}, got a directory")
+        yield Problem("history.directory", f"with workers: {workers} there is no history: remove this setting")
     if type(workers) is not int:
         return
     sections = [("limits", part(data, "limits")), ("connections", part(data, "connections"))]

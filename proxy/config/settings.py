@@ -62,11 +62,11 @@ from quotas.sources.entries import (
 from quotas.sources.overlay import Entry
 
 INSTANCE = re.compile("[A-Za-z0-9._-]{1,64}")
-"""What a proxy may be called in its records."""
+"""The name of a proxy in its records."""
 
 TOPIC = re.compile("[A-Za-z0-9._-]{1,249}")
 QUOTAS_TOPIC = "__kafka_throttle_quotas_"
-"""How the topic of a virtual cluster's quotas is called, with its name behind it."""
+"""The default topic of quotas, followed by the name of the virtual cluster."""
 TOPIC_NAME = Text(
     "the name of a topic: 1 to 249 letters, digits, '.', '_' or '-'",
     lambda text: TOPIC.fullmatch(text) is not None and text not in (".", ".."),
@@ -76,29 +76,29 @@ API_KEYS = {api.name: api.key for api in APIS.values()}
 
 
 class TokenEndpointConfig(Settings):
-    """Where the proxy gets its tokens as an OAuth client: by client credentials (RFC 6749, section 4.4)."""
+    """The endpoint that gives the proxy its tokens, by OAuth client credentials (RFC 6749, section 4.4)."""
 
     url: TokenUrl
-    """The address of the endpoint. It is asked directly, not through an HTTP proxy; redirections are not followed."""
+    """The address of the endpoint. No HTTP proxy is used, and redirections are not followed."""
 
     client_id: Annotated[str, Text("a string that is not empty (numbers need quotes)", bool)]
-    """The client that the proxy is there."""
+    """The client id of the proxy at the endpoint."""
 
     client_secret_file: File
     """A file that holds the client's secret and nothing else; read for each request."""
 
     scope: Annotated[str | None, Text("a string that is not empty", bool)] = None
-    """What the token is to be good for, where the endpoint wants to know."""
+    """The scope to ask for, if the endpoint needs one."""
 
     ca_file: FilePath = None
     """Certificates to trust there, as PEM. Without this file, the certificates of the system are trusted."""
 
 
 class CredentialsConfig(Settings):
-    """Who the proxy is to the cluster on connections of its own: when it learns nodes, and reads or writes quotas."""
+    """The identity that the proxy itself uses at the cluster, to learn nodes and to read or write quotas."""
 
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    """As in Kafka's clients. What clients' connections speak to the nodes says `upstream.tls`."""
+    """As in Kafka's clients. Only for connections of the proxy's own: for those of clients see `upstream.tls`."""
 
     ca_file: FilePath = None
     """Certificates to trust, as PEM: each of them, as with a truststore in Java. A node's certificate, or an authority
@@ -111,7 +111,7 @@ class CredentialsConfig(Settings):
     """Its key, as PEM without a password."""
 
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
-    """How the proxy proves who it is. OAUTHBEARER needs `token_file` or `token_endpoint`, the others need `username`
+    """How the proxy logs in. OAUTHBEARER needs `token_file` or `token_endpoint`, the others need `username`
     and `password_file`."""
 
     username: Annotated[str | None, Text("a string that is not empty (numbers need quotes)", bool)] = None
@@ -119,17 +119,18 @@ class CredentialsConfig(Settings):
 
     password_file: FilePath = None
     """A file that holds its password and nothing else; read for each login. If the cluster refuses the password, the
-    one that it took last is used. While it refuses both, logins wait 5 s, 60 s, then 15 minutes each, or until the file
-    has another password: so no account is locked."""
+    last one that it accepted is used. If it refuses both, the proxy tries again after 5 s, 60 s, then every 15 minutes,
+    or when the file has another password, so that no account is locked."""
 
     token_file: FilePath = None
-    """A file that holds a token for OAUTHBEARER and nothing else; read for each login. Somebody else renews it."""
+    """A file that holds a token for OAUTHBEARER and nothing else; read for each login. Another program must renew
+    it."""
 
     token_endpoint: TokenEndpointConfig | None = None
-    """Where the proxy gets its tokens for OAUTHBEARER. It gets the next one before a token ends."""
+    """Where the proxy gets its tokens for OAUTHBEARER. It gets the next token before one expires."""
 
     sasl_extensions: Extensions = Field({})
-    """What is sent with a token (KIP-342), as Confluent Cloud wants `logicalCluster` and `identityPoolId`."""
+    """SASL extensions to send with a token (KIP-342), like `logicalCluster` and `identityPoolId` of Confluent Cloud."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -163,11 +164,10 @@ class UpstreamTlsConfig(Settings):
     of its chain, must be among them. Without this file, the certificates of the system are trusted."""
 
     certificate_file: FilePath = None
-    """The proxy's own certificate with those between it and its authority, as PEM: the nodes see it as whoever the
-    client is."""
+    """The proxy's certificate chain, as PEM. Nodes see this identity for every client."""
 
     key_file: FilePath = None
-    """Its key, as PEM; it may stand in `certificate_file` as well."""
+    """Its key, as PEM. Not needed if `certificate_file` holds the key, too."""
 
     key_password_file: FilePath = None
     """A file that holds the password of an encrypted key and nothing else."""
@@ -176,10 +176,10 @@ class UpstreamTlsConfig(Settings):
     """`false`: a node's certificate may be for any name, as with an empty `ssl.endpoint.identification.algorithm`."""
 
     min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
-    """The oldest version of TLS that is spoken."""
+    """The lowest version of TLS that is accepted."""
 
     ciphers: Ciphers = None
-    """What TLS 1.2 may encrypt with, as a list of OpenSSL; without it AES and ChaCha20 with ephemeral keys."""
+    """The ciphers for TLS 1.2, as a list of OpenSSL. Default: AES and ChaCha20 with ephemeral keys."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -192,40 +192,40 @@ class UpstreamConfig(Settings):
     """The cluster behind a virtual cluster."""
 
     bootstrap_servers: Some[Server]
-    """Nodes to ask first for the cluster's members, each as host:port (IPv6 in brackets). While none of them responds,
-    the proxy asks the other nodes that it has learned since its start."""
+    """Nodes to ask first for the cluster's members, each as host:port (IPv6 in brackets). If none of them responds, the
+    proxy asks the other nodes that it has learned since its start."""
 
     node_networks: Many[NodePlace] = ()
-    """Where nodes may be: networks, host names, and ends of host names like `.kafka.example.com`. If the cluster says
-    that a node is elsewhere, the proxy never connects to it, and sends no login there. Not given: anywhere."""
+    """Where nodes may be: networks, host names, and ends of host names like `.kafka.example.com`. The proxy never
+    connects to a node that the cluster advertises elsewhere, and sends no login there. Default: anywhere."""
 
     connect_timeout_ms: Annotated[int, Whole(100, 300_000)] = 10_000
-    """How long a connection to a node may take to stand, in milliseconds."""
+    """The timeout for connecting to a node, TLS included, in milliseconds."""
 
     metadata_refresh_s: Annotated[int, Whole(1, 3_600)] = 30
-    """How often the proxy asks the cluster on a connection of its own for node addresses, in seconds."""
+    """How often the proxy asks the cluster for its nodes, in seconds."""
 
     default_partitions: Annotated[int | None, Whole(1, INT32_MAX)] = None
-    """What a topic that is created without a number of partitions counts for `controller_mutation_rate`. If not given,
-    the cluster is asked for its `num.partitions`, and 1 is taken where it does not tell."""
+    """How many partitions a topic that is created without a number counts for `controller_mutation_rate`. Default: the
+    `num.partitions` of the cluster, or 1 if it does not tell."""
 
     connections_per_second: Rate = None
-    """How many connections of clients are opened to each node in a second, evenly. More wait, at most for
-    `connect_timeout_ms`; users take turns, or addresses where no user is known. No bound without it."""
+    """The most connections per second that are opened to each node for clients, evenly spaced. More wait, at most for
+    `connect_timeout_ms`; users take turns, or addresses where no user is known. Default: no bound."""
 
     source_addresses: Many[SourceAddress] = ()
-    """Local IP addresses that connections of clients are opened from, in turn. Towards nodes of the other IP version,
-    and without any, the system chooses."""
+    """Local IP addresses that connections of clients are opened from, in turn. For nodes of the other IP version, and
+    by default, the system chooses."""
 
     send_proxy_protocol: bool = False
-    """`true`: tell nodes the address of each client, by a header of the PROXY protocol (version 2) before all else.
-    Kafka's brokers do not read it; a load balancer before them may. Connections of the proxy's own send LOCAL."""
+    """`true`: tell nodes the address of each client, in a header of the PROXY protocol (version 2). Kafka's brokers do
+    not accept it; a load balancer in front of them may. Connections of the proxy's own send LOCAL."""
 
     tls: UpstreamTlsConfig | None = None
     """TLS between the proxy and the nodes, for connections of clients; `{}` for all its defaults."""
 
     admin: CredentialsConfig = CredentialsConfig()
-    """Who the proxy is to the cluster on connections of its own."""
+    """The identity that the proxy itself uses at the cluster."""
 
     _virtual_cluster: str = PrivateAttr("")
     _listeners: tuple[tuple[str, range], ...] = PrivateAttr(())
@@ -246,27 +246,27 @@ class UpstreamConfig(Settings):
 
 
 class CapsConfig(Settings):
-    """Bytes per second of all clients together: beyond them everybody's next read waits, nobody is throttled."""
+    """Bytes per second of all clients together. Above it the next reads wait; no client counts as throttled."""
 
     ingress_bytes_per_s: ByteRate = None
-    """From clients; no cap without it."""
+    """From clients. Default: no cap."""
 
     egress_bytes_per_s: ByteRate = None
-    """From nodes to clients; no cap without it."""
+    """From nodes to clients. Default: no cap."""
 
 
 class ConnectionLimitsConfig(Settings):
-    """How fast connections may come, and how many there may be; beyond it the next ones wait, none is refused.
+    """How fast connections may come, and how many there may be. Above it new ones wait; none is refused.
 
-    The listener that is over it accepts one connection more, has it wait, and leaves the others to the system.
+    A listener that is above it accepts one more connection, which waits; the others stay in the system's backlog.
     """
 
     max_connection_creation_rate: ConnectionRate = None
-    """Connections per second, as the broker setting `max.connection.creation.rate`; no limit without it. With 0 each
+    """Connections per second, as the broker setting `max.connection.creation.rate`. Default: no limit. With 0 each
     waits for one window."""
 
     max_connections: Annotated[int | None, Whole(1, INT32_MAX)] = None
-    """How many at a time, as the broker setting `max.connections`; no limit without it."""
+    """How many at a time, as the broker setting `max.connections`. Default: no limit."""
 
 
 class ClusterConnectionsConfig(Settings):
@@ -276,31 +276,32 @@ class ClusterConnectionsConfig(Settings):
     """
 
     max_connections_per_ip: Count = None
-    """Connections at a time from each address; one more is closed at once. No limit without it."""
+    """Connections at a time from each address; one more is closed at once. Default: no limit."""
 
     max_connections_per_ip_overrides: CountsOfAddresses = Field({})
     """The same for single addresses."""
 
     max_connections_per_user: Count = None
-    """Connections at a time of each user who has proven to be that; one more is closed at once. No limit without it."""
+    """Connections at a time of each authenticated user; one more is closed at once. Default: no limit."""
 
     max_connections_per_user_overrides: CountsOfUsers = Field({})
-    """The same for single users; here clients that prove nothing are ANONYMOUS."""
+    """The same for single users; clients that are not authenticated are ANONYMOUS here."""
 
     ip_refusal: Literal["close", "wait"] = "close"
-    """What becomes of a connection whose address comes too fast. It is held unread, one window at most; then, `close`:
-    it is closed, as by a broker; `wait`: it is admitted if the rate allows it by then (KIP-612), else closed, and
-    those that come from there meanwhile stand behind it."""
+    """What to do with a connection above its address's connection rate. It is held unread for at most one window. Then,
+    with `close`, it is closed, as by a broker; with `wait` it is admitted if the rate allows it by then (KIP-612), else
+    closed. Later connections of the address wait behind it."""
 
     max_held_per_ip: Annotated[int, Whole(0, 1_000_000)] = 200
-    """How many connections of one address (for IPv6, of one /64 network) are held in this way at a time; one more is
-    reset at once."""
+    """How many connections of one address (for IPv6, of one /64 network) are held at a time; one more is reset at
+    once."""
 
     ipv4_prefix: Annotated[int, Whole(1, 32)] = 32
-    """Addresses that agree in so many bits count as one, but for those with a quota or an override of their own."""
+    """Prefix length: addresses within one prefix share a limit, except those with a quota or an override of their
+    own."""
 
     ipv6_prefix: Annotated[int, Whole(1, 128)] = 128
-    """The same for IPv6, where 64 bits are what one customer or one machine commonly has."""
+    """The same for IPv6, where one customer or one machine commonly has 64 bits."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -326,19 +327,19 @@ class ServerTlsConfig(Settings):
     """TLS of a listener; without this section it is plain. Files are read again when they change."""
 
     certificate_file: File
-    """The listener's certificate with those between it and its authority, as PEM."""
+    """The listener's certificate chain, as PEM."""
 
     key_file: FilePath = None
-    """Its key, as PEM; it may stand in `certificate_file` as well."""
+    """Its key, as PEM. Not needed if `certificate_file` holds the key, too."""
 
     key_password_file: FilePath = None
     """A file that holds the password of an encrypted key and nothing else."""
 
     min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
-    """The oldest version of TLS that is spoken."""
+    """The lowest version of TLS that is accepted."""
 
     ciphers: Ciphers = None
-    """What TLS 1.2 may encrypt with, as a list of OpenSSL; without it AES and ChaCha20 with ephemeral keys."""
+    """The ciphers for TLS 1.2, as a list of OpenSSL. Default: AES and ChaCha20 with ephemeral keys."""
 
 
 class ListenerTlsConfig(ServerTlsConfig):
@@ -352,8 +353,8 @@ class ListenerTlsConfig(ServerTlsConfig):
     authority of its chain, must be among them."""
 
     principal_mapping_rules: Annotated[str, Text("a string that is not empty", bool)] = "DEFAULT"
-    """Which user the subject of a certificate is, as `ssl.principal.mapping.rules`. Where no rule applies, or the rules
-    take more than 0.2 s of processor time, the connection is closed."""
+    """How the subject of a certificate becomes a user, as `ssl.principal.mapping.rules`. If no rule applies, or the
+    rules take more than 0.2 s of processor time, the connection is closed."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -371,10 +372,10 @@ class ListenerTlsConfig(ServerTlsConfig):
 
 
 class ListenerAddress(Settings):
-    """What of a listener says at which addresses it and its nodes are."""
+    """The addresses of a listener and of its nodes."""
 
     name: Name
-    """What logs and metrics call this listener."""
+    """The name of this listener in logs and metrics."""
 
     bind: Bind = "0.0.0.0"
     """The local address of all its ports."""
@@ -389,17 +390,17 @@ class ListenerAddress(Settings):
     """Node ids, as numbers or ranges like "0-5"; in this order they take the ports after `port`, one each."""
 
     spare_ports: Many[Ports] = ()
-    """Ports, as numbers or ranges, for nodes whose id is not in `node_ids`. A node has the one at its id modulo their
-    number, or the next one that is free."""
+    """Ports, as numbers or ranges, for nodes whose id is not in `node_ids`. A node gets port number (id modulo
+    count); if that is taken, the next free one."""
 
     spare_ports_kept_s: Annotated[int, Whole(0, 86_400)] = 300
-    """How long a spare port stays that of a node that is gone from the cluster, in seconds; clients keep what they
-    know of nodes for five minutes. Where no other port is left, it goes to a new node at once."""
+    """How long a spare port stays reserved for a node that has left the cluster, in seconds; clients keep their
+    metadata for five minutes. If no other port is free, a new node gets it at once."""
 
     advertised_node_host: NodeHost = None
-    """A host name for each node instead of a port, like b{node_id}.kafka.example.com: with `tls` only, whose clients
-    say which name they want (SNI). All of them come to `port`; `advertised_host`, and each whole name that the
-    certificate is for, is a name to bootstrap."""
+    """A host name for each node instead of a port, like b{node_id}.kafka.example.com: with `tls` only, as clients
+    say there which name they want (SNI). All connect to `port`. `advertised_host`, and each name in the certificate
+    without a wildcard, is for bootstrapping."""
 
     @model_validator(mode="before")
     @classmethod
@@ -425,26 +426,26 @@ class ListenerAddress(Settings):
 
 
 class ListenerConfig(ListenerAddress):
-    """The ports that clients of one virtual cluster connect to: one to bootstrap, one for each node."""
+    """The ports that clients of one virtual cluster connect to: one for bootstrapping, one for each node."""
 
     require_server_name: bool = False
-    """Of a listener with `advertised_node_host`, `true`: a client that says no name is closed. `false`: it is served
-    as one that bootstraps, with a line in the log. Java sends no name for a host name without a dot or with an
+    """With `advertised_node_host`. `true`: a client that sends no name is closed. `false`: it is served as one that
+    bootstraps, with a line in the log. Java sends no name for a host name without a dot or with an
     underscore (`check` warns of those); no client does for an IP address."""
 
     tls: ListenerTlsConfig | None = None
-    """TLS between clients and this listener. Adding this section, or taking it away, waits for a restart."""
+    """TLS between clients and this listener. Adding or removing this section needs a restart."""
 
     proxy_protocol: Literal["off", "optional", "required"] = "off"
-    """Whether load balancers tell whose a connection is, by a header of the PROXY protocol (version 1 or 2) before all
-    else. The address in it is then the client's for quotas, logs and metrics. `required`: others are closed."""
+    """Whether load balancers send the client's address in a header of the PROXY protocol (version 1 or 2). It is then
+    the client's address for quotas, logs and metrics. `required`: connections without it are closed."""
 
     trusted_networks: Many[IpNetwork] = Field((), validate_default=True)
-    """Where load balancers connect from, as addresses or networks like 10.0.0.0/8: nobody else may send such a header.
-    With `optional`, others are clients themselves."""
+    """Where load balancers connect from, as addresses or networks like 10.0.0.0/8; only these may send such a header.
+    With `optional`, all others are clients."""
 
     caps: CapsConfig = CapsConfig()
-    """What all connections of this listener may move together."""
+    """The caps for all connections of this listener together."""
 
     connections: ConnectionLimitsConfig = ConnectionLimitsConfig()
     """How fast connections may come through this listener, and how many."""
@@ -452,7 +453,7 @@ class ListenerConfig(ListenerAddress):
     @field_validator("trusted_networks")
     @classmethod
     def _trusts_somebody(cls, networks: tuple[Network, ...], others: ValidationInfo) -> tuple[Network, ...]:
-        """A header that anybody may send would have anybody be whom they like."""
+        """Without them, anyone could forge a client address."""
         mode = others.data.get("proxy_protocol", "off")
         if mode != "off" and not networks:
             problem = f"expected the networks of load balancers with proxy_protocol {mode!r}, got nothing"
@@ -484,7 +485,7 @@ class RequestCost(Settings):
 
 
 class EnsembleConfig(Settings):
-    """A ZooKeeper ensemble, and who the proxy is there."""
+    """A ZooKeeper ensemble, and the identity that the proxy uses there."""
 
     servers: Many[Server] = ()
     """Its servers, each as host:port (IPv6 in brackets)."""
@@ -496,16 +497,17 @@ class EnsembleConfig(Settings):
     """A file that holds its password and nothing else; read for each login, as that of `upstream.admin`."""
 
     sasl: bool = False
-    """`true`: prove user and password by SASL DIGEST-MD5 instead of the scheme `digest`."""
+    """`true`: log in by SASL DIGEST-MD5 instead of the scheme `digest`."""
 
     creator_only: bool = False
-    """`true`: nodes that the proxy makes are for its own user only (users' nodes may hold SCRAM secrets)."""
+    """`true`: only the proxy's user may read and write znodes that it creates (those of users may hold SCRAM
+    secrets)."""
 
     tls: bool = False
     """`true`: speak TLS."""
 
     ca_file: FilePath = None
-    """PEM certificates that the servers' certificates must go back to."""
+    """Certificates to trust, as PEM."""
 
     certificate_file: FilePath = None
     """The proxy's own certificate, as PEM."""
@@ -531,33 +533,32 @@ class ZooKeeperConfig(EnsembleConfig):
     """An ensemble that holds quotas in Kafka's own layout."""
 
     chroot: Annotated[str | None, Text("a path like /kafka-throttle/main", is_znode_path)] = None
-    """Where `config` stands; `/kafka-throttle/` and the virtual cluster's name without it, `/` for Kafka's own root."""
+    """The parent of `config`. Default: `/kafka-throttle/` and the virtual cluster's name. `/`: Kafka's own root."""
 
     session_timeout_ms: Annotated[int, Whole(1_000, 120_000)] = 10_000
-    """How long the ensemble keeps a session that it does not hear of, in milliseconds."""
+    """The session timeout at the ensemble, in milliseconds."""
 
     resync_s: Annotated[int, Whole(1, 3_600)] = 30
-    """How often all is read again, for changes that nobody gave notice of, in seconds."""
+    """How often everything is read again, in case a notification was missed, in seconds."""
 
 
 class FleetConfig(Settings):
     """Several instances of the proxy that divide each limit of this virtual cluster (docs/fleet.md)."""
 
     path: Annotated[str | None, Text("a path like /kafka-throttle/main/fleet", is_znode_path)] = None
-    """The znode below which each instance has a znode with its claims; the same for all instances. Without it
+    """The znode below which each instance has a znode with its claims; the same for all instances. Default:
     `/kafka-throttle/`, the virtual cluster's name and `/fleet`, or `fleet` below the chroot of `quotas.zookeeper`."""
 
     zookeeper: EnsembleConfig = EnsembleConfig()
-    """The ensemble that has these znodes. Without `servers` it is that of `quotas.zookeeper`."""
+    """The ensemble of these znodes. Without `servers` it is that of `quotas.zookeeper`."""
 
     topic: Annotated[str | None, TOPIC_NAME] = None
-    """A topic of the cluster that has the claims, in place of ZooKeeper, like `__kafka_throttle_claims_main`; the same
+    """A topic of the cluster for the claims, instead of ZooKeeper, like `__kafka_throttle_claims_main`; the same
     for all instances, and for nothing else."""
 
     session_timeout_ms: Annotated[int, Whole(4_000, 20_000)] = 6_000
-    """How long the ensemble keeps the znode of an instance that it does not hear of, in milliseconds: a time that its
-    servers grant (`minSessionTimeout`, `maxSessionTimeout`). With `topic`: for how long the other instances count one
-    of which nothing is written. The share of an instance that is gone is divided after it."""
+    """After how long without a sign of life an instance counts as gone, in milliseconds; its share is divided then.
+    With ZooKeeper, a time that its servers grant (`minSessionTimeout`, `maxSessionTimeout`)."""
 
 
 class QuotasConfig(Settings):
@@ -568,51 +569,51 @@ class QuotasConfig(Settings):
     is a compacted topic in it."""
 
     entries: Many[QuotaEntry] = ()
-    """The quotas of source `file`, one entry for each entity. Kafka's order of precedence says which one binds."""
+    """The quotas of source `file`, one entry for each entity. Which one applies follows Kafka's order of precedence."""
 
     when_unknown: Literal["serve", "refuse"] = "serve"
-    """What becomes of connections while the quotas are not known: their source has not been read, and there are no last
-    good quotas. `serve`: nobody is throttled, the log says so every minute. `refuse`: each connection is closed. The
-    proxy is not ready in either case."""
+    """What to do while the quotas are not known: their source has not been read, and there are no last good quotas.
+    `serve`: no client is throttled, and the log says so every minute. `refuse`: each connection is closed. The proxy is
+    not ready in either case."""
 
     state_file: FilePath = None
-    """Of source `file`: keeps changes that come through Kafka's own API, without it they are refused. Of the others:
-    keeps the last good quotas, for a start while their source is away."""
+    """With source `file`: keeps changes made through Kafka's own API, which are refused without it. With the others:
+    keeps the last good quotas, for a start while their source is down."""
 
     zookeeper: ZooKeeperConfig = ZooKeeperConfig()
     """The ensemble of source `zookeeper`."""
 
     topic: Annotated[str | None, TOPIC_NAME] = None
-    """The topic of source `topic`; `__kafka_throttle_quotas_` and the virtual cluster's name without it."""
+    """The topic of source `topic`. Default: `__kafka_throttle_quotas_` and the virtual cluster's name."""
 
     poll_interval_ms: Annotated[int, Whole(100, 3_600_000)] = 2_000
     """How often source `upstream` is read, in milliseconds."""
 
     windows: WindowsConfig = WindowsConfig()
-    """Over which time use is measured."""
+    """The windows that use is measured in."""
 
     request_costs: Many[RequestCost] = ()
-    """What requests cost at most, pinned. For the other APIs it is learned from how fast each node answers. Until it
-    is learned, and for APIs whose response may wait, a cost that the proxy comes with holds. It has one for Produce,
-    Fetch, Heartbeat and others; an API that it has none for begins with 60 us, and 0.25 us for each KiB."""
+    """Fixed upper limits of what requests cost. For the other APIs the proxy learns it from how fast each node
+    responds. Until it has learned it, and for APIs whose response may wait, built-in costs apply: for Produce, Fetch,
+    Heartbeat and others; for any other API 60 us, and 0.25 us for each KiB."""
 
     instances: Annotated[int, Whole(1, 1_000)] = 1
     """How many proxies serve this cluster with the same quotas. With more than one, or with a `fleet`, source `file`
-    refuses changes through Kafka's API: each would have its own. An instance of a fleet that starts while ZooKeeper is
-    away divides each limit by this number, until it knows the others."""
+    refuses changes through Kafka's API, as each proxy would have its own. An instance of a fleet that starts while
+    ZooKeeper is down divides each limit by this number until it knows the others."""
 
     admin_users: Names = ()
     """Users who may describe and alter all quotas with Kafka's own tools."""
 
     admin_listeners: Names = ()
-    """Names of listeners whose clients may do that, whoever they are."""
+    """Names of listeners whose clients may do that, whatever their user is."""
 
     describe_users: Names = ()
-    """Users who may describe all quotas. Everybody may describe their own."""
+    """Users who may describe all quotas. Each user may describe their own."""
 
 
 class SaslPrincipal(Settings):
-    """The user of all who log in by a mechanism and show no name: GSSAPI, delegation tokens, opaque bearer tokens."""
+    """The user for logins whose mechanism does not reveal it: GSSAPI, delegation tokens, opaque bearer tokens."""
 
     mechanism: Annotated[str, Text("a SASL mechanism like GSSAPI", is_sasl_mechanism)]
     """The mechanism, by the name that clients give it."""
@@ -622,28 +623,28 @@ class SaslPrincipal(Settings):
 
 
 class SaslConfig(Settings):
-    """What the proxy makes of SASL authentications that pass: users that the nodes accept have their own quotas."""
+    """How the proxy reads SASL logins. Users that the nodes accept have their own quotas."""
 
     required: bool = False
-    """`true`: the nodes demand SASL of clients. Before it has succeeded nothing else passes, and nothing is charged.
-    `false`: clients are ANONYMOUS until then. If not given: `true` where `upstream.admin` logs in by SASL."""
+    """`true`: the nodes require SASL of clients. Before a login has succeeded nothing else passes, and nothing is
+    charged. `false`: clients are ANONYMOUS until then. Default: `true` if `upstream.admin` logs in by SASL."""
 
     user_names: NamesOfUsers = Field({})
     """Users by the names that logins show, like `{AKIAIOSFODNN7EXAMPLE: billing}`; all other logins are the user that
-    they show. So for every mechanism. The name is that of PLAIN, SCRAM or a token; for Amazon MSK the id of the access
-    key, for Event Hubs the `SharedAccessKeyName`. A login without a name shows `?` and its mechanism, like `?GSSAPI`.
-    `?OAUTHBEARER` (and `?AWS_MSK_IAM`) also stands for all access keys that are not listed, `$ConnectionString` for all
-    such keys of Event Hubs. Quotas, limits and rights are those of the user that is given here. A change applies to a
-    connection at its next login."""
+    they show. This holds for every mechanism. The name is that of PLAIN, SCRAM or a token; for Amazon MSK the id of the
+    access key, for Event Hubs the `SharedAccessKeyName`. A login without a name shows `?` and its mechanism, like
+    `?GSSAPI`. `?OAUTHBEARER` (and `?AWS_MSK_IAM`) also stands for all access keys that are not listed,
+    `$ConnectionString` for all such keys of Event Hubs. Quotas, limits and rights are those of the user that is given
+    here. A change applies to a connection at its next login."""
 
     principals: Many[SaslPrincipal] = ()
     """The old form of `user_names`, for logins without a name."""
 
     oauth_claims: Many[OauthClaim] = ()
-    """The claims of bearer tokens that name the user, `sub` without; the first that a token has counts, as
+    """The claims of bearer tokens that name the user; the first one that a token has counts. Default: `sub`. As
     `sasl.oauthbearer.sub.claim.name` of the nodes, or Strimzi's `oauth.username.claim` and
-    `oauth.fallback.username.claim`. `{claim: client_id, prefix: service-account-}` puts something before the value.
-    So for OAUTHBEARER, and for tokens that come by PLAIN as the password of `$accessToken`."""
+    `oauth.fallback.username.claim`. `{claim: client_id, prefix: service-account-}` puts a prefix before the value. For
+    OAUTHBEARER, and for tokens sent by PLAIN as the password of `$accessToken`."""
 
     subject_claim: Annotated[str | None, Text("the name of a claim", bool)] = None
     """The old name of `oauth_claims`, for one claim."""
@@ -677,7 +678,7 @@ class VirtualClusterConfig(Settings):
     """A Kafka cluster as clients of the proxy see it."""
 
     name: Name
-    """What logs and metrics call this virtual cluster."""
+    """The name of this virtual cluster in logs and metrics."""
 
     upstream: UpstreamConfig
     """The cluster behind it."""
@@ -689,7 +690,7 @@ class VirtualClusterConfig(Settings):
     """Who may use how much of each node."""
 
     caps: CapsConfig = CapsConfig()
-    """What all connections of all its listeners may move together."""
+    """The caps for all connections of all its listeners together."""
 
     throttle: ThrottleConfig = ThrottleConfig()
     """How a client that is over its quota is slowed down."""
@@ -698,7 +699,7 @@ class VirtualClusterConfig(Settings):
     """What each address and each user may have."""
 
     sasl: SaslConfig = SaslConfig()
-    """Users that prove who they are by SASL. Connections keep what they began with."""
+    """Users that log in by SASL. Open connections keep the settings they began with."""
 
     fleet: FleetConfig | None = None
     """The other instances that serve this virtual cluster. Without it, each instance enforces whole limits."""
@@ -710,7 +711,7 @@ class VirtualClusterConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _demand_sasl_as_of_us(cls, data: Any) -> Any:
+    def _require_sasl_if_proxy_uses_it(cls, data: Any) -> Any:
         if isinstance(data, dict):
             upstream, sasl = data.get("upstream"), data.get("sasl", {})
             admin = upstream.get("admin") if isinstance(upstream, dict) else None
@@ -735,11 +736,11 @@ class MetricsConfig(Settings):
     """Their port."""
 
     top_entities: Annotated[int, Whole(0, 1_000)] = 20
-    """How many entities have separate series, for each node and quota type: this many with the highest use, and as many
-    that are throttled now or were throttled for longest. The rest are summed up."""
+    """How many entities have series of their own, for each node and quota type: this many with the highest use, and as
+    many that are throttled now or were throttled for longest. The rest are summed up."""
 
     latency_sample: Annotated[int, Whole(0, 1_000_000)] = 64
-    """Of one in so many turns of the event loop the latency is measured that the proxy adds; 0: of none."""
+    """The added latency is measured in one of so many turns of the event loop. 0: off."""
 
     username: Annotated[str | None, Text("a name without colons (numbers need quotes)", is_user_of_http)] = None
     """The user that requests for /metrics must name (HTTP Basic). Without it /metrics is for everybody; /livez and
@@ -749,12 +750,11 @@ class MetricsConfig(Settings):
     """A file that holds the password of `username` and nothing else; read again when it changes."""
 
     hosts: HostNames = ()
-    """Names that requests for /metrics may have as their host, besides those of this machine. Without any, any name may
-    be used, but not where /metrics is for everybody and `bind` is loopback: there others than this machine reach it by
-    DNS rebinding only."""
+    """Host names that requests for /metrics may use, besides those of this machine. Default: any name; but on a
+    loopback address without a password only those of this machine (this protects against DNS rebinding)."""
 
     tls: ServerTlsConfig | None = None
-    """TLS; without this section the listener is plain. Adding this section, or taking it away, waits for a restart."""
+    """TLS; without this section the listener is plain. Adding or removing this section needs a restart."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -763,7 +763,8 @@ class MetricsConfig(Settings):
 
 
 class AdminConfig(Settings):
-    """The HTTP listener for operators: what `kafka-throttle explain` and `top` ask, as a JSON API."""
+    """The HTTP listener for operators: the status page, and the JSON API that `kafka-throttle explain` and `top`
+    use."""
 
     bind: Bind = "127.0.0.1"
     """The local address of the API. One that is not loopback needs `token_file`, and should have `tls`."""
@@ -772,18 +773,17 @@ class AdminConfig(Settings):
     """The port of the API."""
 
     token_file: FilePath = None
-    """A file that holds the token which requests must bear; read again when it changes. Browsers ask for it as a
-    password, for any user."""
+    """A file that holds the token of requests; read again when it changes. Browsers ask for it as a password, for any
+    user."""
 
     write_token_file: FilePath = None
-    """A file that holds another token, which may also change something. Without it no request may."""
+    """A file that holds another token, for requests that change something. Without it there are none."""
 
     hosts: HostNames = ()
-    """Names that requests may have as their host with a token, besides those of this machine and `bind`; any name
-    without this setting."""
+    """Host names that requests with a token may use, besides those of this machine and `bind`. Default: any name."""
 
     tls: ServerTlsConfig | None = None
-    """TLS; without this section the listener is plain. Adding this section, or taking it away, waits for a restart."""
+    """TLS; without this section the listener is plain. Adding or removing this section needs a restart."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -802,74 +802,76 @@ class LimitsConfig(Settings):
     """The largest request in bytes, as a node's socket.request.max.bytes; a larger one is refused."""
 
     max_response_bytes: Annotated[int, Whole(1_024, INT32_MAX)] = INT32_MAX
-    """The largest response in bytes. Answers are streamed, so this guards against nonsense, not memory."""
+    """The largest response in bytes. Responses are streamed, so this guards against corrupt sizes, not memory."""
 
     max_in_flight: Annotated[int, Whole(1, 100_000)] = 1_000
-    """Unanswered requests of one connection; at this number no more are taken until one is answered."""
+    """Requests in flight on one connection; at this number no more are read until a response has come."""
 
     write_buffer_bytes: Annotated[int, Whole(4_096, 1_073_741_824)] = 262_144
-    """Bytes that may wait in one direction of one connection; above it the other side is not read. As many may be kept
-    for its unanswered requests: responses of the proxy that wait for their turn, client-ids above 1 KiB, what is noted
-    of topics to be created or deleted. Above it no more requests are taken until all are answered."""
+    """Bytes that may wait in one direction of one connection; above it the other side is not read. The same bound holds
+    for what is kept of its requests in flight: responses of the proxy that wait for their turn, client-ids above 1 KiB,
+    notes on topics to be created or deleted. Above it no more requests are read until all have responses."""
 
     max_connections: Annotated[int, Whole(1, 1_000_000)] = 10_000
     """Sockets of clients in this process, connected, held, on their way in or out; one more is closed at once. Each
     takes two file descriptors: there are fewer where the system's hard limit of those (`ulimit -Hn`) says so, with a
-    line in the log. Where connections are rather to wait, set a smaller `connections.max_connections`."""
+    line in the log. To have connections wait instead, set a smaller `connections.max_connections`."""
 
     max_http_connections: Annotated[int, Whole(1, 10_000)] = 32
-    """The most connections to each of the HTTP listeners, `metrics` and `admin`. For one more, the proxy closes one on
-    which it waits for the peer: of the address (for IPv6, the /64 network) that has most of these, the oldest. If a
-    request is under way on all, the address with most connections loses its oldest one; if the new connection's address
-    would then have as many, the new one is closed. So many descriptors are reserved for each of the listeners."""
+    """The most connections to each of the HTTP listeners, `metrics` and `admin`. If there is one more, the
+    address (for IPv6, the /64 network) with the most idle connections loses its oldest one. If a request is under way
+    on all, the address with the most connections loses its oldest; if the new connection's address would then have as
+    many, the new one is closed. So many descriptors are reserved for each of the two listeners."""
 
     http_idle_timeout_ms: Annotated[int, Whole(1_000, 3_600_000)] = 30_000
-    """How long such a connection may be without a whole request, the first or the next one, in milliseconds."""
+    """How long such a connection may take until its first or its next request is complete, in milliseconds."""
 
     max_held_connections: Annotated[int, Whole(0, 1_000_000)] = 2_000
-    """Connections of all addresses that come too fast which are held at a time; one more is reset at once."""
+    """How many connections above their address's rate are held at a time, of all addresses; one more is reset at
+    once."""
 
     first_byte_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 60_000
-    """How long a client may stay connected without sending anything, in milliseconds; 0: for ever."""
+    """How long a client may stay connected without sending anything, in milliseconds; 0: no limit."""
 
     request_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 120_000
-    """How long a request may take from its first byte to its last, in milliseconds; 0: for ever. Time in which the
-    client is not read, as it is throttled or the node takes no more, does not count."""
+    """How long a request may take from its first byte to its last, in milliseconds; 0: no limit. Time in which the
+    client is not read does not count: it is throttled, or the node is slow."""
 
     idle_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 600_000
     """After how long without a request a connection is closed, in milliseconds, as by a node's connections.max.idle.ms;
     0: never. Not while a response is due or the client is throttled."""
 
     unread_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 600_000
-    """How long a client may read nothing at all while responses wait for it, in milliseconds; 0: for ever. Read is what
-    its system acknowledges, a segment at a time: 3 bytes/s suffice in a network, some 100 on the same machine."""
+    """How long a client may read nothing while responses wait for it, in milliseconds; 0: no limit. Progress is
+    measured by TCP acknowledgements: 3 bytes/s suffice in a network, some 100 on the same machine."""
 
     proxy_header_timeout_ms: Annotated[int, Whole(100, 300_000)] = 5_000
-    """How long a load balancer may take from connecting to the end of its PROXY header, in milliseconds; with
-    `optional`, to the first bytes of whatever it sends."""
+    """How long a load balancer may take until its PROXY header is complete, in milliseconds; with `optional`, until its
+    first bytes."""
 
     max_proxy_headers: Annotated[int, Whole(1, 1_000_000)] = 1_000
-    """Connections of each listener whose PROXY header is still to come; one more is closed at once."""
+    """Connections of each listener that have not sent their PROXY header yet; one more is closed at once."""
 
     handshake_timeout_ms: Annotated[int, Whole(100, 300_000)] = 10_000
     """How long a TLS handshake with a client may take, in milliseconds."""
 
     max_handshakes: Annotated[int, Whole(1, 1_000_000)] = 1_000
-    """TLS handshakes of each listener that are under way; with one more, the oldest is closed of the address that has
-    most, or the new one if that is from there. They are computed beside what else the proxy does, as many at a time as
-    it has processors, some 1 ms each."""
+    """TLS handshakes of each listener that are under way. If there is one more, the address with the most loses its
+    oldest, or the new one if it is from there. They are computed in threads, one for each processor, about 1 ms
+    each."""
 
     max_sensors: Annotated[int, Whole(16, 10_000_000)] = 100_000
-    """Rows of each virtual cluster to measure entities with; beyond it, newcomers of a default share one."""
+    """The most entities that each virtual cluster measures; above it, new clients of a default quota share one
+    sensor."""
 
     drain_s: Annotated[int, Whole(0, 3_600)] = 10
-    """How long a process that ends waits for responses at most, in seconds. If other processes accept the clients
-    meanwhile (after SIGUSR2, with `drain.lame_duck_s`, or with another process at the same ports), the closing of
-    connections is spread over this time; otherwise each is closed at once, or when its requests have responses."""
+    """The longest time that a process waits for responses when it ends, in seconds. If other processes accept the
+    clients meanwhile (after SIGUSR2, with `drain.lame_duck_s`, or with another process at the same ports), the closing
+    of connections is spread over this time; otherwise each is closed at once, or when its requests have responses."""
 
 
 class DrainConfig(Settings):
-    """The end of the process, after SIGTERM. `limits.drain_s` says how long its last step takes at most."""
+    """The end of the process, after SIGTERM. `limits.drain_s` bounds its last step."""
 
     lame_duck_s: Annotated[int, Whole(0, 3_600)] = 0
     """How long the proxy still accepts connections after SIGTERM, in seconds, while /readyz says that it is not ready:
@@ -878,52 +880,53 @@ class DrainConfig(Settings):
 
 
 class RestartConfig(Settings):
-    """How another process takes the place of this one without a refused connection: docs/operations.md."""
+    """How another process takes over from this one without a refused connection: docs/operations.md."""
 
     successor_timeout_s: Annotated[int, Whole(1, 3_600)] = 60
-    """After SIGUSR2: how long the process that takes over may take until it accepts connections, in seconds. After that
-    it is ended, and this one goes on."""
+    """After SIGUSR2: how long the new process may take until it accepts connections, in seconds. After that it is
+    ended, and this one goes on."""
 
     reuse_port: bool = False
     """`true`: other processes that have this setting, too, may listen at the same ports, also those of `metrics` and
     `admin` (SO_REUSEPORT): so the next process can start before this one stops."""
 
     sensors_file: FilePath = None
-    """A file in which a process that stops keeps what its sensors have measured, for the next one on the same machine.
-    Without it, or after a crash, each client begins with a full burst again. Not needed for SIGUSR2."""
+    """A file in which a process that stops saves its sensors for the next one on the same machine. Without it, or after
+    a crash, each client begins with a full burst. Not needed for SIGUSR2."""
 
 
 class TraceConfig(Settings):
-    """Every operation on the sensors of some entities, for a replay that is exact; for a while, as it is much."""
+    """Every operation on the sensors of some entities, for an exact replay. It is much data: use it for a while
+    only."""
 
     entities: Many[EntitySettings] = ()
-    """Whose sensors: those that measure under these names, or for a quota that is set on exactly this entity."""
+    """The entities: sensors with these names, or of a quota that is set on exactly this entity."""
 
     events_per_second: Annotated[int, Whole(1, 1_000_000)] = 10_000
-    """So many are noted in a second; the others are dropped, counted, and told as a gap."""
+    """The most operations per second; the others are dropped, counted, and recorded as a gap."""
 
     total_mib: Annotated[int, Whole(1, 1_048_576)] = 1024
-    """The oldest files go when there are more MiB of trace than this."""
+    """The most MiB of trace; above it the oldest files are deleted."""
 
 
 class UsageTopicConfig(CredentialsConfig):
-    """A Kafka topic that gets each line of the files, too, when a file is complete: docs/usage.md."""
+    """A Kafka topic that also gets each line of a file when the file is complete: docs/usage.md."""
 
     bootstrap_servers: Some[Server]
     """Nodes to ask first for the cluster's members, each as host:port (IPv6 in brackets)."""
 
     topic: Annotated[str, TOPIC_NAME]
-    """Its name. It should be there: a cluster that makes topics by itself makes it with its defaults."""
+    """Its name. Create it first: a cluster that creates topics automatically gives it its defaults."""
 
     compression: Literal["none", "gzip"] = "gzip"
-    """How messages are packed."""
+    """The compression of batches."""
 
 
 class UsageConfig(Settings):
     """Records of what every client uses, written to files for `kafka-throttle usage`. Off without a directory."""
 
     directory: FilePath = None
-    """Where complete files appear. It is made if it is missing, and must have mode 0700."""
+    """Where complete files appear. It is created if it is missing, and must have mode 0700."""
 
     instance: Annotated[
         str | None,
@@ -932,40 +935,40 @@ class UsageConfig(Settings):
             lambda text: INSTANCE.fullmatch(text) is not None,
         ),
     ] = None
-    """What this proxy is called in the records: no two read together may have one name. Without it: the host's."""
+    """The name of this proxy in the records; each proxy needs its own. Default: the host name."""
 
     window_s: Annotated[int, Whole(1, 3_600)] = 10
-    """Each record is about so many seconds, that begin at multiples of it by the wall clock."""
+    """The length of a record in seconds. Windows start at multiples of it (UTC)."""
 
     max_clients: Annotated[int, Whole(1, 10_000_000)] = 100_000
-    """So many clients of a virtual cluster are told apart in a window; those beyond are `<overflow>` of their user."""
+    """The most clients of a virtual cluster in a window; the others are counted as `<overflow>` of their user."""
 
     file_mib: Annotated[int, Whole(1, 1_024)] = 64
-    """A file is complete when it has so many MiB."""
+    """The size in MiB at which a file is complete."""
 
     file_s: Annotated[int, Whole(1, 86_400)] = 60
-    """It is complete after so many seconds, too."""
+    """The age in seconds at which a file is complete."""
 
     total_mib: Annotated[int, Whole(1, 1_048_576)] = 4096
-    """The oldest files go when there are more MiB of records than this."""
+    """The most MiB of records; above it the oldest files are deleted."""
 
     keep_s: Annotated[int, Whole(60, INT32_MAX)] = 1_209_600
-    """Files that are older than so many seconds go."""
+    """The age in seconds at which files are deleted."""
 
     keep_at_least_s: Annotated[int, Whole(0, INT32_MAX)] = Field(3_600, validate_default=True)
-    """No file that is younger than so many seconds goes, however many there are."""
+    """No file that is younger than this many seconds is deleted, however many there are."""
 
     queue_records: Annotated[int, Whole(1_000, 10_000_000)] = 100_000
-    """So many records may wait for the disk; those beyond are dropped, counted, and told as a gap."""
+    """The most records that wait for the disk; the others are dropped, counted, and recorded as a gap."""
 
     fsync: bool = True
-    """Whether a complete file is on the disk before it has its name: then a crash of the machine loses none."""
+    """Whether a file is synced to the disk before it gets its final name, so that a crash of the machine loses none."""
 
     trace: TraceConfig = TraceConfig()
     """What is traced beside the records."""
 
     kafka: UsageTopicConfig | None = None
-    """A topic that gets what is in complete files, too; none without it."""
+    """A topic that also gets the records of complete files. Default: none."""
 
     @field_validator("keep_at_least_s")
     @classmethod
@@ -988,14 +991,14 @@ class HistoryConfig(Settings):
     """Who was throttled in each second, by which quotas, for `kafka-throttle explain --at`. Off without a directory."""
 
     directory: FilePath = None
-    """Where the files are. It is made if it is missing, and must have mode 0700. Each instance of the proxy needs its
-    own directory; a process and its successor may share it."""
+    """Where the files are. It is created if it is missing, and must have mode 0700. Each instance of the proxy needs
+    its own directory; a process and its successor may share it."""
 
     keep_hours: Annotated[int, Whole(1, 8_760)] = 24
-    """How long the past can be asked for, in hours."""
+    """How far back the history goes, in hours."""
 
     max_mib: Annotated[int, Whole(8, 1_048_576)] = 256
-    """All files together never have more MiB than this: the oldest files go, also if they are younger than
+    """The most MiB of all files together; above it the oldest are deleted, even if they are younger than
     `keep_hours`."""
 
 
@@ -1003,7 +1006,7 @@ class LogConfig(Settings):
     """What is logged to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least grave level that is logged."""
+    """The lowest level that is logged."""
 
     format: Literal["json", "console"] = "json"
     """`json`: one object a line; `console`: for people."""
@@ -1019,7 +1022,7 @@ class Config(Settings):
         f"virtual_clusters[].listeners[].{name}"
         for name in ("caps", "proxy_protocol", "trusted_networks", "connections", "tls", "require_server_name")
     )
-    """What a running proxy takes up though the section around it waits for a restart."""
+    """What a running proxy applies although the section around it needs a restart."""
 
     NEEDS_RESTART: ClassVar[frozenset[str]] = frozenset(
         {
@@ -1065,16 +1068,16 @@ class Config(Settings):
     """The end of the process."""
 
     restart: RestartConfig = RestartConfig()
-    """How another process takes its place."""
+    """How another process takes over."""
 
     connections: ConnectionLimitsConfig = ConnectionLimitsConfig()
     """How fast connections may come to this process, and how many."""
 
     usage: UsageConfig = UsageConfig()
-    """What is written down of everybody's use."""
+    """Usage records."""
 
     history: HistoryConfig = HistoryConfig()
-    """What is kept of the past."""
+    """The history of throttles."""
 
     log: LogConfig = LogConfig()
     """What is logged to standard error."""

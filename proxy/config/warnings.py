@@ -75,7 +75,7 @@ def written_file_warnings(config: Config) -> Iterator[Problem]:
     """Files that the proxy could not write. Looks at the disk, and may wait for it."""
     for i, cluster in enumerate(config.virtual_clusters):
         makes_changes = cluster.quotas.source == "file"
-        lost = "changes of quotas are refused" if makes_changes else "a start needs the source"
+        lost = "changes of quotas are refused" if makes_changes else "the last good quotas are not saved"
         place = f"virtual_clusters[{i}].quotas.state_file"
         yield from _unwritten(place, cluster.quotas.state_file, lost, of_changes=makes_changes)
     lost = "after a restart each client begins with a full burst"
@@ -228,9 +228,10 @@ def _source_warnings(path: str, quotas: QuotasConfig) -> Iterator[Problem]:
         yield Problem(f"{path}.zookeeper.chroot", problem)
     admins = bool(quotas.admin_users or quotas.admin_listeners)
     if quotas.state_file is None and (quotas.source != "file" or admins):
-        expected = "a file to keep changes in" if quotas.source == "file" else "a file for the last good quotas"
-        lost = "changes through Kafka's API are refused" if quotas.source == "file" else "a start needs the source"
-        yield Problem(f"{path}.state_file", f"expected {expected}, got nothing: {lost}")
+        lost = "if the source is down at the next start, there are no quotas"
+        if quotas.source == "file":
+            lost = "changes through Kafka's API are refused"
+        yield Problem(f"{path}.state_file", f"no state_file: {lost}")
 
 
 def _beaten_entries(path: str, entries: Sequence[QuotaEntry]) -> Iterator[Problem]:

@@ -400,7 +400,7 @@ class Admission(Generic[Ticket]):
 
     # ---------------------------------------------------------------- admitted
 
-    def user_became(self, place: ConnectionSlot, user: str) -> bool:
+    def change_user(self, place: ConnectionSlot, user: str) -> bool:
         """Whether a connection may stay now that its user is known or has changed. If so, it counts for that user."""
         if user == place.user:
             return True

@@ -40,7 +40,7 @@ class FairPool(Generic[Ticket]):
         if not self._of[origin]:
             del self._of[origin]
 
-    def who_leaves_for(self, origin: str) -> Ticket | None:
+    def victim_for(self, origin: str) -> Ticket | None:
         """The ticket to remove from a full pool so that this origin can add one; None if this origin may not add one.
 
         It is the oldest ticket of the origin with most tickets, if that origin has more than this one would have then.

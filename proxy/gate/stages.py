@@ -120,7 +120,7 @@ class SlowStage:
 
     def _make_room_for(self, origin: str) -> bool:
         """Cancel another connection if the pool gives its place to this origin. Returns whether there is room now."""
-        oldest = self._tasks.who_leaves_for(origin)
+        oldest = self._tasks.victim_for(origin)
         if oldest is None:
             return False
         self._tasks.leave(oldest)

@@ -24,7 +24,7 @@ _UNREAD_BYTES = 65_536
 Result = TypeVar("Result")
 
 
-async def beside_the_loop(work: Callable[[], Result]) -> Result:
+async def run_in_tls_threads(work: Callable[[], Result]) -> Result:
     """The result of slow work that belongs to a handshake, done in the threads where handshakes are computed."""
     return await asyncio.get_running_loop().run_in_executor(_threads, work)
 

@@ -254,7 +254,7 @@ class AdminApi:
     async def _of_the_past(self, answer: Callable[[Past, float], PastPage]) -> PastPage:
         """An answer for a second of the past, worked out in a thread."""
         if self.past is None:
-            raise web.HTTPNotFound(text="at: nothing is held of the past, as history.directory is not set")
+            raise web.HTTPNotFound(text="at: there is no history, as history.directory is not set")
         try:
             async with self._looking_up:
                 return await asyncio.to_thread(answer, self.past, self._clock.epoch_ms() / 1000)

@@ -311,7 +311,7 @@ def share_text(form: Form) -> str:
     """A ShareForm in words."""
     words = [f"share {_part(form['share'])}: {form['why']}"]
     if form["claim"] is not None:
-        words.append(f"it claims {_part(form['claim'])} and could use {_part(form['demand'])}")
+        words.append(f"it claims {_part(form['claim'])} and wants {_part(form['demand'])}")
     if form["others"]:
         members = ", ".join(f"{other['instance']} {_part(other['claim'])}" for other in form["others"])
         words.append(f"others claim {_part(form['others_claim'])} ({members})")

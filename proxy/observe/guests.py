@@ -23,7 +23,7 @@ _GOODBYE_WITHIN_S = 1.0
 log = structlog.get_logger()
 
 
-class Guests:
+class HttpConnections:
     """The connections of one HTTP listener: at most `most`, each closed when it reads nothing for `idle_s` or longer.
 
     `new_handler` makes the HTTP protocol object of one connection, which closes it when no request comes. `is_asked`
@@ -94,7 +94,7 @@ class Guests:
                 connections=times,
                 last_address=address,
             )
-        leaving = self._pool.oldest(_Guest.waits_for_peer) or self._pool.who_leaves_for(network_of(address))
+        leaving = self._pool.oldest(_Guest.waits_for_peer) or self._pool.victim_for(network_of(address))
         if leaving is None:
             return False
         leaving.abort()
@@ -120,7 +120,7 @@ class _Guest(asyncio.Protocol):
     `opening` is the task that opens it, with TLS the handshake.
     """
 
-    def __init__(self, host: Guests) -> None:
+    def __init__(self, host: HttpConnections) -> None:
         self.opening: asyncio.Task[Any] | None = None
         self._host = host
         self._handler: asyncio.Protocol | None = None

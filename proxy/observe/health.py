@@ -11,11 +11,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from proxy.observe.fleet_metrics import FleetTotals
 from quotas.sources.source import SourceState
 
-STOPPING: Final = "stopping"
-HANDED_OVER: Final = "another process has taken over"
-
-_ON_PURPOSE = frozenset({STOPPING, HANDED_OVER})
-"""Why a process is not ready because an operator wants that."""
+STOPPING: Final = "shutting down"
+HANDED_OVER: Final = "handed over to pid "
+"""Followed by the number of the process that has taken over."""
 
 _NODES_SHOWN = 10
 _START_MS = 30_000
@@ -142,7 +140,12 @@ class Readiness:
 
     def _level_of_reasons(self, reasons: Sequence[str]) -> int:
         starts = not self._was_ready and self._now_ms() - self._started_ms < _START_MS
-        return logging.INFO if starts or _ON_PURPOSE.issuperset(reasons) else logging.WARNING
+        return logging.INFO if starts or all(map(_is_on_purpose, reasons)) else logging.WARNING
+
+
+def _is_on_purpose(reason: str) -> bool:
+    """Whether a process is not ready because an operator wants that."""
+    return reason == STOPPING or reason.startswith(HANDED_OVER)
 
 
 def health_families(clusters: Iterable[ClusterHealth]) -> Iterator[Metric]:

@@ -16,7 +16,7 @@ from common.duties import Duty
 from common.printable import printable
 from common.problems import Problem
 from proxy.config.problems import ConfigErrors
-from proxy.observe.guests import Guests
+from proxy.observe.guests import HttpConnections
 from proxy.observe.http_guard import HttpGuard, failed, refused_as_malformed
 from proxy.observe.http_refusals import HttpRefusals, Refusal
 from quotas.entities import plain_ip
@@ -52,7 +52,7 @@ class HttpListener:
         self._section = section
         self._refusals = HttpRefusals(section, refused)
         self.guard = HttpGuard(self._refusals, open_paths)
-        self.guests = Guests(self._refusals, self._new_handler, self.guard.is_asked, most, idle_s)
+        self.guests = HttpConnections(self._refusals, self._new_handler, self.guard.is_asked, most, idle_s)
         self._application = self.guard.application(routes)
         self._socket: socket.socket | None = None
         self._runner: web.AppRunner | None = None

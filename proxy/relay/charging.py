@@ -143,7 +143,7 @@ class KnownSensors:
         if self._pays and self._client_left:
             raise Refusal(CloseReason.CLIENT_CLOSED, f"while {head.plan.name} waited for what its entity owed")
         self._pays = False
-        if self._must_pay_first(head, client_sensors):
+        if self._waits_for_debt(head, client_sensors):
             return True
         if not (self._in_flight.waiting and client_sensors.limits_requests and head.answered):
             return False
@@ -152,7 +152,7 @@ class KnownSensors:
         self._throttle.reasons |= NO_ROOM
         return True
 
-    def _must_pay_first(self, head: RequestHead, client_sensors: ClientSensors) -> bool:
+    def _waits_for_debt(self, head: RequestHead, client_sensors: ClientSensors) -> bool:
         """Whether the first request of a limited kind on this connection waits for what its entity owes.
 
         Without this wait a client could avoid a throttle by reconnecting. Strict mutations do not wait: they are

@@ -84,7 +84,7 @@ def cost_kind(api_key: int) -> int:
     return _LIKE.get(api_key, api_key)
 
 
-def least_telling_bytes(api_key: int) -> int | None:
+def min_learning_bytes(api_key: int) -> int | None:
     """From how many bytes on the time of a response shows what these requests cost; None: it never does."""
     if api_key in _WAITING:
         return None

@@ -147,7 +147,7 @@ class InFlight:
         taken, self.own_responses = tuple(self.own_responses), []
         return taken
 
-    def take_up_again(self) -> bool:
+    def clear_finished_waits(self) -> bool:
         """End the reasons to wait that depend on what is in flight and are over; return whether there were any."""
         over = ASKING_FIRST if len(self.own_responses) == self.own_sent else 0
         if not self.waiting:

@@ -27,7 +27,7 @@ from protocol.primitives import Reader
 from protocol.walk import Walk
 from proxy.relay import use
 from proxy.relay.actions import DecisionKind
-from proxy.relay.costs import cost_kind, least_telling_bytes
+from proxy.relay.costs import cost_kind, min_learning_bytes
 
 _HEADER_BYTES: Final = 8
 """The length prefix and correlation id of a response."""
@@ -135,7 +135,7 @@ def _plan(api: Api, api_version: int) -> Plan:
         epoch_at=epoch_at(api_version) if api.key == FETCH else None,
         client_waits=client_waits(api.key, api_version),
         cost_kind=cost_kind(api.key),
-        telling_bytes=least_telling_bytes(api.key),
+        telling_bytes=min_learning_bytes(api.key),
         use=_use(api.key),
     )
 

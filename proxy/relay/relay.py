@@ -87,8 +87,8 @@ class Relay:
         "_throttle",
         "_times",
         "_turn",
+        "closed_silently",
         "ended_idle",
-        "ended_unheard",
     )
 
     def __init__(
@@ -126,7 +126,7 @@ class Relay:
         self._closed = False
         self._client_eof = False
         self.ended_idle = False
-        self.ended_unheard = False
+        self.closed_silently = False
 
     # ------------------------------------------------------------------- looked at
 
@@ -381,7 +381,7 @@ class Relay:
                 requests.take(at)
             if self._in_flight.queue:
                 self._responses.send_own()
-            while throttle.reasons & ENDS_WITH_RESPONSES and self._in_flight.take_up_again():
+            while throttle.reasons & ENDS_WITH_RESPONSES and self._in_flight.clear_finished_waits():
                 requests.take()
                 if self._in_flight.queue:
                     self._responses.send_own()
@@ -413,7 +413,7 @@ class Relay:
             self._close(CloseReason.ANSWER_MALFORMED, str(error))
         else:
             responses.settle_node()
-            if self._throttle.reasons & ENDS_WITH_RESPONSES and self._in_flight.take_up_again():
+            if self._throttle.reasons & ENDS_WITH_RESPONSES and self._in_flight.clear_finished_waits():
                 self._go_on_with_requests()
             else:
                 if self._throttle.reasons and self._requests.unread.data:  # if none of it waits, nothing has changed
@@ -455,7 +455,7 @@ class Relay:
         if reason in _ENDS and self._authentication_failed(reason):
             reason = CloseReason.AUTHENTICATION_FAILED
         self.ended_idle = self.idle
-        self.ended_unheard = not (accounting.requests or self._requests.unread.data or self._requests.half)
+        self.closed_silently = not (accounting.requests or self._requests.unread.data or self._requests.half)
         self._closed = True
         self._throttle.close()
         half = self._requests.half

@@ -19,7 +19,7 @@ class ConnectionRelay(Protocol):
 
     ended_idle: bool
     """Whether, at the Close, nothing was in flight or incomplete: neither side owed the other anything."""
-    ended_unheard: bool
+    closed_silently: bool
     """Whether, at the Close, the client had sent nothing at all."""
 
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:

@@ -355,7 +355,7 @@ class Instance:
 
     def serve(self) -> None:
         """Accept connections at the bound ports."""
-        _leave_to_itself_what_stays()
+        _freeze_startup_objects()
         protocols = {
             (cluster.name, listener.name): cluster.client_protocol(listener)
             for cluster in self.config.virtual_clusters
@@ -564,7 +564,7 @@ def _time_outs(limits: LimitsConfig) -> TimeOuts:
     )
 
 
-def _leave_to_itself_what_stays() -> None:
+def _freeze_startup_objects() -> None:
     """Exclude all objects that exist before the first connection, mainly quotas, from garbage collection.
 
     With 100,000 quotas each full collection would block the event loop for some hundred ms. So this is no time for one:

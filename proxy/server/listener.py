@@ -152,7 +152,7 @@ class Listener:
     def _open(self, incoming: IncomingConnection) -> bool:
         """Make a relay and a connection. False if the user may not have one more connection."""
         relays, node_id, user = self.relays, incoming.node_id, incoming.user
-        if not relays.demand_sasl and not self._gate.admission.user_became(incoming.slot, user):
+        if not relays.demand_sasl and not self._gate.admission.change_user(incoming.slot, user):
             return False
         relay, facts = relays.new(node_id, user, incoming.slot.origin)
         connection = Connection(relay, facts, self, self._clock, incoming.log)
@@ -172,10 +172,10 @@ class Listener:
     def connect(self, connection: Connection, opening: OpenUpstream, reached: Reached) -> Cancellable:
         """Connect to the node of this connection."""
         incoming = self._incoming_of[connection]
-        first = self._first_words(incoming)
+        first = self._proxy_header(incoming)
         return self._upstream.open(incoming.node_id, first, connection.whose, reached, opening.mark)
 
-    def _first_words(self, incoming: IncomingConnection) -> bytes:
+    def _proxy_header(self, incoming: IncomingConnection) -> bytes:
         """The first bytes for the node: a PROXY header with the client's address, if `send_proxy_protocol` is set."""
         if not self._upstream.config.send_proxy_protocol:
             return b""
@@ -218,7 +218,7 @@ class Listener:
     def _note_identity(self, connection: Connection, log: "FilteringBoundLogger", identity: Identity) -> None:
         """A client has logged in: check the limit of its user's connections, and log what an operator should know."""
         incoming = self._incoming_of.get(connection)
-        if incoming is not None and not self._gate.admission.user_became(incoming.slot, identity.user):
+        if incoming is not None and not self._gate.admission.change_user(incoming.slot, identity.user):
             connection.give_up(CloseReason.TOO_MANY_OF_USER, identity.user)
         if not identity.visible and self._gate.log.note_shared(self.key, identity.user):
             log.warning("user_not_visible", user=identity.user, mechanism=identity.mechanism)

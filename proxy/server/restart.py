@@ -105,6 +105,11 @@ class Restart:
         """Whether another process has taken over: it accepts the connections."""
         return self._successor is not None
 
+    @property
+    def successor_pid(self) -> int | None:
+        """The number of the process that has taken over; None if there is none."""
+        return None if self._successor is None else self._successor.pid
+
     def others_accept(self, config: Config) -> bool:
         """Whether other processes serve the clients of connections that are closed now, before this process has ended.
 

@@ -78,8 +78,8 @@ class Service:
 
     def not_ready(self) -> list[str]:
         """The reasons why clients cannot be served, one line each; empty when they can."""
-        if self._restart.is_succeeded:
-            return [HANDED_OVER]
+        if (pid := self._restart.successor_pid) is not None:
+            return [f"{HANDED_OVER}{pid}"]
         return self.instance.not_ready()
 
     def _show(self, place: TlsPlace, material: TlsMaterial | None) -> None:

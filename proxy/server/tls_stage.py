@@ -13,7 +13,7 @@ from protocol.identity.distinguished_names import not_after, subject_of
 from protocol.identity.principal_rules import NoPrincipalRule, PrincipalRules
 from proxy.clock import Clock
 from proxy.gate.stages import IncomingConnection, SlowStage, TurnedAway
-from proxy.net.handshake import beside_the_loop, shake_hands
+from proxy.net.handshake import run_in_tls_threads, shake_hands
 from proxy.net.poller import Poller
 from proxy.net.tls_socket import TlsSocket
 from proxy.relay.actions import CloseReason
@@ -122,7 +122,7 @@ class TlsStage:
                 raise TurnedAway(CloseReason.CLIENT_CERTIFICATE_EXPIRED)
             subject = subject_of(certificate)
             find = partial(_user, rules, subject)
-            incoming.user = find() if rules.quick else await beside_the_loop(find)
+            incoming.user = find() if rules.quick else await run_in_tls_threads(find)
         except ProtocolError as error:
             raise TurnedAway(CloseReason.CLIENT_CERTIFICATE_UNTRUSTED, str(error)) from error
         except NoPrincipalRule as error:
@@ -152,7 +152,7 @@ class TlsStage:
             reason = CloseReason.CLIENT_CERTIFICATE_EXPIRED if old else CloseReason.CLIENT_CERTIFICATE_UNTRUSTED
             return TurnedAway(reason, text)
         if tls.first_bytes and tls.first_bytes[0] != _HANDSHAKE:
-            found = looks_like(tls.first_bytes) or "bytes as of a client that speaks Kafka without TLS"
+            found = looks_like(tls.first_bytes) or "plaintext Kafka bytes"
             return TurnedAway(CloseReason.TLS_EXPECTED, f"got {found}")
         if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError) and not tls.first_bytes:
             return TurnedAway(CloseReason.CLIENT_SENT_NOTHING)

@@ -244,7 +244,7 @@ class Discovery:
             self._default_partitions = self._asking.result() or self._default_partitions
 
     async def _tell_failure(self, error: Exception) -> None:
-        """Log why the cluster cannot be had, once for each reason that is another than the last one."""
+        """Log each new reason why the cluster is unreachable."""
         servers = [str(server) for server in self.config.bootstrap_servers]
         looks = (_fault_at(server, self.config) for server in servers[:_SERVERS_LOOKED_AT])
         faults = [fault for fault in await asyncio.gather(*looks) if fault is not None]

@@ -44,7 +44,7 @@ class Pace:
         self._wake()
 
     async def turn(self, whose: Whose) -> bool:
-        """Wait for a turn; whether there was a wait. Who is cancelled meanwhile gives way to the next."""
+        """Wait for a turn; whether there was a wait. A cancelled waiter gives up its turn."""
         if not self._queue and self._is_free():
             self._next_us = self._now_us() + self._interval_us
             return False

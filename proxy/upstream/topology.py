@@ -260,7 +260,7 @@ class ListenerNames:
         return BOOTSTRAP_NODE_ID
 
     def node_named(self, name: str) -> int | None:
-        """The node that a server name stands for, BOOTSTRAP_NODE_ID included; None for a name of somebody else's."""
+        """The node that a server name stands for, BOOTSTRAP_NODE_ID included; None if it is not one of our names."""
         name = plain_name(name)
         if name == self._bootstrap:
             return BOOTSTRAP_NODE_ID

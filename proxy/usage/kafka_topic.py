@@ -265,8 +265,11 @@ def producer_settings(texts: Mapping[str, str]) -> dict[str, Any]:
         if key not in KafkaProducer.DEFAULT_CONFIG:
             raise ValueError(f"{key}: KafkaProducer has no such setting")
     settings = {key: _value(key, text) for key, text in texts.items()}
-    if settings.get("security_protocol", "").startswith("SASL") != ("sasl_mechanism" in settings):
-        raise ValueError("expected sasl_mechanism with security_protocol=SASL_PLAINTEXT or SASL_SSL, and only then")
+    has_sasl, has_mechanism = settings.get("security_protocol", "").startswith("SASL"), "sasl_mechanism" in settings
+    if has_sasl and not has_mechanism:
+        raise ValueError("security_protocol SASL_PLAINTEXT or SASL_SSL needs sasl_mechanism")
+    if has_mechanism and not has_sasl:
+        raise ValueError("sasl_mechanism needs security_protocol SASL_PLAINTEXT or SASL_SSL")
     return settings
 
 

@@ -45,8 +45,8 @@ All settings: [configuration.md](configuration.md). Metrics begin with `kafka_th
   quota, otherwise what the requests cost by the model of [request-time.md](request-time.md). For controller_mutation
   it is the final number of partitions, counted when the response is there, and only while such a quota binds the
   client. For connection it is the number of admitted connections.
-- `throttled_ms` is by how much throttles prolonged mutes, so that mutes of one connection by two quotas are not
-  counted twice. `backlogged_ms` is the part of it in mutes at whose end the client had already sent something.
+- `throttled_ms` is the time by which throttles made mutes longer: where two quotas mute one connection, overlapping
+  mutes count once. `backlogged_ms` is the part of it in mutes at whose end the client had already sent something.
 - At most `usage.max_clients` clients of a virtual cluster are counted separately at a time. Further ones share one
   record for each user, with the client-id `<overflow>`; with very many users they share a single record. Sums stay
   exact.
@@ -89,9 +89,10 @@ What a reader can verify, for one (instance, epoch, stream):
   (some network file systems), a file counts as that of a killed process when nothing was written to it for twice
   `file_s` and a minute. If its process runs on after all, it writes the same records again, under the next number.
 - While a process that was replaced (SIGUSR2) still serves its connections, it writes records beside the next one, and
-  has no `final` yet. The ends of the next epoch have `beside` then: such an epoch counts as a later one only when it
-  has an end without `beside`. With `restart.reuse_port` a process does not know of the other one that still runs: until
-  that one has ended and its last file has been read, its end counts as missing.
+  has no `final` yet. Meanwhile the next one marks the ends of its files with `beside`. Only an end without that mark
+  proves that the old process has ended; until there is one, the new epoch does not count as a later one. With
+  `restart.reuse_port` a process does not know of the other one that still runs: until that one has ended and its last
+  file has been read, its end counts as missing.
 - A process that is killed before its first record is on disk leaves nothing, not even its epoch.
 
 Files older than `keep_s`, and the oldest files when there are more than `total_mib`, are deleted, but none younger

@@ -10,7 +10,7 @@ from quotas.shares.history import NOTHING, Freed, Windows, added, scaled
 from quotas.shares.moves import Key, Use
 
 _WAITS_FOR_MS: Final = 10_000
-_HOPES_MS: Final = 5_000
+_CLAIM_TIMEOUT_MS: Final = 5_000
 _OFFERED_MS: Final = 2_000
 _LOW: Final = 0.9
 
@@ -113,7 +113,7 @@ class OwnClaim:
 
     def is_refused(self, now_ms: int) -> bool:
         """Whether this member has been short for so long that others do not seem to lower their claims."""
-        return self.short_since_ms is not None and now_ms - self.short_since_ms >= _HOPES_MS
+        return self.short_since_ms is not None and now_ms - self.short_since_ms >= _CLAIM_TIMEOUT_MS
 
     def wanted(self, target: float, free: float, now_ms: int) -> float:
         """What this member claims: its target when it is short, so that the others see it and lower theirs. If they do

@@ -17,7 +17,7 @@ _PRESSED_ONCE: Final = 1.25
 _IDLE_MS: Final = 1500
 """Without use for so long, and with nobody waiting, there is no demand."""
 
-_TOO_LITTLE: Final = 1.1
+_GROWTH_THRESHOLD: Final = 1.1
 """A share that has throttled a client is too small by at least this factor,"""
 _STILL: Final = 0.8
 """as long as the rate is at least this part of the product."""
@@ -61,7 +61,7 @@ class Demand:
         rate = self._smoothed(use.rate, passed_ms)
         if now_ms - self._used_ms >= _IDLE_MS:
             self._quick = self._slow = rate = self.value = 0.0
-        more = share * _TOO_LITTLE
+        more = share * _GROWTH_THRESHOLD
         if use.is_pressed and rate >= _STILL * more:
             self._least = max(self._least, more)
         if rate < _STILL * self._least:

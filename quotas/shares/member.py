@@ -64,7 +64,7 @@ class Why(Enum):
     FLOOR = "other instances claim the limit, and this one does not"
     ENTERING = "this instance has just begun to claim the limit, and not all others know it yet"
     SHORT = "this instance needs more, and others have not yet lowered their claims"
-    CLAIMED = "this instance has what it claims"
+    CLAIMED = "the claim of this instance is in force"
 
 
 class Explained(NamedTuple):
@@ -571,7 +571,7 @@ class Member:
         if division.free >= -_ROUNDING:
             claim.over_since_ms = None
         elif claim.over_since_ms is None or not self._claimants(claim.key) <= claim.claimants:
-            # A newcomer says what it wants; it does not have it while a member that has died has its claim still.
+            # A new member only announces its claim; it has no part while a dead member still has its claim.
             claim.over_since_ms, claim.claimants = now_ms, self._claimants(claim.key)
         elif now_ms - claim.over_since_ms >= _OVER_MS and claim.enforced > 0:
             self.totals.over += 1

@@ -56,7 +56,7 @@ class SaslLogin:
 
     @property
     def not_done(self) -> str:
-        """What is said of a login that came to nothing."""
+        """Error text for a failed login."""
         who = repr(self.username) if self.username else "the proxy"
         return f"before {who} was authenticated with {self.mechanism}"
 

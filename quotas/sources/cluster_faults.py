@@ -20,7 +20,7 @@ LOGIN: Final = "upstream.admin.username, upstream.admin.password_file"
 TOKEN_ENDPOINT: Final = "upstream.admin.token_endpoint"
 TOKEN: Final = f"upstream.admin.token_file, {TOKEN_ENDPOINT}"
 
-LOGIN_EXPECTED: Final = "it wants a login (SASL)"
+LOGIN_EXPECTED: Final = "it requires a SASL login"
 """What is said of a node that requires SASL, if the proxy does not log in."""
 
 

@@ -57,7 +57,7 @@ async def _connected(host: str, port: int) -> socket.socket:
 
 
 async def _refuses_us(stream: ClusterStream) -> bool:
-    """Whether there is a word against us behind the handshake. What we said before we read it might have it lost."""
+    """Whether the server sent a TLS alert after the handshake. What we send before reading it might have it lost."""
     try:
         await stream.ends_within(_WORD_S)
     except ssl.SSLError as error:

@@ -149,13 +149,13 @@ class WindowsConfig(Settings):
     """Over which time use is measured; as the broker settings whose names are like these."""
 
     quota_window_num: Annotated[int, Whole(1, 3_600)] = 11
-    """Samples of the rates that byte and connection quotas bound."""
+    """How many windows byte and connection rates are measured over."""
 
     quota_window_size_seconds: Annotated[int, Whole(1, 3_600)] = 1
-    """Their length in seconds."""
+    """The length of a window in seconds."""
 
     controller_quota_window_num: Annotated[int, Whole(1, 3_600)] = 11
-    """For `controller_mutation_rate`: the bucket holds so many windows' worth."""
+    """For `controller_mutation_rate`: how many windows' worth the bucket holds."""
 
     controller_quota_window_size_seconds: Annotated[int, Whole(1, 3_600)] = 1
     """The length of one of these in seconds."""
@@ -165,23 +165,24 @@ class ThrottleConfig(Settings):
     """How a client that is over its quota is slowed down."""
 
     mode: Literal["mute", "delay"] = "mute"
-    """`mute`: answer at once and tell the throttle time, then do not read until it is over. `delay`: hold the response
-    for that long, as brokers before 2.0; clients that would wait again are told 0. Connections keep what they began
-    with."""
+    """`mute`: send the response at once with its throttle time, then do not read until it is over. `delay`: hold the
+    response for that long, as brokers before 2.0; clients that would wait again are told 0. Open connections keep the
+    mode they began with."""
 
     max_throttle_ms: Annotated[int, Whole(1, INT32_MAX)] = 20_000
-    """The longest single throttle in milliseconds, 8000 with `delay` if not given (for
-    `request_percentage` it is one window, as in Kafka); stay below the request timeout of
-    the clients. It bounds also the throttle times that a node reports."""
+    """The longest single throttle in milliseconds; with `delay` the default is 8000. For `request_percentage` it is one
+    window, as in Kafka. Stay below the request timeout of the clients. It also bounds the throttle times that a node
+    reports."""
 
     max_debt_ms: Annotated[int, Whole(0, INT32_MAX)] = 60_000
-    """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`, or 0: nowhere."""
+    """The most debt that is remembered when throttles are cut to `max_throttle_ms`, as a time in ms. 0: none is.
+    Otherwise at least `max_throttle_ms`."""
 
     fetch: Literal["paced", "empty"] = "paced"
-    """What comes of a fetch under a quota. `paced`: it asks for what is left of the quota and waits for its turn if
+    """What happens to a fetch under a quota. `paced`: it asks for what is left of the quota and waits for its turn if
     that is nothing; all that the node sends is delivered. `empty`: over the quota, a response without data, as from a
-    broker, and the client asks again; what the node has sent for it is lost. Not with `mode: delay`. Connections keep
-    what they began with."""
+    broker, and the client asks again; what the node has sent for it is lost. Not with `mode: delay`. Open connections
+    keep the mode they began with."""
 
     charge_validate_only: bool = False
     """`true`: creating topics or partitions with validate_only counts for `controller_mutation_rate`, as with KRaft."""

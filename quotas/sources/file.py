@@ -133,7 +133,7 @@ class FileSource:
         self._take_up()
 
     def alter(self, alterations: Sequence[Alteration]) -> Sequence[Exception | None]:
-        """Write them all into the state file, at once; what it says then is in force. One fate for all."""
+        """Write them all into the state file, at once, all or nothing; then they are in force."""
         try:
             entities = {alteration.entity for alteration in alterations}
             self._change(lambda overlay, entries: altered(overlay, entries, alterations), entities)

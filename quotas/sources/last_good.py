@@ -24,11 +24,11 @@ _LONGEST_RETRY_S = 60.0
 _LOOK_EVERY_S = 10.0
 _STOP_S = 1.0
 _MOST_ASIDE = 9
-"""So many damaged files are kept beside each other; then the last is replaced."""
+"""How many damaged files are kept; then the last is replaced."""
 
 
 class _Damaged(Exception):
-    """The file is none of ours; the text says why."""
+    """Not a last-good file; the text says why."""
 
 
 class _OfAnother(Exception):
@@ -131,7 +131,7 @@ class LastGood:
             self._problems = {str(self._path): f"the last good quotas cannot be read: {_words(error)}"}
         except _OfAnother as error:
             self._may_write = False
-            problem = f"{error}: it is left alone, and no last good quotas are kept; expected another state_file"
+            problem = f"{error}. Nothing is saved there: choose another state_file"
             self._problems = {str(self._path): problem}
         except _Damaged as error:
             self._problems = self._put_aside(f"no last good quotas: {error}")
@@ -225,11 +225,11 @@ def parse(text: bytes, source: str) -> tuple[Quotas, Sequence[str]]:
     except (ValueError, RecursionError) as error:
         raise _Damaged(f"no JSON: {error}") from error
     if isinstance(found, dict) and "overlay" in found:
-        raise _OfAnother("holds changes of the source 'file'")
+        raise _OfAnother("this file belongs to the source 'file'")
     if not isinstance(found, dict) or found.get("version") != VERSION:
         raise _Damaged(f"expected version {VERSION} of a file of last good quotas")
     if found.get("source") != source:
-        raise _OfAnother(f"holds the last good quotas of the source {found.get('source')!r}")
+        raise _OfAnother(f"this file belongs to the source {found.get('source')!r}")
     quotas: dict[Entity, Mapping[QuotaKey, Limit]] = {}
     wrong: list[str] = []
     try:

@@ -186,7 +186,7 @@ class Layers(NamedTuple):
                     yield Overridden(entity, key, said, changes[key].limit)
 
     def edits_of(self, entity: Entity) -> Mapping[str, str]:
-        """Each key that the operator has edited in vain since it was changed: its place, and what to do."""
+        """Keys whose edits have no effect because the overlay wins: the place of each, and what to do."""
         entry, changed = self.entries.get(entity, _UNSAID), self.overlay.get(entity, _UNCHANGED)
         edits = {
             key.text: (_said(said), _said(change.limit))
@@ -253,7 +253,8 @@ def parse_overlay(content: bytes, last_good: Overlay = MappingProxyType({})) -> 
     except (ValueError, RecursionError) as error:
         raise DamagedOverlay(f"expected JSON in UTF-8: {error}") from error
     if isinstance(document, dict) and "quotas" in document and "overlay" not in document:
-        raise DamagedOverlay(f"holds the last good quotas of the source {document.get('source')!r}")
+        source = document.get("source")
+        raise DamagedOverlay(f"this file belongs to the source {source!r}: choose another state_file")
     fields = _fields(document, "the file", {"version", "overlay"})
     if fields["version"] != _VERSION:
         raise DamagedOverlay(f"version: expected {_VERSION}, got {fields['version']!r}")

@@ -277,7 +277,7 @@ class _Follower:
             if quotas:
                 why = "it was deleted; the last good quotas stay in force until it is made again"
                 raise TopicRefused(f"{missing}: {why}") from None
-            raise TopicMissing(f"{missing} yet: a proxy creates it when it starts, and whoever sets a quota") from None
+            raise TopicMissing(f"{missing} yet: it is created when a proxy starts or a quota is set") from None
         is_too_late = self.read_s is None or time.monotonic() - self.read_s > place.deletions_s / 2
         if is_too_late or not place.goes_on(self._place):
             self._table, self._offset, self._published = TopicTable(self.log.name, quotas), place.first, -1

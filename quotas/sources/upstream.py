@@ -84,7 +84,7 @@ class Pace:
         return max(self._interval_s, took_s, _PAUSE_PER_BUSY_S * busy_s)
 
     def after_failure(self) -> float:
-        """After an attempt in vain."""
+        """After a failed attempt."""
         return self._backoff.failed()
 
 
@@ -127,7 +127,7 @@ class UpstreamSource:
 
     @property
     def quotas(self) -> Quotas:
-        """What the cluster told last, but for the nonsense in it."""
+        """The valid quotas of the cluster's last response."""
         return self._reported.quotas
 
     @property

@@ -46,7 +46,7 @@ class Failure(Exception):
 
 
 class Conflict(Failure):
-    """Somebody else was faster: what was read is not what is there."""
+    """Version conflict: the znode changed since it was read."""
 
 
 class Forbidden(Failure):

@@ -12,7 +12,7 @@ from kazoo import exceptions
 from kazoo.protocol.states import KazooState, KeeperState
 
 from common.login_secrets import SecretUnusable
-from common.zookeeper import LOST, Ensemble, LastWords, acl_of, close, new_client, words_for
+from common.zookeeper import LOST, Ensemble, LastKazooError, acl_of, close, new_client, words_for
 from quotas.changes import NO_QUOTAS, Alteration, Quotas, SourceUnavailable
 from quotas.sources.source import SourceState
 from quotas.sources.znode_follower import BATCH, Conflict, ConnectionLost, Failure, Follower, Forbidden
@@ -79,7 +79,7 @@ class _Connection:
         self._settings = settings
         self._wake = wake
         self._began_at = time.monotonic()
-        self._words = LastWords()
+        self._words = LastKazooError()
         try:
             self._client = new_client(settings.ensemble, self._words, _RETRY_S)
         except SecretUnusable as error:
@@ -374,7 +374,7 @@ class ZooKeeperSource:
             job.outcomes.set_result(_all_unavailable(job, f"{why}; nothing is written"))
 
     def _waiting_jobs(self) -> Iterator[_Job]:
-        """Those that are still waited for; each belongs to whom it is given to."""
+        """Those that are still waited for; the caller owns each."""
         while True:
             try:
                 job = self._jobs.popleft()
@@ -422,7 +422,7 @@ class ZooKeeperSource:
 
 
 def _close(connection: _Connection) -> None:
-    """Close a connection. One whose server does not answer takes kazoo long, which holds up nobody."""
+    """Close a connection, in a thread, because kazoo may block if the server does not respond."""
     closing = threading.Thread(target=connection.close, name="quotas-zookeeper-close", daemon=True)
     closing.start()
     closing.join(_CLOSE_S)

@@ -4,7 +4,7 @@ import pytest
 from kazoo.protocol.states import KeeperState
 
 from common.login_secrets import PasswordFile
-from common.zookeeper import Ensemble, LastWords, Login, new_client
+from common.zookeeper import Ensemble, LastKazooError, Login, new_client
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def file(tmp_path):
 
 def logged_in(ensemble):
     """A client whose login has come to its end, as kazoo tells it."""
-    client = new_client(ensemble, LastWords(), 0.1)
+    client = new_client(ensemble, LastKazooError(), 0.1)
     client._session_callback(KeeperState.CONNECTED)
     return client
 

@@ -137,7 +137,7 @@ def test_one_server_that_names_the_nodes_is_enough(path, start_node):
 def test_nodes_that_want_a_login_are_said_to_want_one(path, start_node):
     result = init(path, start_node(responses={3: b"", **WANTS_SASL}))
     assert (result.exit_code, path.exists()) == (1, False)
-    assert "it wants a login (SASL)" in result.stderr
+    assert "it requires a SASL login" in result.stderr
     assert "(look at --security-protocol)" in result.stderr
 
 

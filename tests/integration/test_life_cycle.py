@@ -188,7 +188,7 @@ def test_after_sigterm_the_proxy_is_not_ready_at_once_and_stops_after_a_while():
     with ProxyProcess(f"{HOST}:9", ready=False, drain={"lame_duck_s": 1}, limits={"drain_s": 0}) as proxy:
         proxy.wait_for(lambda: proxy.events("listening"), 10, "open ports")
         assert proxy.terminate() == 0
-        [unready] = [line for line in proxy.events("not_ready") if line["reasons"] == ["stopping"]]
+        [unready] = [line for line in proxy.events("not_ready") if line["reasons"] == ["shutting down"]]
         [stopping] = proxy.events("stopping")
         at = [datetime.fromisoformat(line["timestamp"]) for line in (unready, stopping)]
         assert at[1] - at[0] > timedelta(seconds=0.9)
@@ -198,7 +198,7 @@ def test_after_sigterm_the_proxy_is_not_ready_at_once_and_stops_after_a_while():
 def test_a_proxy_that_is_not_ready_any_more_accepts_connections_until_a_second_sigterm_ends_it_at_once():
     with ProxyProcess(f"{HOST}:9", ready=False, drain={"lame_duck_s": 3600}, limits={"drain_s": 3600}) as proxy:
         os.kill(proxy.pid, signal.SIGTERM)
-        proxy.wait_for(lambda: reasons_of(proxy) == ["stopping"], 10, "being not ready")
+        proxy.wait_for(lambda: reasons_of(proxy) == ["shutting down"], 10, "being not ready")
         with socket.create_connection((HOST, proxy.port)) as sock:
             proxy.wait_for(lambda: proxy.metric("client_sockets"), 10, "a connection")
             assert proxy.terminate() == 0

@@ -93,4 +93,5 @@ def test_a_proxy_that_hands_over_raises_no_alarm_and_each_line_says_which_proces
     assert alarms(proxy) == [], alarms(proxy)
     assert {line["pid"] for line in proxy.log()} == pids
     *_, not_ready = [line for line in proxy.events("not_ready") if line["pid"] == first]
-    assert not_ready["reasons"] == ["another process has taken over"]
+    [second] = pids - {first}
+    assert not_ready["reasons"] == [f"handed over to pid {second}"]

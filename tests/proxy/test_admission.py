@@ -310,25 +310,25 @@ def test_an_address_and_a_user_have_as_many_as_they_may():
     assert connect(admission) == Refused(CloseReason.TOO_MANY_FROM_IP)
     there = connect(admission, THERE)
     assert connect(admission, THERE) == Refused(CloseReason.TOO_MANY_FROM_IP)
-    assert [admission.user_became(place, ANONYMOUS) for place in places[:4]] == [True, True, True, False]
-    assert [admission.user_became(place, "alice") for place in places[4:6]] == [True, False]
-    assert [admission.user_became(place, "bob") for place in places[6:9]] == [True, True, False]
-    assert admission.user_became(places[0], "bob") is False
-    assert admission.user_became(places[6], "bob")
-    assert admission.user_became(places[6], "carol")
-    assert admission.user_became(places[0], "bob")
+    assert [admission.change_user(place, ANONYMOUS) for place in places[:4]] == [True, True, True, False]
+    assert [admission.change_user(place, "alice") for place in places[4:6]] == [True, False]
+    assert [admission.change_user(place, "bob") for place in places[6:9]] == [True, True, False]
+    assert admission.change_user(places[0], "bob") is False
+    assert admission.change_user(places[6], "bob")
+    assert admission.change_user(places[6], "carol")
+    assert admission.change_user(places[0], "bob")
     for place in (*places, there):
         admission.left(place)
     assert admission.quotas.connections == 0
     users = [*[ANONYMOUS] * 3, "alice", "bob", "bob", "carol"]
-    assert all(admission.user_became(connect(admission), user) for user in users)
+    assert all(admission.change_user(connect(admission), user) for user in users)
 
 
 def test_anonymous_clients_are_not_limited_without_an_override():
     admission = gate(per_user=0)
     places = [connect(admission) for _ in range(5)]
-    assert all(admission.user_became(place, ANONYMOUS) for place in places)
-    assert not admission.user_became(places[0], "alice")
+    assert all(admission.change_user(place, ANONYMOUS) for place in places)
+    assert not admission.change_user(places[0], "alice")
 
 
 def test_the_reading_of_an_address():

@@ -225,14 +225,14 @@ ONE_LIMIT_WRONG = b"""{"version": 1, "source": "upstream", "quotas": [{"entity":
     [
         ("file", None, None),
         ("file", CHANGES, None),
-        ("file", LAST_GOOD, "holds the last good quotas of the source 'upstream'"),
+        ("file", LAST_GOOD, "belongs to the source 'upstream'"),
         ("file", b"log: {}", "expected JSON in UTF-8"),
         ("file", ONE_CHANGE_WRONG, "state.json: holds what cannot be read: overlay[0]: consumer_byte_rate of user=a"),
         ("upstream", None, None),
         ("upstream", LAST_GOOD, None),
         ("upstream", ONE_LIMIT_WRONG, "state.json: holds what cannot be read: consumer_byte_rate of user=a"),
-        ("upstream", CHANGES, "holds changes of the source 'file'"),
-        ("zookeeper", LAST_GOOD, "holds the last good quotas of the source 'upstream'"),
+        ("upstream", CHANGES, "belongs to the source 'file'"),
+        ("zookeeper", LAST_GOOD, "belongs to the source 'upstream'"),
         ("topic", b"log: {}", "no JSON"),
     ],
 )
@@ -247,7 +247,7 @@ def test_check_refuses_a_state_file_that_is_not_one_of_the_source(tmp_path, sour
 
 
 @pytest.mark.parametrize(
-    ("source", "lost"), [("file", "changes of quotas are refused"), ("upstream", "a start needs the source")]
+    ("source", "lost"), [("file", "changes of quotas are refused"), ("upstream", "the last good quotas are not saved")]
 )
 def test_check_says_that_a_state_file_cannot_be_written(tmp_path, source, lost, monkeypatch):
     monkeypatch.setattr("common.atomic_file.os.access", lambda where, mode: where != tmp_path)

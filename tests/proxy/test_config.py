@@ -1308,7 +1308,7 @@ def test_the_page_about_the_configuration_is_in_step():
 def test_the_page_has_the_cost_of_an_api_that_the_proxy_comes_with_none_for():
     without = next(api_key for api_key in API_KEYS.values() if cost_kind(api_key) not in SHIPPED)
     base_us, per_kib_us = re.search(
-        r"begins with ([\d.]+) us, and ([\d.]+) us for each KiB", configuration_page()
+        r"any other API ([\d.]+) us, and ([\d.]+) us for each KiB", configuration_page()
     ).groups()
     costs = RequestCosts(SHIPPED).of_node(1)
     assert costs.us(cost_kind(without), 0) == float(base_us)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
-from proxy.cli.admin_client import Way
+from proxy.cli.admin_client import AdminEndpoint
 from proxy.cli.main import main
 from proxy.config.settings import AdminConfig
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
@@ -234,7 +234,7 @@ async def test_a_running_proxy_reports_its_measurements(path, proxy):
         "  by user=alice, level 3, of proxy.yaml\n"
         "  measured together: all client-ids of user=alice, at each node by itself\n"
         "  node 2: 150.0 bytes/s used, 1 throttle, 5.0 s in all\n"
-        "  throttled at node 2 at 2023-11-14T22:13:20.000Z for 5.0 s, still for 4.0 s: user='alice', client_id='etl'"
+        "  throttled at node 2 at 2023-11-14T22:13:20.000Z for 5.0 s, 4.0 s left: user='alice', client_id='etl'"
         " from 10.0.0.1, measured 150.0 of 100 bytes/s\n"
         "\n"
         "shadow_producer_byte_rate: 70 bytes/s\n"
@@ -255,7 +255,7 @@ async def test_the_share_of_an_instance_of_a_fleet_is_explained(path, cluster, p
     _, out, _ = await asyncio.to_thread(explain, path, "--user", "alice", "--client-id", "etl")
     assert (
         "  node 2: 150.0 bytes/s used, 1 throttle, 5.0 s in all\n"
-        "    100 bytes/s here, share 49.0%: this instance has what it claims; it claims 48.5% and could use 60.0%;"
+        "    100 bytes/s here, share 49.0%: the claim of this instance is in force; it claims 48.5% and wants 60.0%;"
         " others claim 49.0% (proxy-b#2 48.0%, proxy-c#3 1.0%)\n"
     ) in out
     cluster.share_of = lambda sensor: Explained(0.495, None, None, {}, Why.UNCLAIMED)
@@ -338,7 +338,7 @@ async def test_a_server_that_speaks_no_http_is_reported(path):
     [("0.0.0.0", "127.0.0.1:1"), ("::", "[::1]:1"), ("10.1.1.1", "10.1.1.1:1"), ("::1", "[::1]:1")],
 )
 def test_it_is_reached_from_its_own_machine(bind, reached):
-    assert str(Way().address_of(AdminConfig(bind=bind, port=1, token_file="token"))) == reached
+    assert str(AdminEndpoint().address_of(AdminConfig(bind=bind, port=1, token_file="token"))) == reached
 
 
 async def test_a_token_bucket_is_shown_with_its_tokens(path):
@@ -374,7 +374,7 @@ async def test_a_token_bucket_is_shown_with_its_tokens(path):
         "  by user=alice, level 3, of proxy.yaml\n"
         "  measured together: all client-ids of user=alice, at all nodes together\n"
         "  all nodes: -8.0 of 22.0 tokens left, 1 throttle, 4.0 s in all, 1 refusal\n"
-        "  throttled at node 1 at 2023-11-14T22:13:20.000Z for 4.0 s, still for 4.0 s: user='alice', client_id='etl'"
+        "  throttled at node 1 at 2023-11-14T22:13:20.000Z for 4.0 s, 4.0 s left: user='alice', client_id='etl'"
         " from 10.0.0.1, with -8.0 tokens\n"
     ) in out
 

@@ -33,7 +33,7 @@ def test_the_oldest_of_the_origin_with_most_leaves_for_one_that_would_have_fewer
     pool = filled(tickets)
     of = {origin: [number for number, (whose, _) in enumerate(tickets) if whose == origin] for origin in "abcde"}
     most = max(map(len, of.values()))
-    leaves = pool.who_leaves_for(comer)
+    leaves = pool.victim_for(comer)
     assert (leaves is not None) == (most > len(of[comer]) + 1)
     if leaves is not None:
         own = of[tickets[leaves][0]]

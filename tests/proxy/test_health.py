@@ -130,7 +130,7 @@ def test_the_log_has_each_change_of_the_reasons_once():
     ]
 
 
-@pytest.mark.parametrize("reason", ["stopping", "another process has taken over"])
+@pytest.mark.parametrize("reason", ["shutting down", "handed over to pid 7"])
 def test_a_process_that_ends_because_somebody_wants_that_is_no_alarm(reason):
     reasons = []
     readiness = Readiness(lambda: list(reasons), FakeClock().now_ms)
@@ -219,7 +219,7 @@ async def test_a_proxy_is_ready_once_ports_cluster_and_quotas_are_there(service)
 async def test_a_proxy_that_was_told_to_stop_is_not_ready(service):
     service.instance._is_serving = True
     service._ask_to_stop()
-    assert service.not_ready() == ["stopping"]
+    assert service.not_ready() == ["shutting down"]
     assert not service.instance.end_asked.is_set()
     service._ask_to_stop()
     assert service.instance.end_asked.is_set()

@@ -194,7 +194,7 @@ async def test_the_second_of_a_throttle_is_explained_while_the_proxy_runs_and_af
     assert f"producer_byte_rate: {LIMIT} bytes/s\n  by client-id=<default>, level 8, of proxy.yaml" in done.stdout
     assert "throttled at node 1: user='ANONYMOUS', client_id='victim' from 127.0.0.1: muted for" in done.stdout
     done = await asyncio.to_thread(kafka_throttle, "top", "-c", proxy.path, "--at", second_text(second))
-    assert done.stdout.startswith(f"1 client was throttled at {second_text(second)}, sorted by throttled\n")
+    assert done.stdout.startswith(f"1 client was throttled at {second_text(second)}, longest throttled first\n")
     assert "victim" in done.stdout
     done = await asyncio.to_thread(kafka_throttle, "top", "-c", proxy.path, "--at", second_text(second - 1))
     assert done.stdout == f"no client was throttled at {second_text(second - 1)}\n"
@@ -234,14 +234,14 @@ async def test_the_api_refuses_times_that_it_cannot_answer_for(proxy):
         status, error = await get("explain", at="soon")
         assert (status, error[:47]) == (400, "at: expected a time like 03:12:07, 2026-11-25T0")
         status, error = await get("throttled", at="2999-01-01T00:00:00Z")
-        assert (status, error[:55]) == (400, "at: 2999-01-01T00:00:00Z is in the future; held are 202")
+        assert (status, error[:62]) == (400, "at: 2999-01-01T00:00:00Z is in the future; the history has 202")
         status, error = await get("throttled", at="-2d")
-        assert (status, error[:23]) == (404, "at: nothing is held of ")
+        assert (status, error[:31]) == (404, "at: the history has nothing of ")
         status, error = await get("throttled", at="-1s", sort="left")
         assert (status, error[:30]) == (400, "sort: expected nothing beside ")
         proxy.api.past = None
         status, error = await get("explain", at="-1s")
-        assert (status, error) == (404, "at: nothing is held of the past, as history.directory is not set")
+        assert (status, error) == (404, "at: there is no history, as history.directory is not set")
 
 
 def test_without_a_history_the_command_says_so(tmp_path):

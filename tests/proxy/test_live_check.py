@@ -195,7 +195,7 @@ def test_a_login_that_is_missing_is_a_problem_only_where_the_proxy_needs_it(tmp_
         (tmp_path / "proxy.yaml").write_text(json.dumps({"virtual_clusters": clusters}))
         result = CliRunner().invoke(main, ["check", "-c", str(tmp_path / "proxy.yaml"), "--connect"])
     assert result.exit_code == status
-    said = f"virtual_clusters[0].upstream.admin.security_protocol: {listener.address}: it wants a login (SASL)"
+    said = f"virtual_clusters[0].upstream.admin.security_protocol: {listener.address}: it requires a SASL login"
     assert (f"warning: {said}, and the proxy has none: " if status == 0 else said) in result.stderr
 
 

@@ -68,17 +68,17 @@ def test_a_time_of_day_that_is_held_twice_is_ambiguous():
         ("-0s", BadMoment, "2025-11-25T12:00:00Z is not over yet"),
         ("2025-11-25T12:00:01Z", BadMoment, "2025-11-25T12:00:01Z is in the future"),
         ("9999-01-01T00:00:00Z", BadMoment, "9999-01-01T00:00:00Z is in the future"),
-        ("-2d", NotHeld, "nothing is held of 2025-11-23T12:00:00Z"),
-        ("-999999999d", NotHeld, "nothing is held of -8639"),
+        ("-2d", NotHeld, "the history has nothing of 2025-11-23T12:00:00Z"),
+        ("-999999999d", NotHeld, "the history has nothing of -8639"),
     ],
 )
 def test_what_is_not_in_the_range_is_refused_with_the_range(text, error, reason):
     with pytest.raises(error) as refused:
         named(text)
     assert reason in str(refused.value)
-    assert str(refused.value).endswith("; held are 2025-11-24T12:00:00Z to 2025-11-25T11:59:59Z")
+    assert " has 2025-11-24T12:00:00Z to 2025-11-25T11:59:59Z" in str(refused.value)
 
 
 def test_without_records_nothing_is_held():
-    with pytest.raises(NotHeld, match="nothing is held of the past yet"):
+    with pytest.raises(NotHeld, match="the history is still empty"):
         named("-1m", None)

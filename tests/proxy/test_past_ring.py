@@ -182,7 +182,7 @@ def test_seconds_without_throttles_are_held_together_and_gaps_are_not_held(direc
     assert segment.read_bytes().count(b" s ") == 3
     for second in (BEGIN, BEGIN + 9, BEGIN + 10, BEGIN + 24):
         assert explained(past, second)[1]["throttled"] == []
-    with pytest.raises(NotHeld, match="nothing is held of 2025-11-25T12:00:26Z: no proxy wrote then"):
+    with pytest.raises(NotHeld, match="the history has nothing of 2025-11-25T12:00:26Z: no proxy wrote then"):
         explained(past, BEGIN + 26)
 
 
@@ -252,7 +252,7 @@ def test_the_directory_never_grows_beyond_its_size_and_the_newest_seconds_are_he
     form, of_quota = explained(past, BEGIN + 399)
     assert len(form["quotas"]) == 4
     assert of_quota["rule"]["limit"] == 1000, "each segment has the quotas"
-    with pytest.raises(NotHeld, match="nothing is held of 2025-11-25T12:00:00Z; held are"):
+    with pytest.raises(NotHeld, match="the history has nothing of 2025-11-25T12:00:00Z; it has"):
         explained(past, BEGIN, now=BEGIN + 500)
 
 

@@ -108,7 +108,7 @@ async def test_of_a_proxy_that_does_not_have_the_virtual_cluster_the_source_is_s
     assert "user=alice\n" in done.out
     done = await quotas(path, "set", "--user", "bob", "producer_byte_rate=7")
     assert done.status == 0
-    assert done.err.startswith("whether the proxy takes this up cannot be known: 127.0.0.1:")
+    assert done.err.startswith("saved; the proxy cannot be asked, so it is not confirmed that it uses it: 127.0.0.1:")
 
 
 async def test_a_change_that_the_proxy_takes_up_is_said_to_be_in_force(path, proxy):

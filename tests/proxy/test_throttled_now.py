@@ -131,7 +131,7 @@ async def test_the_one_client_of_many_that_is_throttled_is_named_everywhere_at_o
     assert (client["rule"]["source"], client["rule"]["layer"]) == ("file", "proxy.yaml")
     assert client["rate"] > LIMIT
     assert 0 < client["left_ms"] <= 5_100
-    assert text.startswith("1 client is throttled now, sorted by left\n")
+    assert text.startswith("1 client is throttled now, longest wait first\n")
     assert f"{victim} " in text
     series = [line for line in scraped if line.startswith("kafka_throttle_entity_throttle_seconds_total{")]
     [of_victim] = [line for line in series if not line.endswith(" 0.0")]

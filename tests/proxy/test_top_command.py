@@ -132,7 +132,7 @@ async def test_each_throttled_client_is_a_line(path, proxy):
     shown = await top(path, "--once", "--sort", "rate", "--limit", "1", "--virtual-cluster", "main")
     assert proxy.asked == [{"sort": "rate", "limit": "1", "virtual_cluster": "main"}]
     title, names, client, more = shown.out.splitlines()
-    assert title == "3 clients are throttled now, sorted by left"
+    assert title == "3 clients are throttled now, longest wait first"
     assert names.split() == [
         *("VIRTUAL", "CLUSTER", "LEFT", "SINCE", "USER", "CLIENT-ID", "NODE", "QUOTA", "USED", "LIMIT", "CONNS"),
         *("THROTTLED", "RULE"),
@@ -161,7 +161,7 @@ async def test_with_one_virtual_cluster_its_name_is_left_out(path, proxy):
     proxy.throttle(ETL)
     shown = await top(path, "--once")
     assert shown.out == (
-        "1 client is throttled now, sorted by left\n"
+        "1 client is throttled now, longest wait first\n"
         "  LEFT  SINCE                 USER   CLIENT-ID  NODE  QUOTA     USED        LIMIT  CONNS  THROTTLED  RULE\n"
         "12.3 s  2026-01-02T03:04:05Z  alice  etl           2  produce  150.0  100 bytes/s      2      2.0 s"
         "  user=alice, client-id=<default>, of proxy.yaml\n"

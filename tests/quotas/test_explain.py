@@ -143,7 +143,7 @@ def test_a_client_without_a_quota_is_measured_where_the_kinds_ever_in_use_say():
     remembered = QuotaTable().succeeding(tables.enforced)
     [found] = [e for e in explain({}, Tables(remembered, QuotaTable()), Client("a", "b")) if e.key == PRODUCE]
     assert (found.rule, found.tags) == (None, SensorTags("", "b"))
-    assert found.notes == ("no quota binds: measured without a limit, as in a broker",)
+    assert found.notes == ("no quota applies",)
     [user] = [e for e in explain(*both(Entity("x")), Client("a", "b")) if e.key == PRODUCE]
     assert user.tags == SensorTags("a", "")
 

@@ -136,7 +136,7 @@ class _Stage:
 
     def _make_room_for(self, origin: str) -> bool:
         """The client that leaves must be the oldest of the origin that has most clients in the stage."""
-        leaver = self._pool.who_leaves_for(origin)
+        leaver = self._pool.victim_for(origin)
         of: dict[str, list[IncomingClient]] = {}
         for incoming in self._ends:
             of.setdefault(incoming.network, []).append(incoming)
@@ -223,7 +223,7 @@ class _Listener:
 
     def _open(self, incoming: IncomingClient) -> None:
         assert incoming.place is not None
-        if not self._acceptor.demands_sasl and not self._gate.admission.user_became(incoming.place, ANONYMOUS):
+        if not self._acceptor.demands_sasl and not self._gate.admission.change_user(incoming.place, ANONYMOUS):
             self._refuse(incoming, CloseReason.TOO_MANY_OF_USER)
             return
         self._acceptor.end(incoming)
@@ -391,7 +391,7 @@ class Storm:
             acceptor.gate.left(place)
             again()
 
-        if plan.user and not plan.fails and not acceptor.judge.user_became(place, plan.user):
+        if plan.user and not plan.fails and not acceptor.judge.change_user(place, plan.user):
             self._events.soon(leave)
         else:
             self._events.at(self._events.now_ms + plan.stays_ms, leave)

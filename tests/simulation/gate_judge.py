@@ -187,8 +187,8 @@ class GateJudge:
         self._users.pop(place, None)
         self._note_slots(self._now_ms())
 
-    def user_became(self, place: ConnectionSlot, user: str) -> bool:
-        reported = self.sound.user_became(place, user)
+    def change_user(self, place: ConnectionSlot, user: str) -> bool:
+        reported = self.sound.change_user(place, user)
         most = dict(self._gate.user_counts).get(user, NO_LIMIT if user == "ANONYMOUS" else self._gate.user_count)
         right = self._users.get(place) == user or list(self._users.values()).count(user) < most
         require(reported == right, f"{user} may have one more: {reported}, {right} is right")

@@ -713,7 +713,7 @@ class OldestLeavesAFullStage(Mutant):
     shows_in = staticmethod(_with_storms)
 
     class pool(FairPool[Any]):
-        def who_leaves_for(self, origin: str) -> Any:
+        def victim_for(self, origin: str) -> Any:
             return next(iter(self), None)
 
 

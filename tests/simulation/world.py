@@ -239,7 +239,7 @@ class _Party:
 
     def _note_identity(self, place: ConnectionSlot, identity: Identity) -> None:
         """The client has logged in, and may be one too many of its user."""
-        if not self._world.acceptor.gate.admission.user_became(place, identity.user):
+        if not self._world.acceptor.gate.admission.change_user(place, identity.user):
             self.shell.give_up(CloseReason.TOO_MANY_OF_USER)
 
     def _plan_at(self, at: int) -> RequestPlan | None:

@@ -455,8 +455,8 @@ def test_settings_of_the_command_line():
         ("security_protocol=TLS", "security_protocol: expected PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL"),
         ("sasl_mechanism=SCRAM", "sasl_mechanism: expected PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI or AWS_MSK_IAM"),
         ("sasl_mechanism=OAUTHBEARER", "sasl_mechanism: expected PLAIN,"),
-        ("sasl_mechanism=PLAIN", "expected sasl_mechanism with security_protocol=SASL_PLAINTEXT or SASL_SSL"),
-        ("security_protocol=SASL_SSL", "expected sasl_mechanism with security_protocol=SASL_PLAINTEXT or SASL_SSL"),
+        ("sasl_mechanism=PLAIN", "sasl_mechanism needs security_protocol SASL_PLAINTEXT or SASL_SSL"),
+        ("security_protocol=SASL_SSL", "security_protocol SASL_PLAINTEXT or SASL_SSL needs sasl_mechanism"),
     ):
         with pytest.raises(ValueError, match=problem):
             producer_settings(dict([pair.split("=")]))

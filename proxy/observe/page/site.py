@@ -166,7 +166,7 @@ class StatusPage:
         if not at:
             return _see("/")
         if self._throttled_at is None:
-            raise web.HTTPNotFound(text="at: nothing is held of the past, as history.directory is not set")
+            raise web.HTTPNotFound(text="at: there is no history, as history.directory is not set")
         form = await self._throttled_at(parameters_in({"at": at, "limit": str(MAX_ROWS)}, ThrottledWanted))
         return self.page("past", {"form": form, "at": at})
 

@@ -242,7 +242,7 @@ class Past:
             has_any = _read(path, second, found) or has_any
         if not has_any:
             reason = "no proxy wrote then, or it could not"
-            raise NotHeld(f"at: nothing is held of {second_text(second)}: {reason}; held are {held}")
+            raise NotHeld(f"at: the history has nothing of {second_text(second)}: {reason}; it has {held}")
         return found
 
 

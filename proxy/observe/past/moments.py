@@ -38,7 +38,7 @@ def second_of(text: str, now_s: float, held: Held | None) -> int:
     Raises BadMoment or NotHeld; the message says what is held.
     """
     if held is None:
-        raise NotHeld("at: nothing is held of the past yet")
+        raise NotHeld("at: the history is still empty")
     seconds = _candidates(text, now_s, held)
     if len(seconds) > 1:
         choice = " or ".join(map(second_text, seconds))
@@ -46,9 +46,9 @@ def second_of(text: str, now_s: float, held: Held | None) -> int:
     [second] = seconds
     if second >= int(now_s):
         reason = "is not over yet" if second == int(now_s) else "is in the future"
-        raise BadMoment(f"at: {second_text(second)} {reason}; held are {held}")
+        raise BadMoment(f"at: {second_text(second)} {reason}; the history has {held}")
     if not held.first_s <= second <= held.last_s:
-        raise NotHeld(f"at: nothing is held of {second_text(second)}; held are {held}")
+        raise NotHeld(f"at: the history has nothing of {second_text(second)}; it has {held} only")
     return second
 
 

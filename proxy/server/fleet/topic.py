@@ -12,8 +12,8 @@ has no sessions: a member that dies leaves its records. So the others *drop* it,
   A record that drops it at number n was sent T or more after somebody *read* number n, which was after it was sent;
   and until the drop nothing newer was in the log that could have been read back. So who is dropped was cut off before,
   as long as clocks run at the same rate within a twelfth. Nobody compares what clocks say.
-- Who cannot write, or cannot read, or reads at a node that has lost its leadership without knowing, does not read its
-  own records back: it drops nobody, and is cut off itself. When it is back after a while, it gives the others T anew.
+- A member that cannot write, cannot read, or reads from a former leader does not read its own records back. It
+  considers itself cut off, and drops no other member. When it is back after a while, it gives the others T anew.
 - A member reads all that was written since it was last heard before it reads its next record back, so it learns of its
   drop (`losses`) before it takes itself for heard again. Compaction leaves records of the last minute; a member that
   has not read for half of that, by either of its clocks (one stands still with the machine), counts as dropped.

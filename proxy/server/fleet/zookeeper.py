@@ -15,7 +15,7 @@ from kazoo import exceptions
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent, ZnodeStat
 
 from common.login_secrets import SecretUnusable
-from common.zookeeper import LOST, Ensemble, LastWords, acl_of, close, new_client, words_for
+from common.zookeeper import LOST, Ensemble, LastKazooError, acl_of, close, new_client, words_for
 from proxy.server.fleet.member_id import ended_before
 from proxy.server.fleet.transport import RefusedRecord, TransportLost
 from quotas.shares.document import MAX_BYTES
@@ -77,7 +77,7 @@ class _Session:
         """What the last write has made of the znode; None if it is not known."""
         self._wake = wake
         self._now_ms = now_ms
-        self._words = LastWords()
+        self._words = LastKazooError()
         self._state = KazooState.SUSPENDED
         self._down_since = time.monotonic()
         try:

@@ -81,7 +81,7 @@ class AnswersOfWorkers:
     async def explain(self, wanted: ClientWanted) -> ExplanationPage:
         """The quotas of a client, why they apply, and what is measured of it."""
         if wanted.at is not None:
-            raise web.HTTPNotFound(text="at: nothing is held of the past, as history.directory is not set")
+            raise web.HTTPNotFound(text="at: there is no history, as history.directory is not set")
         if wanted.names.client is not None:
             return merged_explanation(await self._answers("explain", wanted))
         cluster = named_cluster(self.clusters, wanted.virtual_cluster)
@@ -101,7 +101,7 @@ class AnswersOfWorkers:
     async def throttled(self, wanted: ThrottledWanted) -> ThrottledPage:
         """The clients that are throttled now: one line for each client, quota and node."""
         if wanted.at is not None:
-            raise web.HTTPNotFound(text="at: nothing is held of the past, as history.directory is not set")
+            raise web.HTTPNotFound(text="at: there is no history, as history.directory is not set")
         pages = list((await self._answers("throttled", wanted)).values())
         clusters = [each for each in self.clusters.values() if wanted.virtual_cluster in (None, each.name)]
         others = any(cluster.is_one_of_several for cluster in clusters)

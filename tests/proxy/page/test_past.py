@@ -62,7 +62,7 @@ async def test_a_time_alone_shows_who_was_throttled_then_with_links_to_that_seco
     assert "2.00 MB/s" in response.text
     quiet = await site.get("/past?at=-20s")
     assert quiet.status == 404
-    assert "nothing is held of" in quiet.text
+    assert "the history has nothing of" in quiet.text
 
 
 async def test_a_client_is_explained_as_of_that_second(site):

@@ -77,7 +77,7 @@ async def test_the_page_has_quotas_connections_refusals_nodes_sources_and_shadow
         assert expected in text
     assert "client_closed" not in text
     shadows = text[text.index('id="shadows"') :]
-    assert "900 ms" in shadows
+    assert "3 throttles" in shadows
 
 
 async def test_reasons_of_not_being_ready_stand_at_the_top(site, shown):
@@ -154,7 +154,7 @@ async def test_an_instance_of_a_fleet_shows_its_share_and_the_fleet(site, shown)
     for expected in ("250 kB/s, 25 % of 1.00 MB/s", *of_fleet):
         assert expected in text
     text = (await site.get("/explain?user=alice&client_id=etl")).text
-    assert "share 25.0%: this instance has what it claims; it claims 24.0% and could use 30.0%" in text
+    assert "share 25.0%: the claim of this instance is in force; it claims 24.0% and wants 30.0%" in text
     assert "others claim 70.0% (b&lt;i&gt;#2 70.0%)" in text
 
 

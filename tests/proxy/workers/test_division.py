@@ -62,7 +62,7 @@ def test_auto_on_one_processor_is_a_single_process_and_may_have_a_history(monkey
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3})
     assert worker_count(config(workers="auto", history={"directory": "history"}).workers) == 1
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3})
-    with pytest.raises(ConfigErrors, match=r"history\.directory: expected nothing with workers: auto"):
+    with pytest.raises(ConfigErrors, match=r"history\.directory: with workers: auto there is no history"):
         config(workers="auto", history={"directory": "history"})
 
 
@@ -82,7 +82,7 @@ def test_auto_on_one_processor_is_a_single_process_and_may_have_a_history(monkey
         ),
         (
             {"history": {"directory": "history"}},
-            "history.directory: expected nothing with workers: 3, got a directory",
+            "history.directory: with workers: 3 there is no history: remove this setting",
         ),
     ],
 )
