@@ -43,7 +43,8 @@ class Memory(NamedTuple):
 
 
 _OF_ROOMS = Memory(2.0, BURST_S - PIECE_S, 0.0, ((2, BURST_S - PIECE_S),))
-"""That of Fetches that wait for their turns: if no two seconds have more than so much, no Fetch lacks its piece."""
+"""That of Fetches that wait for their turns: if no two seconds have more than so much, no Fetch lacks its piece. So for
+limits from 5 bytes/s: below that one byte is more than a piece."""
 
 
 def memory_of(rules: Rules, quota_type: str) -> Memory:

@@ -176,7 +176,7 @@ def _place_of(client: tuple[Any, ...], candidate: Candidate) -> tuple[Any, ...]:
     place = quota.place
     within = allowed(quota.limit, memory)
     remembered_s = memory.span_s + memory.debt_s
-    (touched, divided_s), (touched_late, divided_late_s) = memory.spans
+    (touched, divided_s), (touched_late, divided_late_s) = memory.spans[0], memory.spans[-1]
     spans = (float(touched), float(touched_late), divided_s / divided_late_s)
     known = (quota.limit, quota.rule, memory.span_s, within, remembered_s)
     return (place.user, place.client_id, place.ip, *known, *spans, quota.scope is Scope.CLUSTER)

@@ -243,7 +243,7 @@ def _use(use: Form, unit: str) -> str:
     throttles = "1 throttle" if use["throttles"] == 1 else f"{use['throttles']} throttles"
     words = [_used(use, unit), f"{throttles}, {use['throttled_ms'] / 1000:.1f} s in all"]
     if use["capped"]:
-        words.append(f"{use['capped']} limited to max_throttle_ms")
+        words.append(f"{use['capped']} cut short")
     if use.get("refusals"):
         words.append("1 refusal" if use["refusals"] == 1 else f"{use['refusals']} refusals")
     if use.get("debt_ms"):

@@ -290,7 +290,7 @@ class ClusterConnectionsConfig(Settings):
     ip_refusal: Literal["close", "wait"] = "close"
     """What to do with a connection above its address's connection rate. It is held unread for at most one window. Then,
     with `close`, it is closed, as by a broker; with `wait` it is admitted if the rate allows it by then (KIP-612), else
-    closed. Later connections of the address wait behind it."""
+    closed, and later connections of the address wait behind it."""
 
     max_held_per_ip: Annotated[int, Whole(0, 1_000_000)] = 200
     """How many connections of one address (for IPv6, of one /64 network) are held at a time; one more is reset at
@@ -500,8 +500,8 @@ class EnsembleConfig(Settings):
     """`true`: log in by SASL DIGEST-MD5 instead of the scheme `digest`."""
 
     creator_only: bool = False
-    """`true`: only the proxy's user may read and write znodes that it creates (those of users may hold SCRAM
-    secrets)."""
+    """`true`: only the proxy's user may change the znodes that it creates, and only it may read those of users (they
+    may hold SCRAM secrets)."""
 
     tls: bool = False
     """`true`: speak TLS."""
@@ -593,7 +593,7 @@ class QuotasConfig(Settings):
     """The windows that use is measured in."""
 
     request_costs: Many[RequestCost] = ()
-    """Fixed upper limits of what requests cost. For the other APIs the proxy learns it from how fast each node
+    """Fixed upper limits of what requests cost. For the other APIs the proxy learns the cost from how fast each node
     responds. Until it has learned it, and for APIs whose response may wait, built-in costs apply: for Produce, Fetch,
     Heartbeat and others; for any other API 60 us, and 0.25 us for each KiB."""
 
@@ -763,8 +763,7 @@ class MetricsConfig(Settings):
 
 
 class AdminConfig(Settings):
-    """The HTTP listener for operators: the status page, and the JSON API that `kafka-throttle explain` and `top`
-    use."""
+    """The HTTP listener for operators: the status page, and the JSON API of `kafka-throttle explain` and `top`."""
 
     bind: Bind = "127.0.0.1"
     """The local address of the API. One that is not loopback needs `token_file`, and should have `tls`."""
@@ -773,11 +772,11 @@ class AdminConfig(Settings):
     """The port of the API."""
 
     token_file: FilePath = None
-    """A file that holds the token of requests; read again when it changes. Browsers ask for it as a password, for any
-    user."""
+    """A file that holds the token that requests must carry; read again when it changes. Browsers ask for it as a
+    password, for any user."""
 
     write_token_file: FilePath = None
-    """A file that holds another token, for requests that change something. Without it there are none."""
+    """A file that holds another token, which may also change something. Without it, no request may."""
 
     hosts: HostNames = ()
     """Host names that requests with a token may use, besides those of this machine and `bind`. Default: any name."""
@@ -818,10 +817,11 @@ class LimitsConfig(Settings):
     line in the log. To have connections wait instead, set a smaller `connections.max_connections`."""
 
     max_http_connections: Annotated[int, Whole(1, 10_000)] = 32
-    """The most connections to each of the HTTP listeners, `metrics` and `admin`. If there is one more, the
-    address (for IPv6, the /64 network) with the most idle connections loses its oldest one. If a request is under way
-    on all, the address with the most connections loses its oldest; if the new connection's address would then have as
-    many, the new one is closed. So many descriptors are reserved for each of the two listeners."""
+    """The most connections to each of the HTTP listeners, `metrics` and `admin`. If there is one more, the oldest
+    connection that waits for its peer is closed, of the address (for IPv6, the /64 network) with the most of these. If
+    a request is under way on all, the address with the most connections loses its oldest; if the new connection's
+    address would then have as many, the new one is closed. So many descriptors are reserved for each of the two
+    listeners."""
 
     http_idle_timeout_ms: Annotated[int, Whole(1_000, 3_600_000)] = 30_000
     """How long such a connection may take until its first or its next request is complete, in milliseconds."""
@@ -835,7 +835,7 @@ class LimitsConfig(Settings):
 
     request_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 120_000
     """How long a request may take from its first byte to its last, in milliseconds; 0: no limit. Time in which the
-    client is not read does not count: it is throttled, or the node is slow."""
+    client is not read, because it is throttled or the node takes no more, does not count."""
 
     idle_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 600_000
     """After how long without a request a connection is closed, in milliseconds, as by a node's connections.max.idle.ms;
@@ -861,8 +861,8 @@ class LimitsConfig(Settings):
     each."""
 
     max_sensors: Annotated[int, Whole(16, 10_000_000)] = 100_000
-    """The most entities that each virtual cluster measures; above it, new clients of a default quota share one
-    sensor."""
+    """The most sensors of each virtual cluster, one for each entity, quota type and node; above it, new clients of a
+    default quota share one."""
 
     drain_s: Annotated[int, Whole(0, 3_600)] = 10
     """The longest time that a process waits for responses when it ends, in seconds. If other processes accept the
@@ -896,8 +896,7 @@ class RestartConfig(Settings):
 
 
 class TraceConfig(Settings):
-    """Every operation on the sensors of some entities, for an exact replay. It is much data: use it for a while
-    only."""
+    """Every operation on the sensors of some entities, for an exact replay. Much data: use it for a while only."""
 
     entities: Many[EntitySettings] = ()
     """The entities: sensors with these names, or of a quota that is set on exactly this entity."""
@@ -947,7 +946,7 @@ class UsageConfig(Settings):
     """The size in MiB at which a file is complete."""
 
     file_s: Annotated[int, Whole(1, 86_400)] = 60
-    """The age in seconds at which a file is complete."""
+    """A file is also complete at this age, in seconds."""
 
     total_mib: Annotated[int, Whole(1, 1_048_576)] = 4096
     """The most MiB of records; above it the oldest files are deleted."""
@@ -998,7 +997,7 @@ class HistoryConfig(Settings):
     """How far back the history goes, in hours."""
 
     max_mib: Annotated[int, Whole(8, 1_048_576)] = 256
-    """The most MiB of all files together; above it the oldest are deleted, even if they are younger than
+    """All files together never have more MiB than this: the oldest are deleted, even if they are younger than
     `keep_hours`."""
 
 

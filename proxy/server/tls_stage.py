@@ -152,7 +152,7 @@ class TlsStage:
             reason = CloseReason.CLIENT_CERTIFICATE_EXPIRED if old else CloseReason.CLIENT_CERTIFICATE_UNTRUSTED
             return TurnedAway(reason, text)
         if tls.first_bytes and tls.first_bytes[0] != _HANDSHAKE:
-            found = looks_like(tls.first_bytes) or "plaintext Kafka bytes"
+            found = looks_like(tls.first_bytes) or "bytes that are not TLS, perhaps plaintext Kafka"
             return TurnedAway(CloseReason.TLS_EXPECTED, f"got {found}")
         if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError) and not tls.first_bytes:
             return TurnedAway(CloseReason.CLIENT_SENT_NOTHING)

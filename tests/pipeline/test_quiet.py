@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pipeline.simulate.backlog import Window, replay_run
 from pipeline.simulate.candidate import Rules
 from pipeline.simulate.quiet import Most, allowed, line_of, loud_windows, memory_of, most_in_span
+from quotas.fetch_rooms import PIECE_S
 from quotas.records.usage_record import SecondOfUse, profile_text
 
 LIMIT = 1_000.0
@@ -37,6 +38,8 @@ WINDOWS = st.builds(
     st.integers(0, 999),
     st.booleans(),
 )
+LEAST_LIMITS = {"fetch": 1 / PIECE_S}
+"""Below it a piece has less than a byte, and a fetch waits for a whole one."""
 OTHER_TYPES = ("fetch", "request", "controller_mutation")
 CLIENTS = st.lists(st.lists(st.tuples(st.integers(0, 2), WINDOWS), min_size=1, max_size=8), min_size=1, max_size=3)
 
@@ -82,8 +85,8 @@ def test_a_sensor_without_a_loud_window_never_throttles(quota_type, drawn):
     clients = {str(i): in_their_order(windows) for i, windows in enumerate(drawn)}
     begin_ms, end_ms, most = summed(clients)
     # As quiet as can be: by a hair below the least limit that leaves no window loud.
-    low, high = 0.0, 20_000.0
-    for _ in range(22):
+    low, high = LEAST_LIMITS.get(quota_type, 0.0), 1_000_000.0
+    for _ in range(30):
         middle = (low + high) / 2
         loud = loud_windows(begin_ms, end_ms, most, middle, memory).any()
         low, high = (middle, high) if loud else (low, middle)

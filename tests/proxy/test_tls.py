@@ -340,7 +340,7 @@ async def test_a_client_without_tls_has_another_reason_than_one_whose_tls_is_wro
                 await until(lambda: sum(line["event"] == "connection_closed" for line in logs) == count)  # noqa: B023
                 client.close()
     reported = [(line["reason"], line["detail"]) for line in logs if line["event"] == "connection_closed"]
-    assert reported[0] == ("tls_expected", "got plaintext Kafka bytes")
+    assert reported[0] == ("tls_expected", "got bytes that are not TLS, perhaps plaintext Kafka")
     assert reported[1] == ("tls_expected", "got an HTTP request")
     assert reported[2][0] == "tls_failed"
 
@@ -376,7 +376,7 @@ async def test_a_client_that_often_speaks_no_tls_is_logged_when_it_begins_and_wh
     assert closings == ["warning", "debug", "debug"]
     [over] = [line for line in logs if line["event"] == "connections_closed"]
     assert (over["counts_as"], over["connections"], over["duration_ms"]) == ("127.0.0.1", 3, 38_000)
-    assert over["faults"] == ["3 tls_expected: got plaintext Kafka bytes"]
+    assert over["faults"] == ["3 tls_expected: got bytes that are not TLS, perhaps plaintext Kafka"]
 
 
 async def test_a_client_that_leaves_in_the_handshake_has_just_left(paper):
