@@ -8,6 +8,7 @@ WORKDIR /build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 COPY requirements.lock requirements-build.lock pyproject.toml README.md LICENSE ./
 COPY deploy deploy
+COPY kafka_throttle kafka_throttle
 COPY common common
 COPY protocol protocol
 COPY quotas quotas
@@ -27,7 +28,7 @@ ENV KAFKA_THROTTLE_CACHE=/opt/kafka-throttle/cache
 RUN apt-get update && apt-get install -y --no-install-recommends maven && rm -rf /var/lib/apt/lists/*
 COPY requirements-pipeline.lock ./
 RUN /opt/kafka-throttle/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements-pipeline.lock \
- && /opt/kafka-throttle/bin/python -c "from common import jars; jars.spark_delta_jars(print); jars.spark_kafka_jars(print)"
+ && /opt/kafka-throttle/bin/python -c "from kafka_throttle.common import jars; jars.spark_delta_jars(print); jars.spark_kafka_jars(print)"
 
 # The pipeline, each night: docs/pipeline.md.
 FROM python:3.11-slim-bookworm AS pipeline
@@ -57,7 +58,6 @@ COPY deploy/healthcheck.py /opt/kafka-throttle/
 ENV PATH=/opt/kafka-throttle/bin:$PATH HEALTH_URL=http://127.0.0.1:9404/livez
 # A number, which Kubernetes can compare with runAsNonRoot.
 USER 10001:10001
-# An empty directory: the package names (proxy, protocol, quotas) are generic, so nothing else may stand beside them.
 WORKDIR /run/kafka-throttle
 # Alive, not ready: an orchestrator that ends what is unhealthy must not end all proxies while their cluster is away.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["python", "-I", "/opt/kafka-throttle/healthcheck.py"]

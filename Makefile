@@ -70,7 +70,7 @@ profile:  ## where the proxy's CPU time goes in one column of the benchmark (COL
 KAFKA ?= 4.3.1
 table:  ## make protocol/api_table.py and api_key.py anew from the message schemas in Kafka's jars (KAFKA=4.3.1)
 	@python=$$(deploy/setup.sh dev) && \
-	jars() { "$$python" -c "from common.jars import kafka_jars; print(kafka_jars('$$1'))"; } && \
+	jars() { "$$python" -c "from kafka_throttle.common.jars import kafka_jars; print(kafka_jars('$$1'))"; } && \
 	"$$python" deploy/make_api_table.py --out protocol \
 	  "$$(jars $(KAFKA))/kafka-clients-$(KAFKA).jar" "$$(jars 3.9.2)/kafka-clients-3.9.2.jar"
 

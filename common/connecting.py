@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from common.destinations import ANYWHERE, Destinations
-from common.kinds import MAX_PORT
-from common.look_ups import Found, at_port, look_up
-from common.race import AllFailed, race
+from kafka_throttle.common.destinations import ANYWHERE, Destinations
+from kafka_throttle.common.kinds import MAX_PORT
+from kafka_throttle.common.look_ups import Found, at_port, look_up
+from kafka_throttle.common.race import AllFailed, race
 
 MOST_TRIED = 8
 """How many addresses of one name are tried."""

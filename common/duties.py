@@ -15,8 +15,8 @@ from typing import Any
 
 import structlog
 
-from common.at_most_every import AtMostEvery
-from common.printable import printable
+from kafka_throttle.common.at_most_every import AtMostEvery
+from kafka_throttle.common.printable import printable
 
 _AGAIN_S = 1.0
 _SHOWN_S = 60.0

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from common.atomic_file import UNSUPPORTED, own_as
+from kafka_throttle.common.atomic_file import UNSUPPORTED, own_as
 
 _NO_LOCKS: Final = UNSUPPORTED | {errno.ENOLCK}
 

@@ -12,8 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from common.child_process import die_with_parent
-from common.file_lock import Lock, lock
+from kafka_throttle.common.child_process import die_with_parent
+from kafka_throttle.common.file_lock import Lock, lock
 
 Say = Callable[[str], None]
 

@@ -17,7 +17,7 @@ from math import inf
 from pathlib import Path
 from typing import Final, Protocol
 
-from common.forked_memory import LOGINS
+from kafka_throttle.common.forked_memory import LOGINS
 
 MAX_PASSWORD_BYTES: Final = 4_096
 MAX_TOKEN_BYTES: Final = 65_536

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain, zip_longest
 from typing import Any, TypeAlias, TypeVar, cast
 
-from common.bounded import Bounded
+from kafka_throttle.common.bounded import Bounded
 
 Result = TypeVar("Result")
 

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from common.problems import WHOLE_FILE, Problem, Problems, show
-from common.remote_path import AnyPath
-from common.yaml_file import YamlFileError, parse_yaml, read_bounded, text_of, yaml_nodes
+from kafka_throttle.common.problems import WHOLE_FILE, Problem, Problems, show
+from kafka_throttle.common.remote_path import AnyPath
+from kafka_throttle.common.yaml_file import YamlFileError, parse_yaml, read_bounded, text_of, yaml_nodes
 
 Result = TypeVar("Result")
 _Keys = dict[int, dict[str, tuple[int, Node]]]

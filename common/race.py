@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from common.bounded import Bounded
+from kafka_throttle.common.bounded import Bounded
 
 Result = TypeVar("Result")
 Way = TypeVar("Way", bound=Hashable)

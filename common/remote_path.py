@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from common.atomic_file import write_whole
+from kafka_throttle.common.atomic_file import write_whole
 
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?:/([^/]*))?(.*)", re.DOTALL)
 """Scheme, bucket or server, and path."""

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from common.kinds import Kind
-from common.problems import WHOLE_FILE, Problem, Problems, bounded, either, show
+from kafka_throttle.common.kinds import Kind
+from kafka_throttle.common.problems import WHOLE_FILE, Problem, Problems, bounded, either, show
 
 _PERHAPS = 0.6
 """The least similarity of a suggested setting of the same section."""

@@ -15,10 +15,17 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote_plus, urlencode, urlsplit
 
-from common.login_secrets import MAX_TOKEN_BYTES, Attempt, PasswordFile, SecretUnusable, TokenFile, is_token
-from common.plain_words import words_of
-from common.printable import printable
-from common.tls_trust import trust
+from kafka_throttle.common.login_secrets import (
+    MAX_TOKEN_BYTES,
+    Attempt,
+    PasswordFile,
+    SecretUnusable,
+    TokenFile,
+    is_token,
+)
+from kafka_throttle.common.plain_words import words_of
+from kafka_throttle.common.printable import printable
+from kafka_throttle.common.tls_trust import trust
 
 _WITHIN_S: Final = 10.0
 """How long one request may take in all."""

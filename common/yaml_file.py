@@ -14,8 +14,8 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from common.problems import Problem, Problems, show
-from common.remote_path import AnyPath
+from kafka_throttle.common.problems import Problem, Problems, show
+from kafka_throttle.common.remote_path import AnyPath
 
 MAX_FILE_BYTES = 4_194_304
 MAX_VALUES = 100_000

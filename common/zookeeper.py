@@ -14,8 +14,8 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.states import KeeperState
 
-from common.login_secrets import Attempt, GivenSecret, PasswordFile
-from common.plain_words import plain_words
+from kafka_throttle.common.login_secrets import Attempt, GivenSecret, PasswordFile
+from kafka_throttle.common.plain_words import plain_words
 
 _LONGEST_CONNECT_S = 3.5
 """By then TCP has knocked three times. A server name may have several addresses, and all of them be dead."""

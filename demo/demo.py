@@ -15,13 +15,13 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from rich.text import Text
 
-from common.jars import ToolMissing
 from demo.kafka_cluster import KafkaCluster
 from demo.kept_processes import KeptProcesses
 from demo.load import Load, Seen
 from demo.proxy_process import ProxyProcess
 from demo.recorded import RECORDED, go_on
 from demo.screen import MB, WINDOW_S, Phase, Screen, libraries, summary_table
+from kafka_throttle.common.jars import ToolMissing
 
 QUOTAS = {
     "good-producer": 5 * MB,

@@ -20,10 +20,10 @@ from typing import Any, Literal, Self
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from common.jars import Say, kafka_jars, need_program, release
 from demo import keeper
-from protocol.errors import ProtocolError
-from protocol.primitives import Reader, int32
+from kafka_throttle.common.jars import Say, kafka_jars, need_program, release
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.primitives import Reader, int32
 
 Mode = Literal["kraft", "zookeeper"]
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.child_process import die_with_parent
+from kafka_throttle.common.child_process import die_with_parent
 
 _STDIN, _STDOUT = 0, 1
 _STANDSTILL_S = 10.0

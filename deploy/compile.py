@@ -25,72 +25,72 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from proxy.installed import LIST_OF_HASHES, compiled_modules  # noqa: E402
+from kafka_throttle.proxy.installed import LIST_OF_HASHES, compiled_modules  # noqa: E402
 
 MODULES = (
-    "protocol.fields",
-    "protocol.frames",
-    "protocol.messages.addresses",
-    "protocol.messages.api_versions",
-    "protocol.messages.client_quotas",
-    "protocol.messages.fetch",
-    "protocol.messages.metadata",
-    "protocol.messages.produce",
-    "protocol.messages.topic_mutations",
-    "protocol.messages.topic_partitions",
-    "protocol.numbers_by_key",
-    "protocol.primitives",
-    "protocol.splices",
-    "protocol.walk",
-    "proxy.net.poller",
-    "proxy.net.stream",
-    "proxy.net.swept_poller",
-    "proxy.net.tls_stream",
-    "proxy.relay.accounting",
-    "proxy.relay.actions",
-    "proxy.relay.charging",
-    "proxy.relay.flow",
-    "proxy.relay.in_flight",
-    "proxy.relay.memory",
-    "proxy.relay.plans",
-    "proxy.relay.quick_responses",
-    "proxy.relay.recognise",
-    "proxy.relay.relay",
-    "proxy.relay.relay_counters",
-    "proxy.relay.repeated_requests",
-    "proxy.relay.request",
-    "proxy.relay.request_direction",
-    "proxy.relay.response_direction",
-    "proxy.relay.sasl_state",
-    "proxy.relay.service_times",
-    "proxy.relay.settlement",
-    "proxy.relay.throttle_state",
-    "proxy.relay.turn",
-    "proxy.relay.use",
-    "proxy.server.acceptor",
-    "proxy.server.connection",
-    "quotas.client_quotas",
-    "quotas.fetch_rooms",
-    "quotas.request_costs",
-    "quotas.sensors.address_rates",
-    "quotas.sensors.rows",
-    "quotas.sensors.token_buckets",
-    "quotas.sensors.windowed_rate",
+    "kafka_throttle.protocol.fields",
+    "kafka_throttle.protocol.frames",
+    "kafka_throttle.protocol.messages.addresses",
+    "kafka_throttle.protocol.messages.api_versions",
+    "kafka_throttle.protocol.messages.client_quotas",
+    "kafka_throttle.protocol.messages.fetch",
+    "kafka_throttle.protocol.messages.metadata",
+    "kafka_throttle.protocol.messages.produce",
+    "kafka_throttle.protocol.messages.topic_mutations",
+    "kafka_throttle.protocol.messages.topic_partitions",
+    "kafka_throttle.protocol.numbers_by_key",
+    "kafka_throttle.protocol.primitives",
+    "kafka_throttle.protocol.splices",
+    "kafka_throttle.protocol.walk",
+    "kafka_throttle.proxy.net.poller",
+    "kafka_throttle.proxy.net.stream",
+    "kafka_throttle.proxy.net.swept_poller",
+    "kafka_throttle.proxy.net.tls_stream",
+    "kafka_throttle.proxy.relay.accounting",
+    "kafka_throttle.proxy.relay.actions",
+    "kafka_throttle.proxy.relay.charging",
+    "kafka_throttle.proxy.relay.flow",
+    "kafka_throttle.proxy.relay.in_flight",
+    "kafka_throttle.proxy.relay.memory",
+    "kafka_throttle.proxy.relay.plans",
+    "kafka_throttle.proxy.relay.quick_responses",
+    "kafka_throttle.proxy.relay.recognise",
+    "kafka_throttle.proxy.relay.relay",
+    "kafka_throttle.proxy.relay.relay_counters",
+    "kafka_throttle.proxy.relay.repeated_requests",
+    "kafka_throttle.proxy.relay.request",
+    "kafka_throttle.proxy.relay.request_direction",
+    "kafka_throttle.proxy.relay.response_direction",
+    "kafka_throttle.proxy.relay.sasl_state",
+    "kafka_throttle.proxy.relay.service_times",
+    "kafka_throttle.proxy.relay.settlement",
+    "kafka_throttle.proxy.relay.throttle_state",
+    "kafka_throttle.proxy.relay.turn",
+    "kafka_throttle.proxy.relay.use",
+    "kafka_throttle.proxy.server.acceptor",
+    "kafka_throttle.proxy.server.connection",
+    "kafka_throttle.quotas.client_quotas",
+    "kafka_throttle.quotas.fetch_rooms",
+    "kafka_throttle.quotas.request_costs",
+    "kafka_throttle.quotas.sensors.address_rates",
+    "kafka_throttle.quotas.sensors.rows",
+    "kafka_throttle.quotas.sensors.token_buckets",
+    "kafka_throttle.quotas.sensors.windowed_rate",
 )
 """What runs for each request. A module that compiles is added by a line here."""
 
-IN_C = {"proxy.net._sweep": Path("proxy/net/_sweep.c")}
+IN_C = {"kafka_throttle.proxy.net._sweep": Path("proxy/net/_sweep.c")}
 """Modules that are written in C. Where they are missing, what imports them does the same in Python."""
 
-PACKAGES = ("common", "protocol", "proxy", "quotas")
+_PACKAGE = "kafka_throttle"
 _KEPT = 5
 """How many directories stay in the cache, for these and other sources, Pythons and mypys."""
 _KEPT_S = 3_600.0
 """A directory that was asked for within this time stays, too: a process may still load from it."""
-_MYPY = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silent")
-"""The libraries are not installed where a wheel is built. `make lint` checks what is not compiled."""
-_CODE = "kafka_throttle"
-"""The module that holds the code of all is called so, followed by `__mypyc`."""
+_MYPY = ("--config-file=", "--ignore-missing-imports", "--no-site-packages", "--follow-imports=silent")
+"""As if no library were installed: what is made must not depend on it. `make lint` checks what is not compiled."""
+_CODE = f"{_PACKAGE}.compiled"
+"""The module that holds the code of all has this name, followed by `__mypyc`."""
 
 
 def sources() -> list[Path]:
@@ -120,7 +120,7 @@ def _imported(source: bytes) -> list[Path]:
             names |= {f"{node.module}", *(f"{node.module}.{name.name}" for name in node.names)}
         elif isinstance(node, ast.Import):
             names |= {name.name for name in node.names}
-    ours = [_file(name) for name in names if name.partition(".")[0] in PACKAGES]
+    ours = [_file(name) for name in names if name.partition(".")[0] == _PACKAGE]
     return [file for file in ours if (ROOT / file).is_file()]
 
 
@@ -193,14 +193,14 @@ def _build(files: list[str], made: Path, work: Path) -> None:
 
 _IMPORTS = f"""
 import importlib, sys
-from proxy.installed import build_in_use, take_build
+from kafka_throttle.proxy.installed import build_in_use, take_build
 
 take_build()
 for name in sys.argv[1:]:
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name.partition(".")[0] in {PACKAGES}:
+        if (error.name or "").partition(".")[0] in ("", "{_PACKAGE}"):
             raise
 print(build_in_use())
 """

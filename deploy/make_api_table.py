@@ -453,7 +453,7 @@ def render(kafka_versions: list[str], apis: list[Api]) -> Iterator[str]:
     yield ""
     yield "from collections.abc import Mapping"
     yield ""
-    yield "from protocol.api import (" + "".join(f"\n    {name}," for name in imported) + "\n)"
+    yield "from kafka_throttle.protocol.api import (" + "".join(f"\n    {name}," for name in imported) + "\n)"
     yield ""
     yield definitions
     yield ""

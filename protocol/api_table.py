@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 
-from protocol.api import (
+from kafka_throttle.protocol.api import (
     ARRAY,
     BYTES,
     COMPACT_ARRAY,

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
-from protocol.errors import MalformedMessage
-from protocol.primitives import Reader, compact_string, int16, int32, string, uvarint
+from kafka_throttle.protocol.errors import MalformedMessage
+from kafka_throttle.protocol.primitives import Reader, compact_string, int16, int32, string, uvarint
 
 MAX_TAGS: Final = 64
 """How many tagged fields one structure may have."""

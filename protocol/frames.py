@@ -3,9 +3,9 @@
 from struct import Struct
 from typing import Final
 
-from protocol.errors import TruncatedMessage
-from protocol.primitives import Reader
-from protocol.splices import Splice
+from kafka_throttle.protocol.errors import TruncatedMessage
+from kafka_throttle.protocol.primitives import Reader
+from kafka_throttle.protocol.splices import Splice
 
 HEAD: Final = Struct(">ihhih")
 """size, api_key, api_version, correlation_id, client-id length: the fixed part of a frame with header v1 or v2."""

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from protocol.api import request_header_version, response_header_version
-from protocol.api_table import APIS
-from protocol.errors import MalformedMessage
-from protocol.fields import MAX_TAGS, FieldReader, FieldWriter
-from protocol.primitives import Reader, int16, int32, string
+from kafka_throttle.protocol.api import request_header_version, response_header_version
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.protocol.errors import MalformedMessage
+from kafka_throttle.protocol.fields import MAX_TAGS, FieldReader, FieldWriter
+from kafka_throttle.protocol.primitives import Reader, int16, int32, string
 
 Result = TypeVar("Result")
 VersionRange = tuple[int, int]

@@ -6,7 +6,7 @@ Source: the primitive types of Kafka's protocol guide. *Compact* types are those
 from struct import Struct
 from typing import Final
 
-from protocol.errors import MalformedMessage, TruncatedMessage
+from kafka_throttle.protocol.errors import MalformedMessage, TruncatedMessage
 
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")

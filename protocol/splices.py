@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.primitives import int32
+from kafka_throttle.protocol.primitives import int32
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-from protocol.api import (
+from kafka_throttle.protocol.api import (
     ARRAY,
     BYTES,
     COMPACT_ARRAY,
@@ -27,8 +27,8 @@ from protocol.api import (
     THROTTLE,
     Shape,
 )
-from protocol.errors import MalformedMessage, TruncatedMessage
-from protocol.primitives import Reader
+from kafka_throttle.protocol.errors import MalformedMessage, TruncatedMessage
+from kafka_throttle.protocol.primitives import Reader
 
 _INT32: Final = Struct(">i")
 

@@ -1,14 +1,14 @@
 """`python -m proxy` is `kafka-throttle`."""
 
-from common.standard_streams import open_closed_streams
-from proxy.installed import take_build
+from kafka_throttle.common.standard_streams import open_closed_streams
+from kafka_throttle.proxy.installed import take_build
 
 
 def main() -> None:
     """Take the build of the deciding code, then run the command line."""
     open_closed_streams()
     take_build()
-    from proxy.cli.main import main as run
+    from kafka_throttle.proxy.cli.main import main as run
 
     run(prog_name="kafka-throttle")
 

@@ -16,7 +16,7 @@ from importlib.util import find_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NoReturn
 
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 _PACKAGES = ("protocol", "quotas", "proxy")
 _SUFFIX = EXTENSION_SUFFIXES[0]
 
@@ -38,7 +38,7 @@ def installed_version() -> str:
 
 def build_in_use() -> str:
     """Which build runs: `compiled` or `pure`. Valid once `take_build` was called."""
-    spec = find_spec("quotas.sensors.windowed_rate")
+    spec = find_spec("kafka_throttle.quotas.sensors.windowed_rate")
     return "compiled" if spec is not None and str(spec.origin).endswith(_SUFFIX) else "pure"
 
 
@@ -46,7 +46,7 @@ def take_build() -> None:
     """Import the modules of the build that the environment asks for. Call it before any of them is imported."""
     files: dict[str, Path] = {}
     if os.environ.get(PURE) in ("1", _FOR_TRACE):
-        compiled = [file for package in _PACKAGES for file in (_ROOT / package).rglob(f"*{_SUFFIX}")]
+        compiled = [file for package in _PACKAGES for file in (_ROOT / "kafka_throttle" / package).rglob(f"*{_SUFFIX}")]
         files = {_module(file, _ROOT): file.with_name(file.name.removesuffix(_SUFFIX) + ".py") for file in compiled}
     elif named := os.environ.get("KAFKA_THROTTLE_COMPILED"):
         try:

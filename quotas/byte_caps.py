@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from quotas.fair_queue import FairQueue, Whose
-from quotas.sensors.token_buckets import TokenBuckets
-from quotas.sensors.windowed_rate import MAX_THROTTLE_MS
+from kafka_throttle.quotas.fair_queue import FairQueue, Whose
+from kafka_throttle.quotas.sensors.token_buckets import TokenBuckets
+from kafka_throttle.quotas.sensors.windowed_rate import MAX_THROTTLE_MS
 
 BURST_MS = 100
 """How much an unused cap lets through at once, in ms of its limit."""

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from quotas.entities import SCOPED, Entity, InvalidQuota, QuotaKey, QuotaType, Scope
-from quotas.limits import valid_limit
-from quotas.quota_table import QuotaTable
-from quotas.shared_map import SharedMap
+from kafka_throttle.quotas.entities import SCOPED, Entity, InvalidQuota, QuotaKey, QuotaType, Scope
+from kafka_throttle.quotas.limits import valid_limit
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.shared_map import SharedMap
 
 
 class Limit(NamedTuple):

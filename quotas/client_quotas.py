@@ -6,16 +6,16 @@ from heapq import nsmallest
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
-from quotas.entities import DEFAULT, SCOPED, Entity, Name, QuotaType, Scope, SensorTags
-from quotas.fetch_rooms import FetchRooms
-from quotas.limits import UNLIMITED
-from quotas.quota_table import LONG_CLIENT_ID, QuotaTable
-from quotas.records.trace import Operation
-from quotas.records.traced_sensors import Subject, Traced, TracedBuckets, TracedHandle, TracedSensors
-from quotas.request_costs import NodeCosts, RequestCosts
-from quotas.sensors.rows import Rows
-from quotas.sensors.token_buckets import BucketReading, TokenBuckets
-from quotas.sensors.windowed_rate import SensorReading, Sensors
+from kafka_throttle.quotas.entities import DEFAULT, SCOPED, Entity, Name, QuotaType, Scope, SensorTags
+from kafka_throttle.quotas.fetch_rooms import FetchRooms
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.quota_table import LONG_CLIENT_ID, QuotaTable
+from kafka_throttle.quotas.records.trace import Operation
+from kafka_throttle.quotas.records.traced_sensors import Subject, Traced, TracedBuckets, TracedHandle, TracedSensors
+from kafka_throttle.quotas.request_costs import NodeCosts, RequestCosts
+from kafka_throttle.quotas.sensors.rows import Rows
+from kafka_throttle.quotas.sensors.token_buckets import BucketReading, TokenBuckets
+from kafka_throttle.quotas.sensors.windowed_rate import SensorReading, Sensors
 
 IDLE_MS: Final = 3_600_000
 """A sensor that is unused for longer is closed, as in a broker."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from quotas.limits import MAX_CONNECTION_RATE
+from kafka_throttle.quotas.limits import MAX_CONNECTION_RATE
 
 ADDRESS: Final = "address"
 USER: Final = "user"

@@ -17,9 +17,9 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
-from quotas.connection_counts import ADDRESS, NO_LIMIT, ConnectionCounts, CountKey
-from quotas.sensors.address_rates import AddressRates
-from quotas.sensors.windowed_rate import SensorReading, Sensors
+from kafka_throttle.quotas.connection_counts import ADDRESS, NO_LIMIT, ConnectionCounts, CountKey
+from kafka_throttle.quotas.sensors.address_rates import AddressRates
+from kafka_throttle.quotas.sensors.windowed_rate import SensorReading, Sensors
 
 
 class ListenerKey(NamedTuple):

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Final, NamedTuple
 
-from quotas.changes import Limit, Quotas, Tables
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope, SensorTags, plain_ip
-from quotas.precedence import always_before, covering, level_of
-from quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.changes import Limit, Quotas, Tables
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope, SensorTags, plain_ip
+from kafka_throttle.quotas.precedence import always_before, covering, level_of
+from kafka_throttle.quotas.quota_table import QuotaTable
 
 UNIT: Final[Mapping[QuotaType, str]] = {
     QuotaType.PRODUCE: "bytes/s",

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from typing import Generic, NamedTuple, TypeVar
 
-from quotas.entities import ANONYMOUS, NOBODY, network_of
+from kafka_throttle.quotas.entities import ANONYMOUS, NOBODY, network_of
 
 Item = TypeVar("Item", bound=Hashable)
 

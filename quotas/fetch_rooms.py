@@ -11,8 +11,8 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from quotas.limits import UNLIMITED
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 
 BURST_S: Final = 1.0
 """Fetches that are paced bring at once what the quota allows in so many seconds at most, and go on at its limit. The

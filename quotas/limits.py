@@ -3,7 +3,7 @@
 from math import inf
 from typing import Final
 
-from quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaType
+from kafka_throttle.quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaType
 
 UNLIMITED: Final = 2.0**63 - 1
 """Kafka's bound for a client without a quota: 2^63-1 as a double."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Final, TypeAlias
 
-from quotas.entities import DEFAULT, Default, Entity, Name, SensorTags
+from kafka_throttle.quotas.entities import DEFAULT, Default, Entity, Name, SensorTags
 
 
 class _Own(Enum):

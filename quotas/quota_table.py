@@ -6,10 +6,10 @@ from enum import Flag, auto
 from types import MappingProxyType
 from typing import NamedTuple
 
-from quotas.entities import DEFAULT, SCOPED, Entity, Name, QuotaType, Scope, SensorTags, is_ip
-from quotas.limits import UNLIMITED, valid_limit
-from quotas.precedence import able_to_bind, covering
-from quotas.shared_map import SharedMap
+from kafka_throttle.quotas.entities import DEFAULT, SCOPED, Entity, Name, QuotaType, Scope, SensorTags, is_ip
+from kafka_throttle.quotas.limits import UNLIMITED, valid_limit
+from kafka_throttle.quotas.precedence import able_to_bind, covering
+from kafka_throttle.quotas.shared_map import SharedMap
 
 
 class EffectiveQuota(NamedTuple):

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from quotas.client_quotas import ClientQuotaManager, SensorKey
-from quotas.connection_quotas import ConnectionQuotas, RateKey
-from quotas.entities import DEFAULT, Entity, QuotaKey, SensorTags
-from quotas.sensors.windowed_rate import StaleSensor
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, SensorKey
+from kafka_throttle.quotas.connection_quotas import ConnectionQuotas, RateKey
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, SensorTags
+from kafka_throttle.quotas.sensors.windowed_rate import StaleSensor
 
 FORMAT: Final = 1
 """Other numbers stand for other words in rows, or other keys."""

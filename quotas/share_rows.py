@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
-from quotas.client_quotas import ClientQuotaManager, SensorKey
-from quotas.connection_counts import ADDRESS, USER, CountKey
-from quotas.connection_quotas import ConnectionQuotas, RateKey
-from quotas.entities import QuotaType
-from quotas.row_copies import key_of, values_of
-from quotas.shares.member import Member
-from quotas.shares.moves import EVERY_KEY, Key, Move, Use
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, SensorKey
+from kafka_throttle.quotas.connection_counts import ADDRESS, USER, CountKey
+from kafka_throttle.quotas.connection_quotas import ConnectionQuotas, RateKey
+from kafka_throttle.quotas.entities import QuotaType
+from kafka_throttle.quotas.row_copies import key_of, values_of
+from kafka_throttle.quotas.shares.member import Member
+from kafka_throttle.quotas.shares.moves import EVERY_KEY, Key, Move, Use
 
 CONNECTIONS: Final = "connections"
 """The kind of the keys of numbers of connections."""

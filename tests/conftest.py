@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
 
-from proxy.installed import build_in_use, take_build
+from kafka_throttle.proxy.installed import build_in_use, take_build
 from tests import shards
 from tests.disturbance import Disturbance
 
@@ -56,7 +56,7 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     """Leave what `--shard` and `--exclusive` do not ask for and the build cannot run; the longest first, by groups."""
     compiled = build_in_use() == "compiled"
-    swept = find_spec("proxy.net._sweep") is not None
+    swept = find_spec("kafka_throttle.proxy.net._sweep") is not None
     chosen = [
         item
         for item in items

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from common.jars import ToolMissing, cache_dir
+from kafka_throttle.common.jars import ToolMissing, cache_dir
 
 _GO = Path(__file__).parent / "go"
 _BUILD_S = 580

@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.jars import kafka_jars, need_program
+from kafka_throttle.common.jars import kafka_jars, need_program
 
 _FOLDER = Path(__file__).parent / "java"
 

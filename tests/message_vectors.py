@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from common.jars import cache_dir
+from kafka_throttle.common.jars import cache_dir
 from tests.java_program import java_program, java_source
 
 KAFKA_VERSIONS = ("4.3.1", "3.9.2")

@@ -6,7 +6,7 @@ KAFKA_THROTTLE_COMPILED=$(deploy/compiled.sh) python -m tests.on_build tests.sim
 import runpy
 import sys
 
-from proxy.installed import build_in_use, take_build
+from kafka_throttle.proxy.installed import build_in_use, take_build
 
 if __name__ == "__main__":
     take_build()

@@ -3,9 +3,9 @@
 from struct import pack
 from typing import NamedTuple
 
-from protocol.api_key import ALTER_CLIENT_QUOTAS as ALTER
-from protocol.api_key import DESCRIBE_CLIENT_QUOTAS as DESCRIBE
-from protocol.primitives import Reader, compact_string, string, uvarint
+from kafka_throttle.protocol.api_key import ALTER_CLIENT_QUOTAS as ALTER
+from kafka_throttle.protocol.api_key import DESCRIBE_CLIENT_QUOTAS as DESCRIBE
+from kafka_throttle.protocol.primitives import Reader, compact_string, string, uvarint
 
 
 class Described(NamedTuple):

@@ -5,7 +5,7 @@ import json
 from struct import pack
 from typing import Any
 
-from protocol.api_key import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from kafka_throttle.protocol.api_key import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from tests.relay.frames import frame, request
 
 SIGNED = base64.urlsafe_b64encode(b"signature").decode()

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from deploy.compile import MODULES, _prune, all_sources, sources
-from proxy.installed import LIST_OF_HASHES, compiled_modules
-from quotas.sensors.windowed_rate import Sensors, StaleSensor
+from kafka_throttle.proxy.installed import LIST_OF_HASHES, compiled_modules
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors, StaleSensor
 
 ROOT = Path(__file__).parents[1]
 COMPILED = "KAFKA_THROTTLE_COMPILED"
@@ -76,15 +76,23 @@ def test_an_error_says_in_which_file_and_line_it_was_raised():
 
 # ---- which build is taken -------------------------------------------------------------------------
 
-MODULE = Path("quotas", "sensors", "windowed_rate.py")
+MODULE = Path("kafka_throttle", "quotas", "sensors", "windowed_rate.py")
+
+
+TAKE = "from kafka_throttle.proxy.installed import *; take_build()"
+
+
+def told(code, **environment):
+    """What a process writes on stdout and stderr that takes the build of this environment, then runs the code."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("KAFKA_THROTTLE_")}
+    command = [sys.executable, "-c", f"{TAKE}; {code}"]
+    done = subprocess.run(command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True, check=True)
+    return done.stdout.strip(), done.stderr
 
 
 def taken(**environment):
     """The build that a process takes in this environment, and what it writes on stderr."""
-    command = [sys.executable, "-c", "from proxy.installed import *; take_build(); print(build_in_use())"]
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("KAFKA_THROTTLE_")}
-    done = subprocess.run(command, cwd=ROOT, env=inherited | environment, capture_output=True, text=True, check=True)
-    return done.stdout.strip(), done.stderr
+    return told("print(build_in_use())", **environment)
 
 
 COMPILED_MODULE = MODULE.with_suffix(EXTENSION_SUFFIXES[0])
@@ -144,13 +152,15 @@ def test_a_directory_that_is_broken_or_of_other_sources_is_not_taken(directory, 
 
 
 def test_what_is_not_listed_is_not_taken(directory):
-    (directory / "proxy" / "cli").mkdir(parents=True)
-    (directory / "proxy" / "cli" / f"main{EXTENSION_SUFFIXES[0]}").touch()
-    assert list(compiled_modules(directory)) == ["quotas.sensors.windowed_rate"]
+    unlisted = directory / "kafka_throttle" / "proxy" / "cli" / f"main{EXTENSION_SUFFIXES[0]}"
+    unlisted.parent.mkdir(parents=True)
+    unlisted.touch()
+    assert list(compiled_modules(directory)) == ["kafka_throttle.quotas.sensors.windowed_rate"]
 
 
 def test_the_sources_of_constants_count_although_they_are_not_compiled():
-    assert {Path("protocol/api.py"), Path("quotas/limits.py")} <= set(all_sources()) - set(sources())
+    of_constants = {Path("kafka_throttle", "protocol", "api.py"), Path("kafka_throttle", "quotas", "limits.py")}
+    assert of_constants <= set(all_sources()) - set(sources())
 
 
 def test_without_a_compiler_nothing_is_compiled(tmp_path):
@@ -195,9 +205,9 @@ def test_what_was_used_within_the_hour_stays_in_the_cache(tmp_path):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("sanitized", [False, True])
-def test_streams_of_the_pure_make_pass_with_the_sweep_in_c(tmp_path, sanitized):
+def test_streams_of_the_pure_build_pass_with_the_sweep_in_c(tmp_path, sanitized):
     """With AddressSanitizer and UndefinedBehaviorSanitizer too, which end the process at the first fault."""
-    module = tmp_path / "proxy" / "net" / f"_sweep{EXTENSION_SUFFIXES[0]}"
+    module = tmp_path / "kafka_throttle" / "proxy" / "net" / f"_sweep{EXTENSION_SUFFIXES[0]}"
     module.parent.mkdir(parents=True)
     flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if sanitized else []
     warnings = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
@@ -242,8 +252,10 @@ def compiled_by_the_script():
 def test_all_modules_compile_and_load():
     directory = compiled_by_the_script()
     assert taken(**{COMPILED: directory}) == ("compiled", "")
-    code = f"from proxy.installed import take_build; take_build(); import {', '.join(MODULES)}"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ | {COMPILED: directory}, check=True)
+    files = f"import sys, {', '.join(MODULES)}; print(*(sys.modules[name].__file__ for name in {MODULES}), sep='\\n')"
+    loaded, said = told(files, **{COMPILED: directory})
+    assert said == ""
+    assert [file for file in loaded.splitlines() if not file.endswith(EXTENSION_SUFFIXES[0])] == []
 
 
 @pytest.mark.nightly

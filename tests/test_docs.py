@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.man_page import man_page
-from proxy.observe.log_events import LOG_EVENTS
-from proxy.observe.signals_page import UnclearCall, logged_events, signals_page
+from kafka_throttle.proxy.cli.man_page import man_page
+from kafka_throttle.proxy.observe.log_events import LOG_EVENTS
+from kafka_throttle.proxy.observe.signals_page import UnclearCall, logged_events, signals_page
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -54,7 +54,7 @@ def test_names_are_in_the_files_that_they_are_said_to_be_in(page):
 
 def test_the_page_of_metrics_and_log_events_is_up_to_date():
     page = (ROOT / "docs" / "signals.md").read_text(encoding="utf-8")
-    assert page == signals_page(), "run: python -m proxy.observe.signals_page > docs/signals.md"
+    assert page == signals_page(), "run: python -m kafka_throttle.proxy.observe.signals_page > docs/signals.md"
 
 
 def test_each_log_event_has_a_meaning_and_is_logged():
@@ -68,7 +68,7 @@ def test_each_log_event_has_a_meaning_and_is_logged():
 
 def test_the_manual_page_is_up_to_date():
     page = (ROOT / "docs" / "kafka-throttle.1").read_text(encoding="utf-8")
-    assert page == man_page(), "run: python -m proxy.cli.man_page > docs/kafka-throttle.1"
+    assert page == man_page(), "run: python -m kafka_throttle.proxy.cli.man_page > docs/kafka-throttle.1"
 
 
 SOURCE = """

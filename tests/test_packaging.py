@@ -50,8 +50,8 @@ def test_the_wheel_runs_in_an_environment_of_its_own(tmp_path):
     subprocess.run([*pip, "--require-hashes", "-r", ROOT / "requirements.lock"], check=True)
     subprocess.run([*pip, *(tmp_path / "dist").glob("*.whl")], check=True)
     told = [environment / "bin" / "kafka-throttle", "--version"]
-    make = "compiled" if shutil.which("cc") else "pure"
-    for forced, expected in (("", make), ("1", "pure")):
+    build = "compiled" if shutil.which("cc") else "pure"
+    for forced, expected in (("", build), ("1", "pure")):
         environment_variables = {"KAFKA_THROTTLE_PURE": forced}
         done = subprocess.run(told, cwd=tmp_path, env=environment_variables, check=True, capture_output=True, text=True)
         assert done.stdout.endswith(f", {expected}\n")
@@ -59,7 +59,7 @@ def test_the_wheel_runs_in_an_environment_of_its_own(tmp_path):
         [
             environment / "bin" / "python",
             "-c",
-            "import kafka, uvloop; import proxy.server.service, sys; print('confluent_kafka' in sys.modules)",
+            "import kafka, uvloop, sys, kafka_throttle.proxy.server.service; print('confluent_kafka' in sys.modules)",
         ],
         cwd=tmp_path / "dist",
         env={},

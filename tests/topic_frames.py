@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from struct import pack
 
-from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
-from protocol.messages.topic_mutations import NO_TOPIC_ID
-from protocol.primitives import compact_string, string, uvarint
+from kafka_throttle.protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from kafka_throttle.protocol.messages.topic_mutations import NO_TOPIC_ID
+from kafka_throttle.protocol.primitives import compact_string, string, uvarint
 
 FLEXIBLE_SINCE = {CREATE_TOPICS: 5, DELETE_TOPICS: 4, CREATE_PARTITIONS: 2}
 

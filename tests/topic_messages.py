@@ -2,7 +2,7 @@
 
 import json
 
-from quotas.records.usage_record import ROWS, Row, columns
+from kafka_throttle.quotas.records.usage_record import ROWS, Row, columns
 
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 

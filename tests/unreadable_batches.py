@@ -3,7 +3,7 @@
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
-from quotas.sources.topic_records import batch_of
+from kafka_throttle.quotas.sources.topic_records import batch_of
 
 _ATTRIBUTES, _CRC = DefaultRecordBatch.ATTRIBUTES_OFFSET, DefaultRecordBatch.CRC_OFFSET
 _LZ4 = 3

@@ -3,8 +3,14 @@
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from protocol.messages.client_quotas import AlterReader, AlterRequest, DescribedEntity, DescribeWriter, RequestHead
-from protocol.messages.topic_mutations import (
+from kafka_throttle.protocol.messages.client_quotas import (
+    AlterReader,
+    AlterRequest,
+    DescribedEntity,
+    DescribeWriter,
+    RequestHead,
+)
+from kafka_throttle.protocol.messages.topic_mutations import (
     NO_RESULT,
     MutationReader,
     MutationRequest,
@@ -13,7 +19,7 @@ from protocol.messages.topic_mutations import (
     TopicItem,
     TopicResult,
 )
-from protocol.splices import Splice
+from kafka_throttle.protocol.splices import Splice
 
 Result = TypeVar("Result")
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from urllib.parse import unquote
 
-from pipeline.table.accounts import Account, Writer
-from pipeline.table.schemas import MOST
-from quotas.records.usage_record import BadLine, Dropped, End, Header, read_line
+from kafka_throttle.pipeline.table.accounts import Account, Writer
+from kafka_throttle.pipeline.table.schemas import MOST
+from kafka_throttle.quotas.records.usage_record import BadLine, Dropped, End, Header, read_line
 
 KINDS = tuple(row.KIND for row in (Header, End, Dropped))
 

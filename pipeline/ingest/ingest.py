@@ -22,9 +22,9 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
-from pipeline.ingest import frames
-from pipeline.ingest.frames import Frames
-from pipeline.ingest.rules import (
+from kafka_throttle.pipeline.ingest import frames
+from kafka_throttle.pipeline.ingest.frames import Frames
+from kafka_throttle.pipeline.ingest.rules import (
     Rule,
     is_broken,
     kind_of,
@@ -36,14 +36,14 @@ from pipeline.ingest.rules import (
     split_lines,
     with_columns,
 )
-from pipeline.ingest.spool import Unreadable
-from pipeline.spark.day import now_ms
-from pipeline.spark.unreadable import SPARK_ERRORS
-from pipeline.table.accounts import Account, Accounts, Writer, added, read_accounts, rows_of
-from pipeline.table.intervals import Interval, union
-from pipeline.table.schemas import MOST, NUMBERS, QUARANTINE, ROWS
-from pipeline.table.table import TABLES, make_tables, root_of, sql_name, stored
-from quotas.records.usage_record import Row
+from kafka_throttle.pipeline.ingest.spool import Unreadable
+from kafka_throttle.pipeline.spark.day import now_ms
+from kafka_throttle.pipeline.spark.unreadable import SPARK_ERRORS
+from kafka_throttle.pipeline.table.accounts import Account, Accounts, Writer, added, read_accounts, rows_of
+from kafka_throttle.pipeline.table.intervals import Interval, union
+from kafka_throttle.pipeline.table.schemas import MOST, NUMBERS, QUARANTINE, ROWS
+from kafka_throttle.pipeline.table.table import TABLES, make_tables, root_of, sql_name, stored
+from kafka_throttle.quotas.records.usage_record import Row
 
 _KEY = ("instance", "epoch")
 _PLACED = T.StructType([field for field in QUARANTINE.fields if field.name != "at_ms"])

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
-from pipeline.table.schemas import (
+from kafka_throttle.pipeline.table.schemas import (
     HAS_IP,
     HAS_NO_MOST,
     MAY_BE_NEGATIVE,
@@ -23,8 +23,8 @@ from pipeline.table.schemas import (
     schema_of,
     time_column,
 )
-from pipeline.table.table import DAY
-from quotas.records.usage_record import FLOAT, VERSION, Row, UsageRecord, columns
+from kafka_throttle.pipeline.table.table import DAY
+from kafka_throttle.quotas.records.usage_record import FLOAT, VERSION, Row, UsageRecord, columns
 
 NO_VALUE = "(no value)"
 """The text of a message without a value in the quarantine: null would not be a text."""

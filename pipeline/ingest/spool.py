@@ -13,8 +13,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.spark.unreadable import SPARK_ERRORS, file_of
-from pipeline.table.table import local_path
+from kafka_throttle.pipeline.spark.unreadable import SPARK_ERRORS, file_of
+from kafka_throttle.pipeline.table.table import local_path
 
 _MOST_FILES = 5_000
 """The largest number of files in one batch."""

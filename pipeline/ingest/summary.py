@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from pipeline.ingest.ingest import Outcome
-from pipeline.table.accounts import Accounts, LostEnd, lost_ends
-from pipeline.table.intervals import size
-from pipeline.table.schemas import ROWS
+from kafka_throttle.pipeline.ingest.ingest import Outcome
+from kafka_throttle.pipeline.table.accounts import Accounts, LostEnd, lost_ends
+from kafka_throttle.pipeline.table.intervals import size
+from kafka_throttle.pipeline.table.schemas import ROWS
 
 _MOST_GAPS = 20
 

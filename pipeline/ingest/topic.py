@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.ingest.rules import NO_VALUE, split_lines
-from pipeline.spark.session import MOST_LINE_BYTES
+from kafka_throttle.pipeline.ingest.rules import NO_VALUE, split_lines
+from kafka_throttle.pipeline.spark.session import MOST_LINE_BYTES
 
 MOST_MESSAGES = 4_000_000
 """The largest number of messages in one batch."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from common.problems import Problems
-from common.remote_path import AnyPath
-from pipeline.rollout.apply import (
+from kafka_throttle.common.problems import Problems
+from kafka_throttle.common.remote_path import AnyPath
+from kafka_throttle.pipeline.rollout.apply import (
     Audited,
     ChangeStatus,
     Outcome,
@@ -23,14 +23,14 @@ from pipeline.rollout.apply import (
     outcomes_of,
     progress_of,
 )
-from pipeline.rollout.audit import AuditLog, is_audit
-from pipeline.rollout.author import now, who
-from pipeline.rollout.page import counted, drift_page, outcome_rows
-from pipeline.rollout.place import ENTITIES_A_REQUEST, Place, in_words_of_commands
-from pipeline.rollout.plan import Change
-from pipeline.rollout.plan_file import PlanFile, read_plan, write_plan
-from quotas.changes import Quotas, SourceUnavailable
-from quotas.sources.source import Source
+from kafka_throttle.pipeline.rollout.audit import AuditLog, is_audit
+from kafka_throttle.pipeline.rollout.author import now, who
+from kafka_throttle.pipeline.rollout.page import counted, drift_page, outcome_rows
+from kafka_throttle.pipeline.rollout.place import ENTITIES_A_REQUEST, Place, in_words_of_commands
+from kafka_throttle.pipeline.rollout.plan import Change
+from kafka_throttle.pipeline.rollout.plan_file import PlanFile, read_plan, write_plan
+from kafka_throttle.quotas.changes import Quotas, SourceUnavailable
+from kafka_throttle.quotas.sources.source import Source
 
 _SHOWN_WITHIN_S: Final = 10.0
 _LOOKS_EVERY_S: Final = 0.1

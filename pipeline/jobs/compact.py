@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from pipeline.spark.day import now_ms
-from pipeline.spark.session import spark_session
-from pipeline.table.maintenance import optimized, vacuum
-from pipeline.table.summaries import keep_summaries
-from pipeline.table.table import version_of
+from kafka_throttle.pipeline.spark.day import now_ms
+from kafka_throttle.pipeline.spark.session import spark_session
+from kafka_throttle.pipeline.table.maintenance import optimized, vacuum
+from kafka_throttle.pipeline.table.summaries import keep_summaries
+from kafka_throttle.pipeline.table.table import version_of
 
 KEEP_HOURS = 168
 

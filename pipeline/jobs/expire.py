@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from pipeline.spark.session import spark_session
-from pipeline.table.maintenance import expired
+from kafka_throttle.pipeline.spark.session import spark_session
+from kafka_throttle.pipeline.table.maintenance import expired
 
 
 def main(

@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Mapping
 
-from pipeline.ingest.summary import gap_lines
-from pipeline.spark.session import spark_session
-from pipeline.table.accounts import lost_ends, read_accounts
+from kafka_throttle.pipeline.ingest.summary import gap_lines
+from kafka_throttle.pipeline.spark.session import spark_session
+from kafka_throttle.pipeline.table.accounts import lost_ends, read_accounts
 
 
 def main(table: str, master: str | None = None, memory: str = "2g", settings: Mapping[str, str] | None = None) -> int:

@@ -12,18 +12,18 @@ from typing import Any
 from pyspark.errors import AnalysisException, IllegalArgumentException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from common.file_lock import locked
-from pipeline.ingest.checkpoint import planned
-from pipeline.ingest.frames import plain, without_scheme
-from pipeline.ingest.ingest import Batch, Ingest, Outcome
-from pipeline.ingest.spool import check_spool, spool_lines
-from pipeline.ingest.summary import Totals, gap_lines
-from pipeline.ingest.topic import Topic, problem_of_topic, topic_lines
-from pipeline.spark.day import now_ms
-from pipeline.spark.session import refuse_connect, spark_session
-from pipeline.spark.unreadable import cause_of, file_of
-from pipeline.table.accounts import read_accounts
-from pipeline.table.table import local_path, refuse_local, root_of
+from kafka_throttle.common.file_lock import locked
+from kafka_throttle.pipeline.ingest.checkpoint import planned
+from kafka_throttle.pipeline.ingest.frames import plain, without_scheme
+from kafka_throttle.pipeline.ingest.ingest import Batch, Ingest, Outcome
+from kafka_throttle.pipeline.ingest.spool import check_spool, spool_lines
+from kafka_throttle.pipeline.ingest.summary import Totals, gap_lines
+from kafka_throttle.pipeline.ingest.topic import Topic, problem_of_topic, topic_lines
+from kafka_throttle.pipeline.spark.day import now_ms
+from kafka_throttle.pipeline.spark.session import refuse_connect, spark_session
+from kafka_throttle.pipeline.spark.unreadable import cause_of, file_of
+from kafka_throttle.pipeline.table.accounts import read_accounts
+from kafka_throttle.pipeline.table.table import local_path, refuse_local, root_of
 
 FUTURE_TOLERANCE_S = 3_600
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from pipeline.spark.session import spark_session
-from pipeline.table.migration import migrated
-from pipeline.table.table import refuse_local
+from kafka_throttle.pipeline.spark.session import spark_session
+from kafka_throttle.pipeline.table.migration import migrated
+from kafka_throttle.pipeline.table.table import refuse_local
 
 
 def main(

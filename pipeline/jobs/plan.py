@@ -4,15 +4,15 @@ import math
 import sys
 from typing import Any
 
-from common.problems import Problems
-from common.remote_path import AnyPath
-from pipeline.rollout.author import now, who
-from pipeline.rollout.page import plan_page, warnings_of
-from pipeline.rollout.place import Place, in_words_of_commands
-from pipeline.rollout.plan import Bounds, other_scopes, planned
-from pipeline.rollout.plan_file import Made, PlanFile, read_plan, write_plan
-from pipeline.simulate.candidate import Candidate, Rules, load_with_checksum
-from quotas.changes import SourceUnavailable, tables_of
+from kafka_throttle.common.problems import Problems
+from kafka_throttle.common.remote_path import AnyPath
+from kafka_throttle.pipeline.rollout.author import now, who
+from kafka_throttle.pipeline.rollout.page import plan_page, warnings_of
+from kafka_throttle.pipeline.rollout.place import Place, in_words_of_commands
+from kafka_throttle.pipeline.rollout.plan import Bounds, other_scopes, planned
+from kafka_throttle.pipeline.rollout.plan_file import Made, PlanFile, read_plan, write_plan
+from kafka_throttle.pipeline.simulate.candidate import Candidate, Rules, load_with_checksum
+from kafka_throttle.quotas.changes import SourceUnavailable, tables_of
 
 
 def main(

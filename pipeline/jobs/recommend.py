@@ -9,28 +9,28 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from common.places import made_of
-from common.remote_path import AnyPath, path_of, put, writable_folder
-from common.yaml_file import yaml_of
-from pipeline.jobs.report import EMPTY, Steps, killed_of, missing_of
-from pipeline.jobs.simulate import response_of
-from pipeline.recommend import demand
-from pipeline.recommend.advice import Advice, Recommendation, Settings, advise, judged
-from pipeline.recommend.capacity import Capacity, capacity_of
-from pipeline.recommend.evidence import Simulated, evidence_of
-from pipeline.recommend.outcome import outcomes
-from pipeline.recommend.page import print_advice
-from pipeline.recommend.quota_file import Limits, document
-from pipeline.recommend.rows import csv_table, plain, stage_name
-from pipeline.report.findings import KilledProcess
-from pipeline.report.summary import killed
-from pipeline.report.tables import csv_of
-from pipeline.report.words import count, moment, plural
-from pipeline.simulate.candidate import candidate_of
-from pipeline.spark.session import own_session
-from pipeline.table.accounts import read_accounts
-from pipeline.table.table import read_usage
-from quotas.entities import QuotaType
+from kafka_throttle.common.places import made_of
+from kafka_throttle.common.remote_path import AnyPath, path_of, put, writable_folder
+from kafka_throttle.common.yaml_file import yaml_of
+from kafka_throttle.pipeline.jobs.report import EMPTY, Steps, killed_of, missing_of
+from kafka_throttle.pipeline.jobs.simulate import response_of
+from kafka_throttle.pipeline.recommend import demand
+from kafka_throttle.pipeline.recommend.advice import Advice, Recommendation, Settings, advise, judged
+from kafka_throttle.pipeline.recommend.capacity import Capacity, capacity_of
+from kafka_throttle.pipeline.recommend.evidence import Simulated, evidence_of
+from kafka_throttle.pipeline.recommend.outcome import outcomes
+from kafka_throttle.pipeline.recommend.page import print_advice
+from kafka_throttle.pipeline.recommend.quota_file import Limits, document
+from kafka_throttle.pipeline.recommend.rows import csv_table, plain, stage_name
+from kafka_throttle.pipeline.report.findings import KilledProcess
+from kafka_throttle.pipeline.report.summary import killed
+from kafka_throttle.pipeline.report.tables import csv_of
+from kafka_throttle.pipeline.report.words import count, moment, plural
+from kafka_throttle.pipeline.simulate.candidate import candidate_of
+from kafka_throttle.pipeline.spark.session import own_session
+from kafka_throttle.pipeline.table.accounts import read_accounts
+from kafka_throttle.pipeline.table.table import read_usage
+from kafka_throttle.quotas.entities import QuotaType
 
 MOST_ENTITIES = 10_000
 """The number of entities of each quota type: those with most use. The others are only counted."""

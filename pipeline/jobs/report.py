@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from common.places import made_of
-from common.remote_path import AnyPath, put, writable_folder
-from pipeline.report import figures, neighbours
-from pipeline.report.chargeback import bills, by_tenant, tenant_of
-from pipeline.report.findings import (
+from kafka_throttle.common.places import made_of
+from kafka_throttle.common.remote_path import AnyPath, put, writable_folder
+from kafka_throttle.pipeline.report import figures, neighbours
+from kafka_throttle.pipeline.report.chargeback import bills, by_tenant, tenant_of
+from kafka_throttle.pipeline.report.findings import (
     SMALL_STEPS,
     Findings,
     KilledProcess,
@@ -28,16 +28,16 @@ from pipeline.report.findings import (
     whole_days,
     width_for,
 )
-from pipeline.report.forecast import forecast
-from pipeline.report.page import page_of
-from pipeline.report.price_sheet import UNASSIGNED, PriceSheet, price_sheet
-from pipeline.report.tables import Table, arrow_of, csv_of
-from pipeline.report.views import tables_of
-from pipeline.spark.day import now_ms
-from pipeline.spark.kept import Kept
-from pipeline.spark.session import spark_session
-from pipeline.table.accounts import Accounts, lost_ends, read_accounts
-from pipeline.table.table import read_quarantine, read_usage, version_at
+from kafka_throttle.pipeline.report.forecast import forecast
+from kafka_throttle.pipeline.report.page import page_of
+from kafka_throttle.pipeline.report.price_sheet import UNASSIGNED, PriceSheet, price_sheet
+from kafka_throttle.pipeline.report.tables import Table, arrow_of, csv_of
+from kafka_throttle.pipeline.report.views import tables_of
+from kafka_throttle.pipeline.spark.day import now_ms
+from kafka_throttle.pipeline.spark.kept import Kept
+from kafka_throttle.pipeline.spark.session import spark_session
+from kafka_throttle.pipeline.table.accounts import Accounts, lost_ends, read_accounts
+from kafka_throttle.pipeline.table.table import read_quarantine, read_usage, version_at
 
 EMPTY = 3
 """The exit status if there are no records: the page is written all the same and says so."""

@@ -10,11 +10,11 @@ from typing import IO, Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from common.remote_path import path_of
-from pipeline.simulate.candidate import Candidate, load_candidate
-from pipeline.simulate.page import print_response
-from pipeline.simulate.response import of_clients, of_sensors, reported
-from pipeline.simulate.simulation import (
+from kafka_throttle.common.remote_path import path_of
+from kafka_throttle.pipeline.simulate.candidate import Candidate, load_candidate
+from kafka_throttle.pipeline.simulate.page import print_response
+from kafka_throttle.pipeline.simulate.response import of_clients, of_sensors, reported
+from kafka_throttle.pipeline.simulate.simulation import (
     in_runs,
     loud_rows,
     loud_stretches,
@@ -26,11 +26,11 @@ from pipeline.simulate.simulation import (
     runs_of,
     summarised,
 )
-from pipeline.simulate.trace_simulation import simulated_traces
-from pipeline.spark.kept import FEW, Kept
-from pipeline.spark.session import own_session
-from pipeline.table.summaries import summary_of
-from pipeline.table.table import read_trace, read_usage, version_of
+from kafka_throttle.pipeline.simulate.trace_simulation import simulated_traces
+from kafka_throttle.pipeline.spark.kept import FEW, Kept
+from kafka_throttle.pipeline.spark.session import own_session
+from kafka_throttle.pipeline.table.summaries import summary_of
+from kafka_throttle.pipeline.table.table import read_trace, read_usage, version_of
 
 KEPT_SHARE = 5
 """Rows that may throttle are cached if they are at most one in this many: to cache a row costs as much as to
@@ -143,7 +143,7 @@ def write(response: Mapping[str, Any], output: str, to: IO[str]) -> None:
 
 
 def _write_csv(rows: Sequence[Mapping[str, Any]], to: IO[str]) -> None:
-    from pipeline.simulate.page import CSV_COLUMNS
+    from kafka_throttle.pipeline.simulate.page import CSV_COLUMNS
 
     writer = csv.DictWriter(to, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

@@ -3,11 +3,18 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.recommend.capacity import Capacity
-from pipeline.recommend.evidence import ConfidencePenalty, Evidence, Simulated, confidence, penalties, too_thin
-from pipeline.recommend.fairness import fair_shares
-from pipeline.recommend.limits import path_to, rounded_down, wanted
-from quotas.entities import QuotaType
+from kafka_throttle.pipeline.recommend.capacity import Capacity
+from kafka_throttle.pipeline.recommend.evidence import (
+    ConfidencePenalty,
+    Evidence,
+    Simulated,
+    confidence,
+    penalties,
+    too_thin,
+)
+from kafka_throttle.pipeline.recommend.fairness import fair_shares
+from kafka_throttle.pipeline.recommend.limits import path_to, rounded_down, wanted
+from kafka_throttle.quotas.entities import QuotaType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

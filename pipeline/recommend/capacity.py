@@ -23,11 +23,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import model_validator
 
-from common.kinds import Many, Number, Some, Text, Whole
-from common.problems import Problem
-from common.settings import Settings, items, read_settings, repeated_names
-from pipeline.recommend.subject import Subject
-from quotas.entities import QuotaType
+from kafka_throttle.common.kinds import Many, Number, Some, Text, Whole
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.common.settings import Settings, items, read_settings, repeated_names
+from kafka_throttle.pipeline.recommend.subject import Subject
+from kafka_throttle.quotas.entities import QuotaType
 
 _SHARE = Number("a number of at least 0 and below 1", lambda number: 0 <= number < 1)
 _WEIGHT = Number("a number from 0.000001 to 1000000", lambda number: 1e-6 <= number <= 1e6)

@@ -14,13 +14,13 @@ from typing import Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.recommend.subject import CLIENT_ID, PAIR, USER
-from pipeline.report.figures import USER_AND_CLIENT_ID
-from pipeline.simulate.simulation import as_charged
-from pipeline.spark.day import DAY_MS
-from pipeline.spark.measured_node import measured_node
-from quotas.entities import DEFAULT
-from quotas.precedence import LEVELS, OWN
+from kafka_throttle.pipeline.recommend.subject import CLIENT_ID, PAIR, USER
+from kafka_throttle.pipeline.report.figures import USER_AND_CLIENT_ID
+from kafka_throttle.pipeline.simulate.simulation import as_charged
+from kafka_throttle.pipeline.spark.day import DAY_MS
+from kafka_throttle.pipeline.spark.measured_node import measured_node
+from kafka_throttle.quotas.entities import DEFAULT
+from kafka_throttle.quotas.precedence import LEVELS, OWN
 
 SUBJECT = ["virtual_cluster", "quota_type", "user", "client_id", "ip"]
 """The columns that say on what a quota would be set; names that do not matter for the kind of entity are empty."""

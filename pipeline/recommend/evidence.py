@@ -6,11 +6,11 @@ from datetime import date
 from math import log
 from typing import Any
 
-from pipeline.recommend.subject import Subject
-from pipeline.report.forecast import forecast
-from pipeline.report.words import plural, share
-from pipeline.simulate.meter import type_of
-from quotas.entities import Scope
+from kafka_throttle.pipeline.recommend.subject import Subject
+from kafka_throttle.pipeline.report.forecast import forecast
+from kafka_throttle.pipeline.report.words import plural, share
+from kafka_throttle.pipeline.simulate.meter import type_of
+from kafka_throttle.quotas.entities import Scope
 
 HIGH, MEDIUM, LOW = "high", "medium", "low"
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Final
 
-from quotas.entities import BYTE_RATES, QuotaType
-from quotas.limits import MAX_BYTE_RATE, MAX_CONNECTION_RATE
+from kafka_throttle.quotas.entities import BYTE_RATES, QuotaType
+from kafka_throttle.quotas.limits import MAX_BYTE_RATE, MAX_CONNECTION_RATE
 
 FLOORS: Final[Mapping[QuotaType, float]] = {
     QuotaType.PRODUCE: 100_000,

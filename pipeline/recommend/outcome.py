@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.recommend.advice import Recommendation
-from pipeline.recommend.evidence import Simulated
-from pipeline.simulate.meter import type_of
+from kafka_throttle.pipeline.recommend.advice import Recommendation
+from kafka_throttle.pipeline.recommend.evidence import Simulated
+from kafka_throttle.pipeline.simulate.meter import type_of
 
 
 def outcomes(sensors: Iterable[Mapping[str, Any]], recommendations: Sequence[Recommendation]) -> list[Simulated]:

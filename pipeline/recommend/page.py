@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.recommend.advice import Advice, Recommendation, Refusal, Settings
-from pipeline.report import words
-from quotas.entities import BYTE_RATES, QuotaType
+from kafka_throttle.pipeline.recommend.advice import Advice, Recommendation, Refusal, Settings
+from kafka_throttle.pipeline.report import words
+from kafka_throttle.quotas.entities import BYTE_RATES, QuotaType
 
 SHOWN = 40
 _WIDTH = 190

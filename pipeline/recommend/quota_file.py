@@ -5,8 +5,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from common.yaml_file import yaml_scalar
-from quotas.entities import SCOPE, SCOPED, Entity, QuotaType, Scope
+from kafka_throttle.common.yaml_file import yaml_scalar
+from kafka_throttle.quotas.entities import SCOPE, SCOPED, Entity, QuotaType, Scope
 
 Limits = Iterable[tuple[str, Entity, QuotaType, float, Scope]]
 """Virtual cluster, entity, quota type, the limit in units/s, and where it is to hold."""

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.recommend.advice import Advice, Fit, Recommendation, Refusal, Settings
-from pipeline.recommend.evidence import Evidence
-from pipeline.recommend.page import left_quotas
-from pipeline.recommend.subject import Subject
-from pipeline.report.tables import Column, Table
+from kafka_throttle.pipeline.recommend.advice import Advice, Fit, Recommendation, Refusal, Settings
+from kafka_throttle.pipeline.recommend.evidence import Evidence
+from kafka_throttle.pipeline.recommend.page import left_quotas
+from kafka_throttle.pipeline.recommend.subject import Subject
+from kafka_throttle.pipeline.report.tables import Column, Table
 
 FORMAT = 1
 """The version of recommendation.json; later versions only add keys."""

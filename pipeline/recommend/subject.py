@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
 
 OVERFLOW = "<overflow>"
 """The name in records for clients that were too many to be recorded separately (quotas.records.usage_record)."""

@@ -9,8 +9,8 @@ from operator import and_, or_
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.report.figures import totals
-from pipeline.report.price_sheet import PARTS, UNASSIGNED, UNITS, PriceSheet, regex_of
+from kafka_throttle.pipeline.report.figures import totals
+from kafka_throttle.pipeline.report.price_sheet import PARTS, UNASSIGNED, UNITS, PriceSheet, regex_of
 
 _EXACT = Context(prec=60, rounding=ROUND_HALF_EVEN)
 

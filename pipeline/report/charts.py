@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 
-from pipeline.report import words
-from pipeline.report.findings import Findings, Row, whole_days
-from pipeline.report.forecast import Forecast
-from pipeline.spark.day import DAY_MS
+from kafka_throttle.pipeline.report import words
+from kafka_throttle.pipeline.report.findings import Findings, Row, whole_days
+from kafka_throttle.pipeline.report.forecast import Forecast
+from kafka_throttle.pipeline.spark.day import DAY_MS
 
 WIDTH, HEIGHT = 1_000, 100
 

@@ -2,10 +2,10 @@
 
 from collections import defaultdict
 
-from pipeline.report.charts import small, strip_end
-from pipeline.report.figures import CLIENT, SENSOR
-from pipeline.report.findings import Findings, Row
-from pipeline.report.views import muted_share
+from kafka_throttle.pipeline.report.charts import small, strip_end
+from kafka_throttle.pipeline.report.figures import CLIENT, SENSOR
+from kafka_throttle.pipeline.report.findings import Findings, Row
+from kafka_throttle.pipeline.report.views import muted_share
 
 _Key = tuple[str, ...]
 

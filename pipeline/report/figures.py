@@ -11,7 +11,7 @@ from operator import or_
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.spark.measured_node import measured_node
+from kafka_throttle.pipeline.spark.measured_node import measured_node
 
 CLIENT = ("virtual_cluster", "user", "client_id")
 """The columns that identify what the report calls a client."""

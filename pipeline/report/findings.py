@@ -7,11 +7,11 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
-from pipeline.report.chargeback import Bill
-from pipeline.report.figures import MEASURES
-from pipeline.report.forecast import Forecast
-from pipeline.report.price_sheet import PriceSheet
-from pipeline.spark.day import DAY_MS
+from kafka_throttle.pipeline.report.chargeback import Bill
+from kafka_throttle.pipeline.report.figures import MEASURES
+from kafka_throttle.pipeline.report.forecast import Forecast
+from kafka_throttle.pipeline.report.price_sheet import PriceSheet
+from kafka_throttle.pipeline.spark.day import DAY_MS
 
 Row = Mapping[str, Any]
 

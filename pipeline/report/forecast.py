@@ -24,7 +24,7 @@ from datetime import date, timedelta
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.report import words
+from kafka_throttle.pipeline.report import words
 
 TREND_DAYS = 14
 MONTH_DAYS = 28

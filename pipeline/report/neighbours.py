@@ -17,7 +17,7 @@ Consecutive slices are one episode.
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.report.figures import RANK_ACCURACY
+from kafka_throttle.pipeline.report.figures import RANK_ACCURACY
 
 MIN_SHARE = 0.25
 MIN_SPREAD = 0.01

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pipeline.report.figures import USER_AND_CLIENT_ID
-from pipeline.report.findings import Findings, Row
+from kafka_throttle.pipeline.report.figures import USER_AND_CLIENT_ID
+from kafka_throttle.pipeline.report.findings import Findings, Row
 
 TYPES = ("produce", "fetch", "request", "controller_mutation", "connection")
 _LEAST_DAYS, _LEAST_WINDOWS = 7, 100

@@ -11,15 +11,22 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from pipeline.report import charts, words
-from pipeline.report.courses import Courses
-from pipeline.report.figures import CLIENT
-from pipeline.report.findings import MOST_BARS, Findings, Row, largest
-from pipeline.report.next_commands import anchor_of, kind_of, next_commands
-from pipeline.report.price_sheet import UNASSIGNED
-from pipeline.report.summary import killed, no_noise, summary, too_few_slices
-from pipeline.report.tables import Column, Table
-from pipeline.report.views import LIMIT_UNITS, MEASURE_NAMES, TYPE_NAMES, muted_share, named, utilisation_in_words
+from kafka_throttle.pipeline.report import charts, words
+from kafka_throttle.pipeline.report.courses import Courses
+from kafka_throttle.pipeline.report.figures import CLIENT
+from kafka_throttle.pipeline.report.findings import MOST_BARS, Findings, Row, largest
+from kafka_throttle.pipeline.report.next_commands import anchor_of, kind_of, next_commands
+from kafka_throttle.pipeline.report.price_sheet import UNASSIGNED
+from kafka_throttle.pipeline.report.summary import killed, no_noise, summary, too_few_slices
+from kafka_throttle.pipeline.report.tables import Column, Table
+from kafka_throttle.pipeline.report.views import (
+    LIMIT_UNITS,
+    MEASURE_NAMES,
+    TYPE_NAMES,
+    muted_share,
+    named,
+    utilisation_in_words,
+)
 
 MOST_STRIPS = 12
 MOST_SILENCES = 20

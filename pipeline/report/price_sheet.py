@@ -26,9 +26,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import model_validator
 
-from common.kinds import Kind, Many, Some, Text, Whole
-from common.problems import Problem
-from common.settings import Settings, items, read_settings, repeated_names
+from kafka_throttle.common.kinds import Kind, Many, Some, Text, Whole
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.common.settings import Settings, items, read_settings, repeated_names
 
 UNITS: Mapping[str, tuple[str, int]] = {
     "gb_in": ("in_bytes", 10**9),

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 
-from pipeline.report import words
-from pipeline.report.findings import Findings, KilledProcess, Missing, Row
-from pipeline.report.neighbours import MIN_SLICES
-from pipeline.report.price_sheet import UNASSIGNED
-from pipeline.report.views import TYPE_NAMES, muted_share, utilisation_in_words
+from kafka_throttle.pipeline.report import words
+from kafka_throttle.pipeline.report.findings import Findings, KilledProcess, Missing, Row
+from kafka_throttle.pipeline.report.neighbours import MIN_SLICES
+from kafka_throttle.pipeline.report.price_sheet import UNASSIGNED
+from kafka_throttle.pipeline.report.views import TYPE_NAMES, muted_share, utilisation_in_words
 
 MOST_MISSING = 5
 

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Context, Decimal
 from typing import Any
 
-from pipeline.report import words
-from pipeline.report.figures import CLIENT
-from pipeline.report.findings import Findings, Row, whole_days
-from pipeline.report.price_sheet import UNITS
-from pipeline.report.tables import Column, Table
+from kafka_throttle.pipeline.report import words
+from kafka_throttle.pipeline.report.figures import CLIENT
+from kafka_throttle.pipeline.report.findings import Findings, Row, whole_days
+from kafka_throttle.pipeline.report.price_sheet import UNITS
+from kafka_throttle.pipeline.report.tables import Column, Table
 
 TYPE_NAMES: Mapping[str, str] = {
     "produce": "produce",

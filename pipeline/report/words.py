@@ -4,8 +4,8 @@ import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
-from common.short_numbers import in_thousands, three_digits
-from pipeline.spark.day import DAY_MS
+from kafka_throttle.common.short_numbers import in_thousands, three_digits
+from kafka_throttle.pipeline.spark.day import DAY_MS
 
 MOST_NAME = 56
 MOST_TITLE = 400

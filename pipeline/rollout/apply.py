@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from pipeline.rollout.audit import AuditLog
-from pipeline.rollout.place import ENTITIES_A_REQUEST
-from pipeline.rollout.plan import Change, same
-from pipeline.rollout.plan_file import entity_form
-from quotas.changes import Alteration, Quotas, SourceUnavailable, has_scope
-from quotas.entities import Entity, QuotaKey, Scope
-from quotas.sources.source import Source
+from kafka_throttle.pipeline.rollout.audit import AuditLog
+from kafka_throttle.pipeline.rollout.place import ENTITIES_A_REQUEST
+from kafka_throttle.pipeline.rollout.plan import Change, same
+from kafka_throttle.pipeline.rollout.plan_file import entity_form
+from kafka_throttle.quotas.changes import Alteration, Quotas, SourceUnavailable, has_scope
+from kafka_throttle.quotas.entities import Entity, QuotaKey, Scope
+from kafka_throttle.quotas.sources.source import Source
 
 
 class ChangeStatus(Enum):

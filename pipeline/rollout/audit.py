@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from common.atomic_file import sync, sync_directory
+from kafka_throttle.common.atomic_file import sync, sync_directory
 
 IN_EVERY_LINE = {"at", "event", "entity"}
 _BEGINNING = b'{"at": "'

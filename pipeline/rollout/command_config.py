@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from common.problems import Problem, Problems
-from quotas.sources.cluster_connection import Credentials
+from kafka_throttle.common.problems import Problem, Problems
+from kafka_throttle.quotas.sources.cluster_connection import Credentials
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from pipeline.rollout.apply import ChangeStatus, Outcome, PlanProgress
-from pipeline.rollout.plan import Change, Planned
-from quotas.entities import Entity, QuotaType
-from quotas.explain import always_beaten_by
-from quotas.quota_table import QuotaTable
+from kafka_throttle.pipeline.rollout.apply import ChangeStatus, Outcome, PlanProgress
+from kafka_throttle.pipeline.rollout.plan import Change, Planned
+from kafka_throttle.quotas.entities import Entity, QuotaType
+from kafka_throttle.quotas.explain import always_beaten_by
+from kafka_throttle.quotas.quota_table import QuotaTable
 
 _HEADS = ("entity", "quota", "in force", "this run", "wanted", "")
 _UNITS = "Byte rates in bytes/s, request_percentage in % of one thread, the others per second; each at every node."

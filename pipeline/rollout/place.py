@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from common.zookeeper import Ensemble
-from quotas.changes import Alteration, SourceUnavailable
-from quotas.sources.cluster_connection import Credentials
-from quotas.sources.source import Source
-from quotas.sources.upstream import UpstreamSettings, UpstreamSource
-from quotas.sources.zookeeper import ZooKeeperSettings, ZooKeeperSource
+from kafka_throttle.common.zookeeper import Ensemble
+from kafka_throttle.quotas.changes import Alteration, SourceUnavailable
+from kafka_throttle.quotas.sources.cluster_connection import Credentials
+from kafka_throttle.quotas.sources.source import Source
+from kafka_throttle.quotas.sources.upstream import UpstreamSettings, UpstreamSource
+from kafka_throttle.quotas.sources.zookeeper import ZooKeeperSettings, ZooKeeperSource
 
 _ONCE_S: Final = 86_400.0
 _FIRST_LOAD_S: Final = 60.0

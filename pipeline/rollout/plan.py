@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from quotas.entities import BYTE_RATES, SCOPED, Entity, QuotaType, Scope
-from quotas.limits import UNLIMITED, WHOLE_WITHIN
-from quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.entities import BYTE_RATES, SCOPED, Entity, QuotaType, Scope
+from kafka_throttle.quotas.limits import UNLIMITED, WHOLE_WITHIN
+from kafka_throttle.quotas.quota_table import QuotaTable
 
 Limits = Mapping[Entity, Mapping[QuotaType, float]]
 

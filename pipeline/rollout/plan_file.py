@@ -11,13 +11,13 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.kinds import Many, Number, Optional, Text
-from common.problems import WHOLE_FILE, Problem, Problems, either, show
-from common.remote_path import AnyPath, replace_whole
-from common.settings import Settings, items, part, read_settings, valid
-from pipeline.rollout.plan import Change
-from quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, QuotaType, Scope
-from quotas.limits import valid_limit
+from kafka_throttle.common.kinds import Many, Number, Optional, Text
+from kafka_throttle.common.problems import WHOLE_FILE, Problem, Problems, either, show
+from kafka_throttle.common.remote_path import AnyPath, replace_whole
+from kafka_throttle.common.settings import Settings, items, part, read_settings, valid
+from kafka_throttle.pipeline.rollout.plan import Change
+from kafka_throttle.quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, QuotaType, Scope
+from kafka_throttle.quotas.limits import valid_limit
 
 VERSION: Final = 1
 MAX_FILE_BYTES: Final = 256 * 1024 * 1024

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import NamedTuple
 
-from pipeline.simulate.candidate import Rules
-from pipeline.simulate.meter import Meter, longest_throttle_ms, value_of
-from pipeline.simulate.replay import Demand, Lane, SensorReplay, Throttling
-from pipeline.simulate.traced import HELD_MS, Client
-from quotas.records.trace import Operation
-from quotas.records.usage_record import SecondOfUse, UsageRecord, read_profile
+from kafka_throttle.pipeline.simulate.candidate import Rules
+from kafka_throttle.pipeline.simulate.meter import Meter, longest_throttle_ms, value_of
+from kafka_throttle.pipeline.simulate.replay import Demand, Lane, SensorReplay, Throttling
+from kafka_throttle.pipeline.simulate.traced import HELD_MS, Client
+from kafka_throttle.quotas.records.trace import Operation
+from kafka_throttle.quotas.records.usage_record import SecondOfUse, UsageRecord, read_profile
 
 MAX_REQUESTS = 200
 """More requests of a second are combined into so many."""

@@ -16,16 +16,16 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict
 
-from common.kinds import Many, Some, Text
-from common.places import made_of
-from common.problems import WHOLE_FILE, Problem, Problems, show
-from common.remote_path import AnyPath
-from common.settings import Settings, found_at, items, read_settings, repeated_names
-from common.yaml_file import read_bounded
-from quotas.entities import Entity, QuotaType, Scope
-from quotas.quota_table import QuotaTable
-from quotas.sources.entries import QuotaEntry, ThrottleConfig, WindowsConfig, repeated_entities
-from quotas.sources.overlay import DamagedOverlay, Entries, Entry, parse_overlay
+from kafka_throttle.common.kinds import Many, Some, Text
+from kafka_throttle.common.places import made_of
+from kafka_throttle.common.problems import WHOLE_FILE, Problem, Problems, show
+from kafka_throttle.common.remote_path import AnyPath
+from kafka_throttle.common.settings import Settings, found_at, items, read_settings, repeated_names
+from kafka_throttle.common.yaml_file import read_bounded
+from kafka_throttle.quotas.entities import Entity, QuotaType, Scope
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sources.entries import QuotaEntry, ThrottleConfig, WindowsConfig, repeated_entities
+from kafka_throttle.quotas.sources.overlay import DamagedOverlay, Entries, Entry, parse_overlay
 
 _FILE = "file: the limits of another source do not stand here"
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.simulate.backlog import Window, replay_run
-from pipeline.simulate.candidate import Candidate
-from pipeline.simulate.meter import PERCENT_SECONDS_PER_MS
-from pipeline.simulate.replay import Throttling
+from kafka_throttle.pipeline.simulate.backlog import Window, replay_run
+from kafka_throttle.pipeline.simulate.candidate import Candidate
+from kafka_throttle.pipeline.simulate.meter import PERCENT_SECONDS_PER_MS
+from kafka_throttle.pipeline.simulate.replay import Throttling
 
 RUN = ("sensor_id", "run", "virtual_cluster", "quota_type", "new_limit")
 CLIENT = ("user", "client_id", "ip")

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from math import ceil
 from typing import NamedTuple
 
-from pipeline.simulate.candidate import Rules
-from quotas.entities import QuotaType, Scope
-from quotas.fetch_rooms import PIECE_S, FetchRooms
-from quotas.fetch_rooms import Place as FetchPlace
-from quotas.limits import UNLIMITED
-from quotas.records.trace import Operation
-from quotas.sensors.token_buckets import TokenBuckets
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.pipeline.simulate.candidate import Rules
+from kafka_throttle.quotas.entities import QuotaType, Scope
+from kafka_throttle.quotas.fetch_rooms import PIECE_S, FetchRooms
+from kafka_throttle.quotas.fetch_rooms import Place as FetchPlace
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.records.trace import Operation
+from kafka_throttle.quotas.sensors.token_buckets import TokenBuckets
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 
 _CHARGE = Operation.CHARGE
 _MOST_BYTES = 2**31 - 1

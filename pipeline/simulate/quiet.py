@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.simulate.candidate import Rules
-from quotas.fetch_rooms import BURST_S, PIECE_S
+from kafka_throttle.pipeline.simulate.candidate import Rules
+from kafka_throttle.quotas.fetch_rooms import BURST_S, PIECE_S
 
 SAFETY = 1 - 1e-6
 """Sums of doubles are only so exact."""

@@ -11,9 +11,9 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush, heapreplace
 
-from pipeline.simulate.meter import Meter
-from quotas.fetch_rooms import Place as FetchPlace
-from quotas.records.trace import Operation
+from kafka_throttle.pipeline.simulate.meter import Meter
+from kafka_throttle.quotas.fetch_rooms import Place as FetchPlace
+from kafka_throttle.quotas.records.trace import Operation
 
 GAP_MS = 1
 """Who would use all he may asks again so long after the end of what he asked for."""

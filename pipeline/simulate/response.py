@@ -5,7 +5,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.simulate.simulation import PLACE, sensor_id
+from kafka_throttle.pipeline.simulate.simulation import PLACE, sensor_id
 
 MOST_ROWS = 100_000
 """No more sensors, and no more clients, are told; those with most throttle time first."""

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pipeline.simulate.candidate import Candidate
-from pipeline.simulate.meter import MeasuredQuota, Meter, Place, measured_quota
-from pipeline.simulate.replay import SensorReplay, Throttling
-from pipeline.simulate.traced import Client, TracedClient, in_order
-from quotas.client_quotas import measured_at
-from quotas.records.trace import NO_USE, OF_EARLIER_VERSIONS, Operation
-from quotas.records.usage_record import TraceEvent
+from kafka_throttle.pipeline.simulate.candidate import Candidate
+from kafka_throttle.pipeline.simulate.meter import MeasuredQuota, Meter, Place, measured_quota
+from kafka_throttle.pipeline.simulate.replay import SensorReplay, Throttling
+from kafka_throttle.pipeline.simulate.traced import Client, TracedClient, in_order
+from kafka_throttle.quotas.client_quotas import measured_at
+from kafka_throttle.quotas.records.trace import NO_USE, OF_EARLIER_VERSIONS, Operation
+from kafka_throttle.quotas.records.usage_record import TraceEvent
 
 
 class ClientKey(NamedTuple):

@@ -26,14 +26,14 @@ from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812, as everybody calls it
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pipeline.simulate.backlog import COARSE_GRAIN_S, GRAIN_S, MAX_REQUESTS, Window
-from pipeline.simulate.candidate import Candidate
-from pipeline.simulate.loud_runs import COLUMNS, SHARER, runs_in
-from pipeline.simulate.meter import PERCENT_SECONDS_PER_MS, MeasuredQuota, measured_quota
-from pipeline.simulate.quiet import Most, allowed, memory_of, runs
-from pipeline.spark.session import tasks_at_once
-from quotas.client_quotas import WHOLE_CLUSTER
-from quotas.entities import Scope
+from kafka_throttle.pipeline.simulate.backlog import COARSE_GRAIN_S, GRAIN_S, MAX_REQUESTS, Window
+from kafka_throttle.pipeline.simulate.candidate import Candidate
+from kafka_throttle.pipeline.simulate.loud_runs import COLUMNS, SHARER, runs_in
+from kafka_throttle.pipeline.simulate.meter import PERCENT_SECONDS_PER_MS, MeasuredQuota, measured_quota
+from kafka_throttle.pipeline.simulate.quiet import Most, allowed, memory_of, runs
+from kafka_throttle.pipeline.spark.session import tasks_at_once
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER
+from kafka_throttle.quotas.entities import Scope
 
 BUCKET_MS = 7_200_000
 LATE_MS = 600_000

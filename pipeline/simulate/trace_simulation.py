@@ -6,11 +6,11 @@ import pandas as pd
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T  # noqa: N812, as everybody calls it
 
-from pipeline.simulate.candidate import Candidate
-from pipeline.simulate.replay import Throttling
-from pipeline.simulate.simulated_trace import TracedSensor, simulate_trace
-from pipeline.simulate.traced import Client
-from quotas.records.usage_record import TraceEvent, columns
+from kafka_throttle.pipeline.simulate.candidate import Candidate
+from kafka_throttle.pipeline.simulate.replay import Throttling
+from kafka_throttle.pipeline.simulate.simulated_trace import TracedSensor, simulate_trace
+from kafka_throttle.pipeline.simulate.traced import Client
+from kafka_throttle.quotas.records.usage_record import TraceEvent, columns
 
 _TEXTS = ["instance", "virtual_cluster", "user", "client_id", "ip", "quota_type"]
 _PLACE = ["place_user", "place_client_id", "place_ip"]

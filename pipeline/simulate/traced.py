@@ -10,9 +10,9 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from pipeline.simulate.replay import Demand, Lane
-from quotas.records.trace import NO_USE, OF_EARLIER_VERSIONS, Operation
-from quotas.records.usage_record import TraceEvent
+from kafka_throttle.pipeline.simulate.replay import Demand, Lane
+from kafka_throttle.quotas.records.trace import NO_USE, OF_EARLIER_VERSIONS, Operation
+from kafka_throttle.quotas.records.usage_record import TraceEvent
 
 HELD_MS = 100
 """So soon after a mute comes what it has held back; a client that obeys by itself needs a way to come back."""

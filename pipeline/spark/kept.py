@@ -6,7 +6,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.spark.session import on_one_machine
+from kafka_throttle.pipeline.spark.session import on_one_machine
 
 FEW = 500_000
 """At most this many rows of some numbers, about 40 MB, are sent to every executor."""

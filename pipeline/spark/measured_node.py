@@ -3,8 +3,8 @@
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from quotas.client_quotas import WHOLE_CLUSTER
-from quotas.entities import Scope
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER
+from kafka_throttle.quotas.entities import Scope
 
 
 def measured_node() -> Column:

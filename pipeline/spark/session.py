@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql.utils import is_remote
 
-from common.jars import delta_package, spark_delta_jars
+from kafka_throttle.common.jars import delta_package, spark_delta_jars
 
 LOCAL = "local[*]"
 """The master if nobody names one: this machine, all its cores."""
@@ -231,9 +231,10 @@ def _zipped() -> Path:
     folder = tempfile.mkdtemp(prefix="kafka-throttle-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     archive = Path(folder) / _ARCHIVE
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
+    package = root / "kafka_throttle"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
-        for package in _OURS:
-            for file in sorted((root / package).rglob("*.py")):
-                packed.write(file, file.relative_to(root))
+        files = [*package.glob("*.py"), *(file for room in _OURS for file in (package / room).rglob("*.py"))]
+        for file in sorted(files):
+            packed.write(file, file.relative_to(root))
     return archive

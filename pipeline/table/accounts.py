@@ -13,8 +13,8 @@ from typing import NamedTuple
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.table.intervals import Interval, Intervals, union, without
-from pipeline.table.table import stored
+from kafka_throttle.pipeline.table.intervals import Interval, Intervals, union, without
+from kafka_throttle.pipeline.table.table import stored
 
 NAME = "numbers"
 PRESENT, DROPPED, REPORTED, FINAL, ALONE, FLUSH_MS = "present", "dropped", "reported", "final", "alone", "flush_ms"

@@ -4,9 +4,9 @@ from contextlib import suppress
 
 from pyspark.sql import SparkSession
 
-from pipeline.table.schemas import ROWS
-from pipeline.table.summaries import NAME as SUMMARIES
-from pipeline.table.table import DAY, TABLES, BadTable, root_of, sql_name, sql_text, stored
+from kafka_throttle.pipeline.table.schemas import ROWS
+from kafka_throttle.pipeline.table.summaries import NAME as SUMMARIES
+from kafka_throttle.pipeline.table.table import DAY, TABLES, BadTable, root_of, sql_name, sql_text, stored
 
 
 def optimized(spark: SparkSession, table: str) -> int:

@@ -13,10 +13,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.table.accounts import Account, Accounts, Writer, added, read_accounts, rows_of
-from pipeline.table.intervals import Intervals
-from pipeline.table.schemas import NUMBERS, ROWS
-from pipeline.table.table import TABLES, BadTable, completed, make_tables, root_of, stored
+from kafka_throttle.pipeline.table.accounts import Account, Accounts, Writer, added, read_accounts, rows_of
+from kafka_throttle.pipeline.table.intervals import Intervals
+from kafka_throttle.pipeline.table.schemas import NUMBERS, ROWS
+from kafka_throttle.pipeline.table.table import TABLES, BadTable, completed, make_tables, root_of, stored
 
 _FORMAT = 1
 _CLUSTER = "virtual_cluster"

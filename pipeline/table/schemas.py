@@ -6,9 +6,9 @@ from typing import Any
 
 from pyspark.sql import types as T  # noqa: N812, as everybody calls it
 
-from quotas.entities import QuotaType
-from quotas.records.trace import Operation
-from quotas.records.usage_record import Row, TraceEvent, UsageRecord, columns
+from kafka_throttle.quotas.entities import QuotaType
+from kafka_throttle.quotas.records.trace import Operation
+from kafka_throttle.quotas.records.usage_record import Row, TraceEvent, UsageRecord, columns
 
 ROWS: Mapping[str, type[Row]] = {row.KIND: row for row in (UsageRecord, TraceEvent)}
 """What the table has of each stream."""

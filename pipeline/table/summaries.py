@@ -17,11 +17,20 @@ from urllib.parse import unquote
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.simulate.simulation import BUCKET_MS, LATE_MS, summarised
-from pipeline.spark.day import DAY_MS, begin_of
-from pipeline.spark.unreadable import SPARK_ERRORS, cause_of
-from pipeline.table.table import DAY, BadTable, make_tables, read_usage, root_of, sql_name, stored, version_of
-from quotas.records.usage_record import USAGE
+from kafka_throttle.pipeline.simulate.simulation import BUCKET_MS, LATE_MS, summarised
+from kafka_throttle.pipeline.spark.day import DAY_MS, begin_of
+from kafka_throttle.pipeline.spark.unreadable import SPARK_ERRORS, cause_of
+from kafka_throttle.pipeline.table.table import (
+    DAY,
+    BadTable,
+    make_tables,
+    read_usage,
+    root_of,
+    sql_name,
+    stored,
+    version_of,
+)
+from kafka_throttle.quotas.records.usage_record import USAGE
 
 NAME = "usage_2h"
 VERSION = 1

@@ -16,11 +16,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
-from pipeline.spark.day import day_of
-from pipeline.spark.session import on_one_machine
-from pipeline.spark.unreadable import SPARK_ERRORS
-from pipeline.table.schemas import NUMBERS, QUARANTINE, ROWS, defaults, schema_of, time_column
-from quotas.records.usage_record import TRACE, USAGE, Row
+from kafka_throttle.pipeline.spark.day import day_of
+from kafka_throttle.pipeline.spark.session import on_one_machine
+from kafka_throttle.pipeline.spark.unreadable import SPARK_ERRORS
+from kafka_throttle.pipeline.table.schemas import NUMBERS, QUARANTINE, ROWS, defaults, schema_of, time_column
+from kafka_throttle.quotas.records.usage_record import TRACE, USAGE, Row
 
 DAY = "day"
 """UTC; the partition of usage records, trace events and summaries."""

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from urllib.parse import unquote
 
-from protocol.identity.base64url import from_base64url
+from kafka_throttle.protocol.identity.base64url import from_base64url
 
 _MAX_CHARACTERS = 65_536
 """Longer tokens give no name. One with a session token of AWS has some 3,000 characters."""

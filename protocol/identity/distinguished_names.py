@@ -8,7 +8,7 @@ import re
 from calendar import timegm
 from typing import Final, NamedTuple
 
-from protocol.errors import MalformedMessage, TruncatedMessage
+from kafka_throttle.protocol.errors import MalformedMessage, TruncatedMessage
 
 _SEQUENCE, _SET, _OID, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0x31, 0x06, 0x17, 0x18
 _EXPLICIT_VERSION, _EXPLICIT_EXTENSIONS = 0xA0, 0xA3

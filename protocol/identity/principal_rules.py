@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from protocol.identity.java_patterns import (
+from kafka_throttle.protocol.identity.java_patterns import (
     JavaPattern,
     PatternTooSlow,
     Replacement,

@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from struct import Struct
 from typing import Final, NamedTuple
 
-from protocol.errors import ProtocolError
+from kafka_throttle.protocol.errors import ProtocolError
 
 V1_MAX_BYTES: Final = 107
 """The longest header of version 1, with its line end, by the specification."""

@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from protocol.frames import MAX_SASL_BYTES
-from protocol.identity.base64url import from_base64url
-from protocol.identity.cloud_names import access_key_of_json, access_key_of_url, shared_access_key_name
+from kafka_throttle.protocol.frames import MAX_SASL_BYTES
+from kafka_throttle.protocol.identity.base64url import from_base64url
+from kafka_throttle.protocol.identity.cloud_names import access_key_of_json, access_key_of_url, shared_access_key_name
 
 PLAIN = "PLAIN"
 SCRAM = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})

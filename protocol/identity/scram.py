@@ -10,7 +10,7 @@ import hmac
 from base64 import b64decode, b64encode
 from enum import Enum
 
-from protocol.errors import ProtocolError
+from kafka_throttle.protocol.errors import ProtocolError
 
 HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 """The hash function of each mechanism."""

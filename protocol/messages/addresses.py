@@ -2,10 +2,10 @@
 
 from collections.abc import Collection, Sequence
 
-from protocol.errors import MalformedMessage
-from protocol.primitives import UVARINT_MAX_BYTES, compact_string, int16, int32, string, uvarint
-from protocol.splices import Splice, grows_by
-from protocol.walk import BROKERS, Endpoint, Walk
+from kafka_throttle.protocol.errors import MalformedMessage
+from kafka_throttle.protocol.primitives import UVARINT_MAX_BYTES, compact_string, int16, int32, string, uvarint
+from kafka_throttle.protocol.splices import Splice, grows_by
+from kafka_throttle.protocol.walk import BROKERS, Endpoint, Walk
 
 Address = tuple[bytes, int]
 """The host as UTF-8, and the port."""

@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from struct import Struct
 
-from protocol.api_key import (
+from kafka_throttle.protocol.api_key import (
     ALTER_CLIENT_QUOTAS,
     API_VERSIONS,
     DESCRIBE_CLIENT_QUOTAS,
     DESCRIBE_USER_SCRAM_CREDENTIALS,
     PRODUCE,
 )
-from protocol.api_table import APIS
-from protocol.errors import MalformedMessage
-from protocol.fields import FieldReader
-from protocol.own_requests import Offer as NodeOffer
-from protocol.own_requests import OwnRequest, VersionRange
-from protocol.primitives import Reader, uvarint
-from protocol.splices import Splice
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.protocol.errors import MalformedMessage
+from kafka_throttle.protocol.fields import FieldReader
+from kafka_throttle.protocol.own_requests import Offer as NodeOffer
+from kafka_throttle.protocol.own_requests import OwnRequest, VersionRange
+from kafka_throttle.protocol.primitives import Reader, uvarint
+from kafka_throttle.protocol.splices import Splice
 
 UNSUPPORTED_VERSION = 35
 

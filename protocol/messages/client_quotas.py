@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from protocol.api_key import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
-from protocol.errors import MalformedMessage
-from protocol.fields import MAX_TAGS, FieldReader, FieldWriter
-from protocol.own_requests import OwnRequest
-from protocol.primitives import Reader, float64, int16, int32
+from kafka_throttle.protocol.api_key import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from kafka_throttle.protocol.errors import MalformedMessage
+from kafka_throttle.protocol.fields import MAX_TAGS, FieldReader, FieldWriter
+from kafka_throttle.protocol.own_requests import OwnRequest
+from kafka_throttle.protocol.primitives import Reader, float64, int16, int32
 
 EXACT = 0
 """Match type: the entity with this name."""

@@ -7,7 +7,7 @@ of the response classes of Kafka 3.9. For APIs that are not listed here, clients
 from collections.abc import Mapping
 from typing import Final
 
-from protocol import api_key as apis
+from kafka_throttle.protocol import api_key as apis
 
 CLIENT_WAITS_SINCE: Final[Mapping[int, int]] = {
     **dict.fromkeys(

@@ -6,9 +6,9 @@ Sources: `DescribeConfigsRequest.json` and `DescribeConfigsResponse.json`.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from protocol.api_key import DESCRIBE_CONFIGS
-from protocol.fields import FieldReader, FieldWriter
-from protocol.own_requests import OwnRequest
+from kafka_throttle.protocol.api_key import DESCRIBE_CONFIGS
+from kafka_throttle.protocol.fields import FieldReader, FieldWriter
+from kafka_throttle.protocol.own_requests import OwnRequest
 
 _TOPIC = b"\2"
 _BROKER = b"\4"

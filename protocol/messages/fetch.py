@@ -6,7 +6,7 @@ copy that. Sources: `FetchRequest.json`, `FetchResponse.json`; KIP-227 for sessi
 
 from struct import Struct
 
-from protocol.primitives import int32
+from kafka_throttle.protocol.primitives import int32
 
 _SESSIONS_SINCE = 7
 _FLEXIBLE_SINCE = 12

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from protocol.api_key import METADATA
-from protocol.fields import FieldReader, FieldWriter
-from protocol.own_requests import OwnRequest
+from kafka_throttle.protocol.api_key import METADATA
+from kafka_throttle.protocol.fields import FieldReader, FieldWriter
+from kafka_throttle.protocol.own_requests import OwnRequest
 
 _NO_TOPICS_SINCE = 1
 """In earlier versions an empty list of topics asks for all topics."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from protocol.api_key import SASL_AUTHENTICATE, SASL_HANDSHAKE
-from protocol.errors import MalformedMessage
-from protocol.fields import FieldReader, FieldWriter
-from protocol.own_requests import OwnRequest
-from protocol.primitives import Reader
+from kafka_throttle.protocol.api_key import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from kafka_throttle.protocol.errors import MalformedMessage
+from kafka_throttle.protocol.fields import FieldReader, FieldWriter
+from kafka_throttle.protocol.own_requests import OwnRequest
+from kafka_throttle.protocol.primitives import Reader
 
 SASL_APIS = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
 

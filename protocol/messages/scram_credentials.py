@@ -3,8 +3,8 @@
 There is only version 0, with compact fields. Sources: `DescribeUserScramCredentialsRequest.json`, `...Response.json`.
 """
 
-from protocol.primitives import Reader, int32
-from protocol.splices import Splice
+from kafka_throttle.protocol.primitives import Reader, int32
+from kafka_throttle.protocol.splices import Splice
 
 _HEADER_BYTES = 8
 _THROTTLE_BYTES = 4

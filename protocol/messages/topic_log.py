@@ -6,10 +6,10 @@ Record batches are opaque here. Sources: the schemas of CreateTopics, ListOffset
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from protocol.api_key import CREATE_TOPICS, FETCH, LIST_OFFSETS, PRODUCE
-from protocol.fields import FieldReader, FieldWriter
-from protocol.own_requests import OwnRequest
-from protocol.primitives import int16, int32, int64
+from kafka_throttle.protocol.api_key import CREATE_TOPICS, FETCH, LIST_OFFSETS, PRODUCE
+from kafka_throttle.protocol.fields import FieldReader, FieldWriter
+from kafka_throttle.protocol.own_requests import OwnRequest
+from kafka_throttle.protocol.primitives import int16, int32, int64
 
 EARLIEST: Final = -2
 LATEST: Final = -1

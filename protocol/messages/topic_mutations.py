@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import NamedTuple, Protocol
 
-from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
-from protocol.errors import MalformedMessage, TruncatedMessage
-from protocol.fields import MAX_TAGS
-from protocol.numbers_by_key import NO_NUMBER, NumbersByKey
-from protocol.primitives import Reader, compact_string, int16, int32, uvarint
-from protocol.splices import Splice, joined
+from kafka_throttle.protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from kafka_throttle.protocol.errors import MalformedMessage, TruncatedMessage
+from kafka_throttle.protocol.fields import MAX_TAGS
+from kafka_throttle.protocol.numbers_by_key import NO_NUMBER, NumbersByKey
+from kafka_throttle.protocol.primitives import Reader, compact_string, int16, int32, uvarint
+from kafka_throttle.protocol.splices import Splice, joined
 
 TOPIC_MUTATIONS = frozenset({CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS})
 

@@ -8,10 +8,10 @@ import struct
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from protocol.api_key import METADATA
-from protocol.errors import MalformedMessage, TruncatedMessage
-from protocol.own_requests import CLIENT_ID
-from protocol.primitives import Reader, int16, int32, string, uvarint
+from kafka_throttle.protocol.api_key import METADATA
+from kafka_throttle.protocol.errors import MalformedMessage, TruncatedMessage
+from kafka_throttle.protocol.own_requests import CLIENT_ID
+from kafka_throttle.protocol.primitives import Reader, int16, int32, string, uvarint
 
 BY_NAME_VERSION = 4
 BY_ID_VERSION = 12

@@ -12,15 +12,15 @@ from urllib.parse import urlencode
 
 import click
 
-from common.plain_words import why_tls_failed
-from common.problems import Problem
-from common.tls_trust import trust
-from proxy.cli.config_file import refuse
-from proxy.config.kinds import HostPort, host_port
-from proxy.config.problems import ConfigErrors
-from proxy.config.settings import AdminConfig, ServerTlsConfig
-from proxy.observe.http_secrets import token_in
-from proxy.server.tls_material import certificates_in
+from kafka_throttle.common.plain_words import why_tls_failed
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.common.tls_trust import trust
+from kafka_throttle.proxy.cli.config_file import refuse
+from kafka_throttle.proxy.config.kinds import HostPort, host_port
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.settings import AdminConfig, ServerTlsConfig
+from kafka_throttle.proxy.observe.http_secrets import token_in
+from kafka_throttle.proxy.server.tls_material import certificates_in
 
 _TIMEOUT_S = 10
 _MAX_RESPONSE_BYTES = 64 * 1024 * 1024

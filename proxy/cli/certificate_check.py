@@ -4,13 +4,13 @@ import ssl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from common.problems import Problem, listed
-from common.tls_trust import trust
-from protocol.errors import ProtocolError
-from protocol.identity.distinguished_names import validity_of
-from proxy.cli.findings import Finding, validity_findings
-from proxy.config.sections import valid_sections
-from proxy.config.settings import (
+from kafka_throttle.common.problems import Problem, listed
+from kafka_throttle.common.tls_trust import trust
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.identity.distinguished_names import validity_of
+from kafka_throttle.proxy.cli.findings import Finding, validity_findings
+from kafka_throttle.proxy.config.sections import valid_sections
+from kafka_throttle.proxy.config.settings import (
     Config,
     CredentialsConfig,
     EnsembleConfig,
@@ -18,7 +18,7 @@ from proxy.config.settings import (
     ListenerTlsConfig,
     UpstreamTlsConfig,
 )
-from proxy.server.tls_material import TlsConfig, TlsMaterial, certificates_in, certify, tls_sections
+from kafka_throttle.proxy.server.tls_material import TlsConfig, TlsMaterial, certificates_in, certify, tls_sections
 
 _TURNS_OF_A_HANDSHAKE = 4
 _NO_CHECK_TIME = 0x200000

@@ -8,15 +8,15 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from common.places import placed
-from common.private_directory import DirectoryUnusable, look_at_directory
-from common.problems import Problem
-from proxy.cli.certificate_check import tls_of
-from proxy.config.load import config_in, content_of, load_config
-from proxy.config.problems import ConfigErrors
-from proxy.config.secret_file import secret
-from proxy.config.sections import valid_sections
-from proxy.config.settings import (
+from kafka_throttle.common.places import placed
+from kafka_throttle.common.private_directory import DirectoryUnusable, look_at_directory
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.proxy.cli.certificate_check import tls_of
+from kafka_throttle.proxy.config.load import config_in, content_of, load_config
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.secret_file import secret
+from kafka_throttle.proxy.config.sections import valid_sections
+from kafka_throttle.proxy.config.settings import (
     AdminConfig,
     Config,
     CredentialsConfig,
@@ -28,9 +28,9 @@ from proxy.config.settings import (
     UsageConfig,
     VirtualClusterConfig,
 )
-from proxy.observe.http_secrets import admin_access, metrics_access
-from proxy.server.tls_material import certify
-from proxy.upstream.credentials import look_at_secrets
+from kafka_throttle.proxy.observe.http_secrets import admin_access, metrics_access
+from kafka_throttle.proxy.server.tls_material import certify
+from kafka_throttle.proxy.upstream.credentials import look_at_secrets
 
 _SECTIONS_WITH_FILES = (
     ServerTlsConfig,

@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 import click
 
-from proxy.cli.config_file import refuse
-from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, is_ip
+from kafka_throttle.proxy.cli.config_file import refuse
+from kafka_throttle.quotas.entities import DEFAULT, Entity, InvalidQuota, Name, is_ip
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

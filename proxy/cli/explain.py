@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from common.printable import printable
-from proxy.cli.admin_client import AdminEndpoint, NoProxy, ProxyRefuses, admin_options, ask
-from proxy.cli.config_file import (
+from kafka_throttle.common.printable import printable
+from kafka_throttle.proxy.cli.admin_client import AdminEndpoint, NoProxy, ProxyRefuses, admin_options, ask
+from kafka_throttle.proxy.cli.config_file import (
     REFUSED,
     cluster_of,
     config_option,
@@ -18,18 +18,18 @@ from proxy.cli.config_file import (
     refuse,
     virtual_cluster_option,
 )
-from proxy.cli.history import from_history
-from proxy.cli.opened_source import opened_source, print_problems, warn_of_problems
-from proxy.cli.quota_text import amount, entity_text, past_lines, throttled_by_node
-from proxy.config.problems import ConfigErrors
-from proxy.config.settings import VirtualClusterConfig
-from proxy.decisions.client_ids import measured_client_id
-from proxy.observe.explained import Cap, Form, Observed, Origin, explained_form, share_text
-from proxy.observe.known_clients import Names
-from proxy.observe.past.look_up import Past
-from quotas.changes import tables_of
-from quotas.entities import is_ip
-from quotas.explain import explain as explain_client
+from kafka_throttle.proxy.cli.history import from_history
+from kafka_throttle.proxy.cli.opened_source import opened_source, print_problems, warn_of_problems
+from kafka_throttle.proxy.cli.quota_text import amount, entity_text, past_lines, throttled_by_node
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.settings import VirtualClusterConfig
+from kafka_throttle.proxy.decisions.client_ids import measured_client_id
+from kafka_throttle.proxy.observe.explained import Cap, Form, Observed, Origin, explained_form, share_text
+from kafka_throttle.proxy.observe.known_clients import Names
+from kafka_throttle.proxy.observe.past.look_up import Past
+from kafka_throttle.quotas.changes import tables_of
+from kafka_throttle.quotas.entities import is_ip
+from kafka_throttle.quotas.explain import explain as explain_client
 
 
 @click.command()

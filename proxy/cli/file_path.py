@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from common.remote_path import AnyPath, path_of
+from kafka_throttle.common.remote_path import AnyPath, path_of
 
 
 class FilePath(click.Path):

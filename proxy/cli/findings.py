@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from common.printable import printable
-from common.problems import Problem
-from protocol.identity.distinguished_names import Validity
+from kafka_throttle.common.printable import printable
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.protocol.identity.distinguished_names import Validity
 
 _MOST_CHARACTERS = 1_000
 

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import click
 
-from proxy.cli.admin_client import NoProxy
-from proxy.cli.config_file import REFUSED, refuse
-from proxy.config.settings import Config
-from proxy.observe.explained import Form
-from proxy.observe.past.look_up import Past
-from proxy.observe.past.moments import BadMoment, NotHeld
-from proxy.usage.past_trace import past_of
+from kafka_throttle.proxy.cli.admin_client import NoProxy
+from kafka_throttle.proxy.cli.config_file import REFUSED, refuse
+from kafka_throttle.proxy.config.settings import Config
+from kafka_throttle.proxy.observe.explained import Form
+from kafka_throttle.proxy.observe.past.look_up import Past
+from kafka_throttle.proxy.observe.past.moments import BadMoment, NotHeld
+from kafka_throttle.proxy.usage.past_trace import past_of
 
 
 def from_history(config: Config, no_proxy: NoProxy, answer: Callable[[Past], Form]) -> Form:

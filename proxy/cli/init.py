@@ -12,19 +12,19 @@ from typing import Any
 
 import click
 
-from common.kinds import MAX_PORT
-from common.problems import Problems
-from common.yaml_file import parse_yaml
-from protocol.messages.metadata import MetadataNode
-from proxy.cli.config_file import REFUSED, refuse
-from proxy.cli.live_check import Refusal, named_by_any
-from proxy.cli.servers import servers_of
-from proxy.config.kinds import HostPort, host_port, show_range
-from proxy.config.load import config_of
-from proxy.config.settings import Config, UpstreamConfig
-from proxy.config.warnings import ephemeral_ports
-from proxy.upstream.credentials import credentials_of
-from quotas.sources.known_servers import address_of
+from kafka_throttle.common.kinds import MAX_PORT
+from kafka_throttle.common.problems import Problems
+from kafka_throttle.common.yaml_file import parse_yaml
+from kafka_throttle.protocol.messages.metadata import MetadataNode
+from kafka_throttle.proxy.cli.config_file import REFUSED, refuse
+from kafka_throttle.proxy.cli.live_check import Refusal, named_by_any
+from kafka_throttle.proxy.cli.servers import servers_of
+from kafka_throttle.proxy.config.kinds import HostPort, host_port, show_range
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.config.settings import Config, UpstreamConfig
+from kafka_throttle.proxy.config.warnings import ephemeral_ports
+from kafka_throttle.proxy.upstream.credentials import credentials_of
+from kafka_throttle.quotas.sources.known_servers import address_of
 
 BOOTSTRAP_PORT = 19_092
 METRICS_PORT = 9_404

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from proxy.cli.config_file import refuse
+from kafka_throttle.proxy.cli.config_file import refuse
 
 
 def key_values(pairs: Sequence[str], option: str, key_of: str, expected: str) -> dict[str, str]:

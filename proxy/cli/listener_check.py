@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 
-from common.look_ups import look_up
-from common.plain_words import words_of
-from common.problems import Problem, listed
-from proxy.cli.certificate_check import name_findings
-from proxy.cli.findings import Finding
-from proxy.config.settings import ListenerConfig
+from kafka_throttle.common.look_ups import look_up
+from kafka_throttle.common.plain_words import words_of
+from kafka_throttle.common.problems import Problem, listed
+from kafka_throttle.proxy.cli.certificate_check import name_findings
+from kafka_throttle.proxy.cli.findings import Finding
+from kafka_throttle.proxy.config.settings import ListenerConfig
 
 
 def listener_findings(path: str, listener: ListenerConfig, node_ids: Sequence[int]) -> Iterator[Finding]:

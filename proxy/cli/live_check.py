@@ -7,26 +7,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from common.destinations import Destinations
-from common.look_ups import at_port, look_up
-from common.problems import Problem, listed
-from protocol.identity.distinguished_names import Validity
-from protocol.messages.metadata import MetadataNode, nodes_request
-from proxy.cli.findings import Finding, validity_findings
-from proxy.cli.listener_check import listener_findings
-from proxy.cli.node_check import reach
-from proxy.config.kinds import HostPort
-from proxy.config.settings import Config, UsageTopicConfig, VirtualClusterConfig
-from proxy.server.quota_sources import source_of
-from proxy.server.tls_material import certify
-from proxy.upstream.credentials import credentials_of, topic_credentials
-from quotas.changes import Alteration, SourceUnavailable
-from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.sources.cluster_connection import Credentials
-from quotas.sources.cluster_faults import ADDRESSES, LOGIN_EXPECTED, ConnectionFault
-from quotas.sources.cluster_nodes import nodes_named_by, response_of
-from quotas.sources.topic import TopicSource
-from quotas.sources.upstream import UpstreamSource
+from kafka_throttle.common.destinations import Destinations
+from kafka_throttle.common.look_ups import at_port, look_up
+from kafka_throttle.common.problems import Problem, listed
+from kafka_throttle.protocol.identity.distinguished_names import Validity
+from kafka_throttle.protocol.messages.metadata import MetadataNode, nodes_request
+from kafka_throttle.proxy.cli.findings import Finding, validity_findings
+from kafka_throttle.proxy.cli.listener_check import listener_findings
+from kafka_throttle.proxy.cli.node_check import reach
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.config.settings import Config, UsageTopicConfig, VirtualClusterConfig
+from kafka_throttle.proxy.server.quota_sources import source_of
+from kafka_throttle.proxy.server.tls_material import certify
+from kafka_throttle.proxy.upstream.credentials import credentials_of, topic_credentials
+from kafka_throttle.quotas.changes import Alteration, SourceUnavailable
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.sources.cluster_connection import Credentials
+from kafka_throttle.quotas.sources.cluster_faults import ADDRESSES, LOGIN_EXPECTED, ConnectionFault
+from kafka_throttle.quotas.sources.cluster_nodes import nodes_named_by, response_of
+from kafka_throttle.quotas.sources.topic import TopicSource
+from kafka_throttle.quotas.sources.upstream import UpstreamSource
 
 _OF_UPSTREAM = re.compile(r"^upstream\.(?:admin\.)?")
 """What settings of a cluster begin with. Those of `usage.kafka` have the same names behind that."""

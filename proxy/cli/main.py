@@ -6,30 +6,30 @@ from pathlib import Path
 
 import click
 
-from common.places import placed
-from common.problems import bounded
-from proxy.cli.certificate_check import certificate_findings
-from proxy.cli.config_file import config_option, load, load_with_files, refuse
-from proxy.cli.explain import explain
-from proxy.cli.init import init
-from proxy.cli.live_check import findings_at
-from proxy.cli.overrides import override_warnings
-from proxy.cli.quotas import quotas
-from proxy.cli.state_file_check import state_file_findings
-from proxy.cli.top import top
-from proxy.cli.usage import usage
-from proxy.cli.usage_plan import apply, plan
-from proxy.cli.usage_recommend import recommend
-from proxy.cli.usage_report import report
-from proxy.cli.usage_ship import ship
-from proxy.cli.usage_simulate import simulate
-from proxy.config.checks import listener_ports
-from proxy.config.effective import effective_file
-from proxy.config.kinds import HostPort, show_range, worker_count
-from proxy.config.problems import ConfigErrors
-from proxy.config.settings import Config
-from proxy.config.warnings import ephemeral_ports, warnings_of, written_file_warnings
-from proxy.installed import build_in_use, installed_version, run_again_pure
+from kafka_throttle.common.places import placed
+from kafka_throttle.common.problems import bounded
+from kafka_throttle.proxy.cli.certificate_check import certificate_findings
+from kafka_throttle.proxy.cli.config_file import config_option, load, load_with_files, refuse
+from kafka_throttle.proxy.cli.explain import explain
+from kafka_throttle.proxy.cli.init import init
+from kafka_throttle.proxy.cli.live_check import findings_at
+from kafka_throttle.proxy.cli.overrides import override_warnings
+from kafka_throttle.proxy.cli.quotas import quotas
+from kafka_throttle.proxy.cli.state_file_check import state_file_findings
+from kafka_throttle.proxy.cli.top import top
+from kafka_throttle.proxy.cli.usage import usage
+from kafka_throttle.proxy.cli.usage_plan import apply, plan
+from kafka_throttle.proxy.cli.usage_recommend import recommend
+from kafka_throttle.proxy.cli.usage_report import report
+from kafka_throttle.proxy.cli.usage_ship import ship
+from kafka_throttle.proxy.cli.usage_simulate import simulate
+from kafka_throttle.proxy.config.checks import listener_ports
+from kafka_throttle.proxy.config.effective import effective_file
+from kafka_throttle.proxy.config.kinds import HostPort, show_range, worker_count
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.settings import Config
+from kafka_throttle.proxy.config.warnings import ephemeral_ports, warnings_of, written_file_warnings
+from kafka_throttle.proxy.installed import build_in_use, installed_version, run_again_pure
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,9 +51,9 @@ def run(path: Path) -> None:
             refuse(f"{path} can be read only once, so set KAFKA_THROTTLE_PURE=1: usage.trace needs pure Python")
         run_again_pure()  # a traced handle is an int with more in it, which compiled code would drop
     if worker_count(config.workers) == 1:
-        from proxy.server.service import run as run_service
+        from kafka_throttle.proxy.server.service import run as run_service
     else:
-        from proxy.server.workers.supervisor import run as run_service
+        from kafka_throttle.proxy.server.workers.supervisor import run as run_service
 
     try:
         sys.exit(run_service(path, config))

@@ -1,4 +1,4 @@
-"""The manual page, made from the commands: python -m proxy.cli.man_page > docs/kafka-throttle.1."""
+"""The manual page, made from the commands: python -m kafka_throttle.proxy.cli.man_page > docs/kafka-throttle.1."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from inspect import cleandoc
 
 import click
 
-from proxy.cli.main import main
+from kafka_throttle.proxy.cli.main import main
 
 _NAME = "kafka-throttle"
 

@@ -6,15 +6,15 @@ import socket
 import ssl
 from typing import NamedTuple
 
-from common.connecting import connected_to_first
-from common.look_ups import at_port, look_up
-from common.plain_words import words_of
-from protocol.identity.distinguished_names import Validity, validity_of
-from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
-from proxy.config.kinds import HostPort
-from proxy.config.settings import UpstreamConfig
-from quotas.sources.cluster_faults import ADDRESSES, CA_FILE, known_fault_of_tls
-from quotas.sources.cluster_stream import ClusterStream, opened
+from kafka_throttle.common.connecting import connected_to_first
+from kafka_throttle.common.look_ups import at_port, look_up
+from kafka_throttle.common.plain_words import words_of
+from kafka_throttle.protocol.identity.distinguished_names import Validity, validity_of
+from kafka_throttle.protocol.identity.proxy_header import LOCAL_PROXY_HEADER
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.config.settings import UpstreamConfig
+from kafka_throttle.quotas.sources.cluster_faults import ADDRESSES, CA_FILE, known_fault_of_tls
+from kafka_throttle.quotas.sources.cluster_stream import ClusterStream, opened
 
 _REFUSED_WITHIN_S = 1.0
 """With TLS 1.3 a node refuses the proxy's certificate after the handshake."""

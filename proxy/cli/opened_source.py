@@ -7,17 +7,17 @@ from pathlib import Path
 
 import click
 
-from common.printable import printable
-from proxy.cli.config_file import refuse
-from proxy.config.problems import ConfigErrors
-from proxy.config.settings import VirtualClusterConfig
-from quotas.sources.source import Source
+from kafka_throttle.common.printable import printable
+from kafka_throttle.proxy.cli.config_file import refuse
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.settings import VirtualClusterConfig
+from kafka_throttle.quotas.sources.source import Source
 
 
 @contextmanager
 def opened_source(cluster: VirtualClusterConfig, path: Path) -> Iterator[Source]:
     """The source of a virtual cluster, started. Ends the process if its configuration is invalid."""
-    from proxy.server.quota_sources import source_of
+    from kafka_throttle.proxy.server.quota_sources import source_of
 
     logging.getLogger().setLevel(logging.CRITICAL)  # errors of libraries are also in the problems of the source
     try:

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from common.problems import Problem
-from proxy.cli.opened_source import opened_source
-from proxy.config.settings import Config, VirtualClusterConfig
-from proxy.observe.explained import Form
-from quotas.limits import limit_text
-from quotas.sources.entry_forms import entity_form
-from quotas.sources.file import FileSource
-from quotas.sources.overlay import Overridden
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.proxy.cli.opened_source import opened_source
+from kafka_throttle.proxy.config.settings import Config, VirtualClusterConfig
+from kafka_throttle.proxy.observe.explained import Form
+from kafka_throttle.quotas.limits import limit_text
+from kafka_throttle.quotas.sources.entry_forms import entity_form
+from kafka_throttle.quotas.sources.file import FileSource
+from kafka_throttle.quotas.sources.overlay import Overridden
 
 
 class OverriddenQuota(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from proxy.cli.config_file import refuse
+from kafka_throttle.proxy.cli.config_file import refuse
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from common.printable import printable
-from proxy.observe.explained import Form
-from quotas.entities import Scope
-from quotas.sources.entry_forms import entity_of
+from kafka_throttle.common.printable import printable
+from kafka_throttle.proxy.observe.explained import Form
+from kafka_throttle.quotas.entities import Scope
+from kafka_throttle.quotas.sources.entry_forms import entity_of
 
 
 def entity_text(parts: dict[str, str | None]) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from common.printable import printable
-from proxy.cli.admin_client import AdminEndpoint, NoProxy, ProxyRefuses, admin_options
-from proxy.cli.config_file import (
+from kafka_throttle.common.printable import printable
+from kafka_throttle.proxy.cli.admin_client import AdminEndpoint, NoProxy, ProxyRefuses, admin_options
+from kafka_throttle.proxy.cli.config_file import (
     REFUSED,
     cluster_of,
     config_option,
@@ -19,18 +19,18 @@ from proxy.cli.config_file import (
     refuse,
     virtual_cluster_option,
 )
-from proxy.cli.entity_options import entity_of, entity_options, parts_of
-from proxy.cli.opened_source import opened_source, print_problems, warn_of_problems
-from proxy.cli.overrides import overridden_in
-from proxy.cli.running_quotas import RunningProxy
-from proxy.config.settings import VirtualClusterConfig
-from proxy.net.turns import finish_at_once
-from proxy.observe.explained import Form, Origin, limit_form, quotas_form
-from quotas.changes import Alteration, AlterationRefused, Quotas, SourceUnavailable, scope_of
-from quotas.entities import SCOPE, SCOPED, Entity, InvalidQuota, Name, QuotaKey, QuotaType, Scope
-from quotas.explain import always_beaten_by
-from quotas.limits import limit_text
-from quotas.sources.entry_forms import entity_of as entity_in_form
+from kafka_throttle.proxy.cli.entity_options import entity_of, entity_options, parts_of
+from kafka_throttle.proxy.cli.opened_source import opened_source, print_problems, warn_of_problems
+from kafka_throttle.proxy.cli.overrides import overridden_in
+from kafka_throttle.proxy.cli.running_quotas import RunningProxy
+from kafka_throttle.proxy.config.settings import VirtualClusterConfig
+from kafka_throttle.proxy.net.turns import finish_at_once
+from kafka_throttle.proxy.observe.explained import Form, Origin, limit_form, quotas_form
+from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Quotas, SourceUnavailable, scope_of
+from kafka_throttle.quotas.entities import SCOPE, SCOPED, Entity, InvalidQuota, Name, QuotaKey, QuotaType, Scope
+from kafka_throttle.quotas.explain import always_beaten_by
+from kafka_throttle.quotas.limits import limit_text
+from kafka_throttle.quotas.sources.entry_forms import entity_of as entity_in_form
 
 _KEYS = [QuotaKey(quota_type, shadow).text for shadow in (False, True) for quota_type in QuotaType]
 
@@ -131,7 +131,7 @@ def unset(path: Path, virtual_cluster: str | None, way: AdminEndpoint, keys: tup
 
     The KEY `scope` removes the scope.
     """
-    from proxy.server.quota_sources import unset as unset_in
+    from kafka_throttle.proxy.server.quota_sources import unset as unset_in
 
     entity = entity_of(options)
     config = load(path)

@@ -8,15 +8,15 @@ from typing import Any
 
 import click
 
-from common.printable import printable
-from proxy.cli.admin_client import AdminEndpoint, NoProxy, ProxyRefuses, ask
-from proxy.cli.config_file import refuse
-from proxy.config.problems import ConfigErrors
-from proxy.config.settings import AdminConfig
-from proxy.observe.explained import Form, limit_form
-from quotas.changes import Limit
-from quotas.entities import SCOPED, Entity, QuotaKey, Scope
-from quotas.sources.entry_forms import entity_form
+from kafka_throttle.common.printable import printable
+from kafka_throttle.proxy.cli.admin_client import AdminEndpoint, NoProxy, ProxyRefuses, ask
+from kafka_throttle.proxy.cli.config_file import refuse
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.settings import AdminConfig
+from kafka_throttle.proxy.observe.explained import Form, limit_form
+from kafka_throttle.quotas.changes import Limit
+from kafka_throttle.quotas.entities import SCOPED, Entity, QuotaKey, Scope
+from kafka_throttle.quotas.sources.entry_forms import entity_form
 
 _TAKEN_UP_WITHIN_S = 5.0
 _ASK_EVERY_S = 0.2

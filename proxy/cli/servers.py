@@ -1,7 +1,7 @@
 """Options that take a list of servers."""
 
-from proxy.cli.config_file import refuse
-from proxy.config.kinds import host_port
+from kafka_throttle.proxy.cli.config_file import refuse
+from kafka_throttle.proxy.config.kinds import host_port
 
 
 def servers_of(text: str, option: str) -> list[str]:

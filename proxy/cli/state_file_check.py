@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from common.problems import Problem
-from proxy.cli.findings import Finding
-from proxy.config.settings import Config, QuotasConfig
-from quotas.sources import file, last_good
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.proxy.cli.findings import Finding
+from kafka_throttle.proxy.config.settings import Config, QuotasConfig
+from kafka_throttle.quotas.sources import file, last_good
 
 
 def state_file_findings(config: Config) -> Iterator[Finding]:

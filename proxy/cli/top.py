@@ -9,16 +9,23 @@ from typing import NamedTuple
 
 import click
 
-from common.printable import printable
-from proxy.cli.admin_client import AdminEndpoint, NoProxy, ProxyRefuses, admin_options, ask
-from proxy.cli.config_file import REFUSED, cluster_of, config_option, load, refuse, virtual_cluster_option
-from proxy.cli.history import from_history
-from proxy.cli.number_range import NumberRange
-from proxy.cli.quota_text import entity_text
-from proxy.config.problems import ConfigErrors
-from proxy.config.settings import AdminConfig, Config
-from proxy.observe.explained import Form
-from proxy.observe.throttled_now import MAX_THROTTLED, RANKS
+from kafka_throttle.common.printable import printable
+from kafka_throttle.proxy.cli.admin_client import AdminEndpoint, NoProxy, ProxyRefuses, admin_options, ask
+from kafka_throttle.proxy.cli.config_file import (
+    REFUSED,
+    cluster_of,
+    config_option,
+    load,
+    refuse,
+    virtual_cluster_option,
+)
+from kafka_throttle.proxy.cli.history import from_history
+from kafka_throttle.proxy.cli.number_range import NumberRange
+from kafka_throttle.proxy.cli.quota_text import entity_text
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.settings import AdminConfig, Config
+from kafka_throttle.proxy.observe.explained import Form
+from kafka_throttle.proxy.observe.throttled_now import MAX_THROTTLED, RANKS
 
 _GAP = "  "
 _ORDERS = {"left": "longest wait", "rate": "highest use", "since": "oldest throttle", "throttled": "longest throttled"}

@@ -9,8 +9,8 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from proxy.cli.config_file import BAD_INPUT, refuse
-from proxy.cli.key_values import key_values, with_files
+from kafka_throttle.proxy.cli.config_file import BAD_INPUT, refuse
+from kafka_throttle.proxy.cli.key_values import key_values, with_files
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -57,7 +57,7 @@ def run_job(name: str, **arguments: Any) -> NoReturn:
         given = key_values(arguments["settings"], "--conf", r"spark\..+", "spark.SOMETHING=VALUE")
         arguments["settings"] = given
     try:
-        job = import_module(f"pipeline.jobs.{name}")
+        job = import_module(f"kafka_throttle.pipeline.jobs.{name}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _OF_THE_EXTRA:
             raise
@@ -70,7 +70,7 @@ def run_job(name: str, **arguments: Any) -> NoReturn:
     except Exception as error:
         if isinstance(error, OSError) and error.filename:
             refuse(f"{error.filename}: {error.strerror}", BAD_INPUT)
-        if problem := import_module("pipeline.spark.unreadable").problem_of(error):
+        if problem := import_module("kafka_throttle.pipeline.spark.unreadable").problem_of(error):
             refuse(problem, BAD_INPUT)
         traceback.print_exc()
         sys.exit(FAILED)
@@ -148,7 +148,7 @@ def _with_kafka_source(settings: tuple[str, ...]) -> tuple[str, ...]:
     """The settings with the jars of Spark's Kafka source, unless they name jars themselves."""
     if any(setting.startswith(("spark.jars=", "spark.jars.packages=")) for setting in settings):
         return settings
-    from common.jars import kafka_source_package, spark_kafka_jars
+    from kafka_throttle.common.jars import kafka_source_package, spark_kafka_jars
 
     try:
         jars = spark_kafka_jars(lambda line: click.echo(line, err=True))

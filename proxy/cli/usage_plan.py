@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from common.problems import Problems
-from common.remote_path import AnyPath
-from proxy.cli.config_file import cluster_of, load, refuse, virtual_cluster_option
-from proxy.cli.file_path import FilePath
-from proxy.cli.number_range import NumberRange
-from proxy.cli.servers import servers_of
-from proxy.cli.usage import run_job
-from proxy.config.problems import ConfigErrors
+from kafka_throttle.common.problems import Problems
+from kafka_throttle.common.remote_path import AnyPath
+from kafka_throttle.proxy.cli.config_file import cluster_of, load, refuse, virtual_cluster_option
+from kafka_throttle.proxy.cli.file_path import FilePath
+from kafka_throttle.proxy.cli.number_range import NumberRange
+from kafka_throttle.proxy.cli.servers import servers_of
+from kafka_throttle.proxy.cli.usage import run_job
+from kafka_throttle.proxy.config.problems import ConfigErrors
 
 if TYPE_CHECKING:
-    from pipeline.rollout.place import Place
+    from kafka_throttle.pipeline.rollout.place import Place
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -138,9 +138,9 @@ def place_of(
     virtual_cluster: str | None,
 ) -> "Place":
     """The place where quotas are in force. Ends the process if the options are missing or contradict each other."""
-    from pipeline.rollout import place
-    from pipeline.rollout.command_config import read_command_config
-    from quotas.sources.cluster_connection import Credentials
+    from kafka_throttle.pipeline.rollout import place
+    from kafka_throttle.pipeline.rollout.command_config import read_command_config
+    from kafka_throttle.quotas.sources.cluster_connection import Credentials
 
     given = [one for one in (bootstrap_server, zookeeper, config_path) if one is not None]
     if len(given) != 1:
@@ -162,8 +162,8 @@ def place_of(
 
 
 def _configured(config_path: Path, virtual_cluster: str | None) -> "Place":
-    from pipeline.rollout.place import Place
-    from proxy.server.quota_sources import source_of
+    from kafka_throttle.pipeline.rollout.place import Place
+    from kafka_throttle.proxy.server.quota_sources import source_of
 
     cluster = cluster_of(load(config_path), virtual_cluster)
     state_file = cluster.quotas.state_file

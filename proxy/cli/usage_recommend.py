@@ -4,12 +4,12 @@ from typing import Any
 
 import click
 
-from common.remote_path import AnyPath
-from proxy.cli.file_path import FilePath
-from proxy.cli.number_range import NumberRange
-from proxy.cli.period import period_options
-from proxy.cli.usage import run_job, spark_options, table_option
-from quotas.entities import QuotaType
+from kafka_throttle.common.remote_path import AnyPath
+from kafka_throttle.proxy.cli.file_path import FilePath
+from kafka_throttle.proxy.cli.number_range import NumberRange
+from kafka_throttle.proxy.cli.period import period_options
+from kafka_throttle.proxy.cli.usage import run_job, spark_options, table_option
+from kafka_throttle.quotas.entities import QuotaType
 
 _TYPES = tuple(quota_type.name.lower() for quota_type in QuotaType)
 

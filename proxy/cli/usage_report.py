@@ -4,10 +4,10 @@ from typing import Any
 
 import click
 
-from common.remote_path import AnyPath
-from proxy.cli.file_path import FilePath
-from proxy.cli.period import Moment, period_options
-from proxy.cli.usage import run_job, spark_options, table_option
+from kafka_throttle.common.remote_path import AnyPath
+from kafka_throttle.proxy.cli.file_path import FilePath
+from kafka_throttle.proxy.cli.period import Moment, period_options
+from kafka_throttle.proxy.cli.usage import run_job, spark_options, table_option
 
 
 @click.command()

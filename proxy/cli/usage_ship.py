@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from common.login_secrets import PasswordFile
-from proxy.cli.config_file import REFUSED, refuse
-from proxy.cli.key_values import key_values, with_files
-from proxy.cli.servers import servers_of
-from proxy.config.settings import TOPIC
+from kafka_throttle.common.login_secrets import PasswordFile
+from kafka_throttle.proxy.cli.config_file import REFUSED, refuse
+from kafka_throttle.proxy.cli.key_values import key_values, with_files
+from kafka_throttle.proxy.cli.servers import servers_of
+from kafka_throttle.proxy.config.settings import TOPIC
 
 
 @click.command()
@@ -40,10 +40,10 @@ def ship(spool: str, topic: str, servers: str, pairs: tuple[str, ...], every_s: 
     A proxy with `usage.kafka` does the same; this is for spools of other proxies. The spool stores what was sent.
     Exit status 1: the topic does not take the lines; 2: an argument is invalid.
     """
-    from proxy.observe import logs
-    from proxy.usage.kafka_topic import KafkaTopic, producer_settings
-    from proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
-    from proxy.usage.shipping import keep_shipping
+    from kafka_throttle.proxy.observe import logs
+    from kafka_throttle.proxy.usage.kafka_topic import KafkaTopic, producer_settings
+    from kafka_throttle.proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
+    from kafka_throttle.proxy.usage.shipping import keep_shipping
 
     if not TOPIC.fullmatch(topic):
         refuse(f"--to-topic: expected 1 to 249 letters, digits, '.', '_' or '-', got {topic!r}")

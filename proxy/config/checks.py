@@ -12,12 +12,12 @@ from itertools import islice
 from os.path import normpath
 from typing import Any, NamedTuple
 
-from common.destinations import Destinations
-from common.kinds import MAX_PORT
-from common.problems import Problem, either, show
-from common.settings import Settings, found_at, items, part, repeated_names, valid
-from proxy.config.kinds import host_port, is_advertisable, node_place, show_range, worker_count
-from proxy.config.settings import (
+from kafka_throttle.common.destinations import Destinations
+from kafka_throttle.common.kinds import MAX_PORT
+from kafka_throttle.common.problems import Problem, either, show
+from kafka_throttle.common.settings import Settings, found_at, items, part, repeated_names, valid
+from kafka_throttle.proxy.config.kinds import host_port, is_advertisable, node_place, show_range, worker_count
+from kafka_throttle.proxy.config.settings import (
     QUOTAS_TOPIC,
     AdminConfig,
     EnsembleConfig,
@@ -25,7 +25,7 @@ from proxy.config.settings import (
     MetricsConfig,
     ZooKeeperConfig,
 )
-from quotas.sources.entries import repeated_entities
+from kafka_throttle.quotas.sources.entries import repeated_entities
 
 _MOST_PAIRS = 1_000
 """How many pairs of ranges that overlap are looked for: more than problems are reported."""
@@ -293,7 +293,7 @@ def _topic_fleet_problems(path: str, cluster: Any, topic: Any, taken: dict[tuple
 
 
 def _fleet_path(cluster: Any) -> str:
-    """Where a fleet has its znodes, as `proxy.config.settings.fleet_path` says of one that is valid."""
+    """Where a fleet has its znodes, as `kafka_throttle.proxy.config.settings.fleet_path` says of one that is valid."""
     path, chroot = part(part(cluster, "fleet"), "path"), part(part(part(cluster, "quotas"), "zookeeper"), "chroot")
     below = f"/kafka-throttle/{part(cluster, 'name')}" if chroot is None else str(chroot).rstrip("/")
     return f"{below}/fleet" if path is None else str(path).rstrip("/")

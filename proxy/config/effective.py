@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from common.yaml_file import yaml_of, yaml_scalar
-from protocol.identity.sasl_names import Claim
-from proxy.config.kinds import show_range
-from proxy.config.settings import Config
+from kafka_throttle.common.yaml_file import yaml_of, yaml_scalar
+from kafka_throttle.protocol.identity.sasl_names import Claim
+from kafka_throttle.proxy.config.kinds import show_range
+from kafka_throttle.proxy.config.settings import Config
 
 
 def effective_file(config: Config) -> str:

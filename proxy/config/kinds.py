@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
-from common.kinds import INT32_MAX, MAX_PORT, Kind, Many, Number, Text, Whole
-from protocol.identity.sasl_names import Claim
+from kafka_throttle.common.kinds import INT32_MAX, MAX_PORT, Kind, Many, Number, Text, Whole
+from kafka_throttle.protocol.identity.sasl_names import Claim
 
 
 class _FilePath(Kind):

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from common.places import with_places
-from common.problems import Problems
-from common.settings import read_settings
-from common.yaml_file import YamlFileError, YamlFileUnreadable, read_yaml_file
-from proxy.config.checks import CHECKS
-from proxy.config.problems import ConfigErrors, ConfigUnreadable
-from proxy.config.settings import Config
+from kafka_throttle.common.places import with_places
+from kafka_throttle.common.problems import Problems
+from kafka_throttle.common.settings import read_settings
+from kafka_throttle.common.yaml_file import YamlFileError, YamlFileUnreadable, read_yaml_file
+from kafka_throttle.proxy.config.checks import CHECKS
+from kafka_throttle.proxy.config.problems import ConfigErrors, ConfigUnreadable
+from kafka_throttle.proxy.config.settings import Config
 
 
 def load_config(path: Path) -> Config:

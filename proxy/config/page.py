@@ -1,13 +1,13 @@
-"""docs/configuration.md, made from the models: python -m proxy.config.page > docs/configuration.md."""
+"""docs/configuration.md, made from the models: python -m kafka_throttle.proxy.config.page > docs/configuration.md."""
 
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from common.kinds import Kind
-from common.settings import expected_of, without_none
-from proxy.config.reload import needs_restart
-from proxy.config.settings import Config
+from kafka_throttle.common.kinds import Kind
+from kafka_throttle.common.settings import expected_of, without_none
+from kafka_throttle.proxy.config.reload import needs_restart
+from kafka_throttle.proxy.config.settings import Config
 
 _INTRODUCTION = """# Configuration
 

@@ -1,6 +1,6 @@
 """What ends a step that takes up a configuration: everything that is wrong with it."""
 
-from common.problems import Problems
+from kafka_throttle.common.problems import Problems
 
 
 class ConfigErrors(Problems):

@@ -1,6 +1,6 @@
 """Which changes of the configuration a running proxy takes up, and which wait for a restart."""
 
-from proxy.config.settings import Config, ListenerConfig, ServerTlsConfig, VirtualClusterConfig
+from kafka_throttle.proxy.config.settings import Config, ListenerConfig, ServerTlsConfig, VirtualClusterConfig
 
 
 def needs_restart(setting: str) -> bool:

@@ -1,8 +1,8 @@
 """Reads files that hold a secret and nothing else."""
 
-from common.login_secrets import MAX_PASSWORD_BYTES, SecretUnusable, read_secret
-from common.problems import Problem
-from proxy.config.problems import ConfigErrors
+from kafka_throttle.common.login_secrets import MAX_PASSWORD_BYTES, SecretUnusable, read_secret
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.proxy.config.problems import ConfigErrors
 
 
 def secret(path: str | None, setting: str, most_bytes: int = MAX_PASSWORD_BYTES) -> str | None:

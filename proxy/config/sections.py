@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common.settings import Settings, found_at, sections, valid
-from proxy.config.settings import Config
+from kafka_throttle.common.settings import Settings, found_at, sections, valid
+from kafka_throttle.proxy.config.settings import Config
 
 
 def valid_sections(data: Any, folder: Path, kinds: tuple[type[Settings], ...]) -> Iterator[tuple[str, Settings]]:

@@ -8,14 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
 
-from common.destinations import Destinations
-from common.kinds import INT32_MAX, Many, Some, Text, Whole
-from common.problems import Problem, Problems
-from common.settings import Settings
-from protocol.api_table import APIS
-from protocol.identity.principal_rules import InvalidPrincipalRules, principal_rules
-from protocol.identity.sasl_names import SUBJECT_CLAIMS, Claim
-from proxy.config.kinds import (
+from kafka_throttle.common.destinations import Destinations
+from kafka_throttle.common.kinds import INT32_MAX, Many, Some, Text, Whole
+from kafka_throttle.common.problems import Problem, Problems
+from kafka_throttle.common.settings import Settings
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.protocol.identity.principal_rules import InvalidPrincipalRules, principal_rules
+from kafka_throttle.protocol.identity.sasl_names import SUBJECT_CLAIMS, Claim
+from kafka_throttle.proxy.config.kinds import (
     Bind,
     Ciphers,
     Count,
@@ -47,10 +47,10 @@ from proxy.config.kinds import (
     is_user_of_http,
     is_znode_path,
 )
-from proxy.relay.costs import cost_kind
-from quotas.entities import Entity, plain_ip
-from quotas.request_costs import Cost
-from quotas.sources.entries import (
+from kafka_throttle.proxy.relay.costs import cost_kind
+from kafka_throttle.quotas.entities import Entity, plain_ip
+from kafka_throttle.quotas.request_costs import Cost
+from kafka_throttle.quotas.sources.entries import (
     ByteRate,
     ConnectionRate,
     EntitySettings,
@@ -59,7 +59,7 @@ from quotas.sources.entries import (
     ThrottleConfig,
     WindowsConfig,
 )
-from quotas.sources.overlay import Entry
+from kafka_throttle.quotas.sources.overlay import Entry
 
 INSTANCE = re.compile("[A-Za-z0-9._-]{1,64}")
 """The name of a proxy in its records."""

@@ -4,13 +4,13 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from common.atomic_file import obstacle
-from common.problems import Problem
-from protocol.identity.principal_rules import principal_rules
-from protocol.identity.sasl_names import PLAIN, SCRAM
-from proxy.config.checks import common, listener_ports
-from proxy.config.kinds import is_loopback, show_range
-from proxy.config.settings import (
+from kafka_throttle.common.atomic_file import obstacle
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.protocol.identity.principal_rules import principal_rules
+from kafka_throttle.protocol.identity.sasl_names import PLAIN, SCRAM
+from kafka_throttle.proxy.config.checks import common, listener_ports
+from kafka_throttle.proxy.config.kinds import is_loopback, show_range
+from kafka_throttle.proxy.config.settings import (
     Config,
     ListenerConfig,
     ListenerTlsConfig,
@@ -19,9 +19,9 @@ from proxy.config.settings import (
     UsageConfig,
     VirtualClusterConfig,
 )
-from quotas.entities import DEFAULT, Entity, QuotaKey, is_ip
-from quotas.explain import always_beaten_by
-from quotas.sources.entries import QuotaEntry
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, is_ip
+from kafka_throttle.quotas.explain import always_beaten_by
+from kafka_throttle.quotas.sources.entries import QuotaEntry
 
 
 def ephemeral_ports() -> range:

@@ -2,8 +2,8 @@
 
 from hashlib import sha256
 
-from proxy.relay.request import LONG_CLIENT_ID_BYTES
-from quotas.quota_table import QuotaTable
+from kafka_throttle.proxy.relay.request import LONG_CLIENT_ID_BYTES
+from kafka_throttle.quotas.quota_table import QuotaTable
 
 
 def measured_client_id(raw: bytes, table: QuotaTable) -> str:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 
-from protocol.api_key import DESCRIBE_CLIENT_QUOTAS, DESCRIBE_CLUSTER, FIND_COORDINATOR, METADATA
-from protocol.errors import MalformedMessage, ProtocolError
-from protocol.messages.addresses import (
+from kafka_throttle.protocol.api_key import DESCRIBE_CLIENT_QUOTAS, DESCRIBE_CLUSTER, FIND_COORDINATOR, METADATA
+from kafka_throttle.protocol.errors import MalformedMessage, ProtocolError
+from kafka_throttle.protocol.messages.addresses import (
     Address,
     address_splices,
     coordinators_away,
@@ -15,16 +15,16 @@ from protocol.messages.addresses import (
     rewritable,
     without_hints,
 )
-from protocol.messages.api_versions import Answered, intersect
-from protocol.messages.client_quotas import AlterReader, read_describe_request
-from protocol.splices import Splice, joined
-from protocol.walk import Walk
-from proxy.decisions import mutations, quota_api, scram_credentials
-from proxy.decisions.facts import ConnectionFacts, Nodes, NoPortForNode
-from proxy.decisions.steps import QuotaAlteration, SlowDecision, Steps, collected
-from proxy.relay.actions import Close, CloseReason, Decision, DecisionKind, DecisionRequest
-from proxy.relay.plans import PLANS, Plan, begin_walk, plan_key, rest_of_metadata, walk_response
-from proxy.side import Side
+from kafka_throttle.protocol.messages.api_versions import Answered, intersect
+from kafka_throttle.protocol.messages.client_quotas import AlterReader, read_describe_request
+from kafka_throttle.protocol.splices import Splice, joined
+from kafka_throttle.protocol.walk import Walk
+from kafka_throttle.proxy.decisions import mutations, quota_api, scram_credentials
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, Nodes, NoPortForNode
+from kafka_throttle.proxy.decisions.steps import QuotaAlteration, SlowDecision, Steps, collected
+from kafka_throttle.proxy.relay.actions import Close, CloseReason, Decision, DecisionKind, DecisionRequest
+from kafka_throttle.proxy.relay.plans import PLANS, Plan, begin_walk, plan_key, rest_of_metadata, walk_response
+from kafka_throttle.proxy.side import Side
 
 _NO_HEADER = bytes(8)
 _LONGEST_REMEMBERED_BYTES = 16 * 1024

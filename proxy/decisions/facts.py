@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protocol.messages.api_versions import ANSWERED, Answered
-from proxy.decisions.client_ids import measured_client_id
-from proxy.decisions.recent_topics import RecentTopics
-from proxy.decisions.sasl import Identity, Login, SaslRules
-from quotas.changes import Quotas
-from quotas.client_quotas import ClientQuotaManager, ClientSensors
-from quotas.entities import NOBODY, Entity
-from quotas.fair_queue import Whose, entity_of
+from kafka_throttle.protocol.messages.api_versions import ANSWERED, Answered
+from kafka_throttle.proxy.decisions.client_ids import measured_client_id
+from kafka_throttle.proxy.decisions.recent_topics import RecentTopics
+from kafka_throttle.proxy.decisions.sasl import Identity, Login, SaslRules
+from kafka_throttle.quotas.changes import Quotas
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, ClientSensors
+from kafka_throttle.quotas.entities import NOBODY, Entity
+from kafka_throttle.quotas.fair_queue import Whose, entity_of
 
 
 class NoPortForNode(LookupError):

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
-from protocol.errors import ProtocolError
-from protocol.messages.topic_mutations import (
+from kafka_throttle.protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.messages.topic_mutations import (
     GAPS,
     NO_RESULT,
     NO_TOPIC_ID,
@@ -29,19 +29,19 @@ from protocol.messages.topic_mutations import (
     TopicResult,
     refusal,
 )
-from protocol.messages.topic_partitions import (
+from kafka_throttle.protocol.messages.topic_partitions import (
     BY_ID_VERSION,
     BY_NAME_VERSION,
     PartitionsRequest,
     each_topic_partitions,
 )
-from protocol.numbers_by_key import NumbersByKey
-from proxy.decisions.facts import ConnectionFacts
-from proxy.decisions.steps import ITEMS_PER_STEP, Steps
-from proxy.relay.actions import OWN_REQUEST_ID, Close, CloseReason, Decision, DecisionRequest
-from quotas.client_quotas import ClientQuotaManager, ClientSensors
-from quotas.sensors.rows import StaleSensor
-from quotas.sensors.token_buckets import TokenBuckets
+from kafka_throttle.protocol.numbers_by_key import NumbersByKey
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts
+from kafka_throttle.proxy.decisions.steps import ITEMS_PER_STEP, Steps
+from kafka_throttle.proxy.relay.actions import OWN_REQUEST_ID, Close, CloseReason, Decision, DecisionRequest
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, ClientSensors
+from kafka_throttle.quotas.sensors.rows import StaleSensor
+from kafka_throttle.quotas.sensors.token_buckets import TokenBuckets
 
 _NO_ERROR = 0
 _REQUEST_TIMED_OUT = 7

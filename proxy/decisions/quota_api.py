@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from protocol.messages.client_quotas import (
+from kafka_throttle.protocol.messages.client_quotas import (
     ANY,
     DEFAULT,
     EXACT,
@@ -33,13 +33,13 @@ from protocol.messages.client_quotas import (
     alter_response,
     describe_refusal,
 )
-from proxy.decisions.facts import ConnectionFacts
-from proxy.decisions.steps import ITEMS_PER_STEP, QuotaAlteration, Steps, collected
-from proxy.relay.actions import Decision
-from quotas import entities
-from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
-from quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaKey, QuotaType, is_ip, plain_ip
-from quotas.limits import MAX_CONNECTION_RATE, UNLIMITED, WHOLE_WITHIN
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts
+from kafka_throttle.proxy.decisions.steps import ITEMS_PER_STEP, QuotaAlteration, Steps, collected
+from kafka_throttle.proxy.relay.actions import Decision
+from kafka_throttle.quotas import entities
+from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
+from kafka_throttle.quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaKey, QuotaType, is_ip, plain_ip
+from kafka_throttle.quotas.limits import MAX_CONNECTION_RATE, UNLIMITED, WHOLE_WITHIN
 
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 

@@ -1,7 +1,7 @@
 """What clients with a mutation quota have just done to topics: a node knows it some ms after it has responded."""
 
-from common.bounded import Bounded
-from protocol.messages.topic_mutations import NO_TOPIC_ID
+from kafka_throttle.common.bounded import Bounded
+from kafka_throttle.protocol.messages.topic_mutations import NO_TOPIC_ID
 
 TopicKey = tuple[bytes | None, bytes]
 """A name and NO_TOPIC_ID, or None and a topic id."""

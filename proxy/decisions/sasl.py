@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from protocol.api_key import SASL_HANDSHAKE
-from protocol.errors import ProtocolError
-from protocol.identity.sasl_names import (
+from kafka_throttle.protocol.api_key import SASL_HANDSHAKE
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.identity.sasl_names import (
     OAUTHBEARER,
     PLAIN,
     SCRAM,
@@ -23,11 +23,11 @@ from protocol.identity.sasl_names import (
     succeeds,
     unnamed,
 )
-from protocol.messages import sasl
-from protocol.messages.api_versions import is_whole_offer, versions_request
-from proxy.relay.actions import OWN_REQUEST_ID, Decision, DecisionRequest, Exchange
-from proxy.relay.sasl_state import BEHIND_AN_EXCHANGE
-from proxy.side import Side
+from kafka_throttle.protocol.messages import sasl
+from kafka_throttle.protocol.messages.api_versions import is_whole_offer, versions_request
+from kafka_throttle.proxy.relay.actions import OWN_REQUEST_ID, Decision, DecisionRequest, Exchange
+from kafka_throttle.proxy.relay.sasl_state import BEHIND_AN_EXCHANGE
+from kafka_throttle.proxy.side import Side
 
 _ILLEGAL_SASL_STATE = 34
 _MAX_NAME_BYTES = 32_767

@@ -5,11 +5,16 @@ quotas that are in force in the proxy. So clients that may describe those quotas
 other response of a node passes.
 """
 
-from protocol.api_key import DESCRIBE_USER_SCRAM_CREDENTIALS
-from protocol.messages.api_versions import is_in_offer, is_whole_offer, versions_request
-from protocol.messages.scram_credentials import no_users_response, only_user, throttle_at, without_refusal
-from proxy.decisions.facts import ConnectionFacts
-from proxy.relay.actions import OWN_REQUEST_ID, Decision, DecisionRequest
+from kafka_throttle.protocol.api_key import DESCRIBE_USER_SCRAM_CREDENTIALS
+from kafka_throttle.protocol.messages.api_versions import is_in_offer, is_whole_offer, versions_request
+from kafka_throttle.protocol.messages.scram_credentials import (
+    no_users_response,
+    only_user,
+    throttle_at,
+    without_refusal,
+)
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts
+from kafka_throttle.proxy.relay.actions import OWN_REQUEST_ID, Decision, DecisionRequest
 
 
 def judge(ask: DecisionRequest, facts: ConnectionFacts) -> Decision:

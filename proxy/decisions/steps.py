@@ -4,8 +4,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from proxy.relay.actions import Decision
-from quotas.changes import Alteration
+from kafka_throttle.proxy.relay.actions import Decision
+from kafka_throttle.quotas.changes import Alteration
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")

@@ -5,16 +5,16 @@ from typing import TypeVar
 
 import structlog
 
-from proxy.config.settings import ClusterConnectionsConfig
-from proxy.gate.admission import ClusterRules
-from proxy.gate.connection_gate import ConnectionGate
-from proxy.gate.host_names import HostNames, Resolve, resolve
-from quotas.changes import Tables
-from quotas.connection_counts import NO_LIMIT
-from quotas.connection_quotas import AddressLimits
-from quotas.entities import plain_ip
-from quotas.quota_table import ConnectionRates
-from quotas.shared_map import SharedMap
+from kafka_throttle.proxy.config.settings import ClusterConnectionsConfig
+from kafka_throttle.proxy.gate.admission import ClusterRules
+from kafka_throttle.proxy.gate.connection_gate import ConnectionGate
+from kafka_throttle.proxy.gate.host_names import HostNames, Resolve, resolve
+from kafka_throttle.quotas.changes import Tables
+from kafka_throttle.quotas.connection_counts import NO_LIMIT
+from kafka_throttle.quotas.connection_quotas import AddressLimits
+from kafka_throttle.quotas.entities import plain_ip
+from kafka_throttle.quotas.quota_table import ConnectionRates
+from kafka_throttle.quotas.shared_map import SharedMap
 
 Number = TypeVar("Number", int, float)
 

@@ -27,20 +27,20 @@ from ipaddress import ip_network
 from itertools import count
 from typing import Generic, NamedTuple, TypeVar
 
-from proxy.relay.actions import CloseReason
-from quotas.connection_counts import NO_LIMIT, USER, CountKey
-from quotas.connection_quotas import (
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.quotas.connection_counts import NO_LIMIT, USER, CountKey
+from kafka_throttle.quotas.connection_quotas import (
     AddressKey,
     ConnectionLimits,
     ConnectionQuotas,
     ListenerKey,
     Outcome,
 )
-from quotas.connection_quotas import (
+from kafka_throttle.quotas.connection_quotas import (
     Admission as Decision,
 )
-from quotas.entities import ANONYMOUS, network_of, plain_ip
-from quotas.sensors.windowed_rate import SensorReading
+from kafka_throttle.quotas.entities import ANONYMOUS, network_of, plain_ip
+from kafka_throttle.quotas.sensors.windowed_rate import SensorReading
 
 Ticket = TypeVar("Ticket")
 

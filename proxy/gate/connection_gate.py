@@ -6,15 +6,15 @@ from dataclasses import astuple
 from itertools import islice
 from typing import Protocol, TypeVar
 
-from proxy.clock import Clock
-from proxy.config.settings import ConnectionLimitsConfig
-from proxy.gate.admission import AddressStanding, Admission, ConnectionSlot, Next, OnHold, Refused
-from proxy.gate.gate_log import GateLog
-from proxy.gate.gate_metrics import AddressUse, ClusterGate, InstanceGate, ListenerGate
-from proxy.gate.stages import IncomingConnection
-from quotas.client_quotas import ShadowThrottles
-from quotas.connection_counts import NO_LIMIT
-from quotas.connection_quotas import ConnectionLimits, ListenerKey
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.config.settings import ConnectionLimitsConfig
+from kafka_throttle.proxy.gate.admission import AddressStanding, Admission, ConnectionSlot, Next, OnHold, Refused
+from kafka_throttle.proxy.gate.gate_log import GateLog
+from kafka_throttle.proxy.gate.gate_metrics import AddressUse, ClusterGate, InstanceGate, ListenerGate
+from kafka_throttle.proxy.gate.stages import IncomingConnection
+from kafka_throttle.quotas.client_quotas import ShadowThrottles
+from kafka_throttle.quotas.connection_counts import NO_LIMIT
+from kafka_throttle.quotas.connection_quotas import ConnectionLimits, ListenerKey
 
 Number = TypeVar("Number", int, float)
 

@@ -5,12 +5,12 @@ from itertools import chain
 
 import structlog
 
-from common.printable import printable
-from proxy.gate.admission import LimitReached
-from proxy.gate.refusals import RefusalEpisode, Refusals
-from proxy.gate.stages import IncomingConnection
-from proxy.relay.actions import CloseReason
-from quotas.connection_quotas import ListenerKey
+from kafka_throttle.common.printable import printable
+from kafka_throttle.proxy.gate.admission import LimitReached
+from kafka_throttle.proxy.gate.refusals import RefusalEpisode, Refusals
+from kafka_throttle.proxy.gate.stages import IncomingConnection
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.quotas.connection_quotas import ListenerKey
 
 _FAULTS_OVER_AFTER_MS = 60_000
 """Clients with a wrong setting reconnect more slowly than clients that are refused."""

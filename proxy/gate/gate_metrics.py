@@ -9,7 +9,7 @@ from heapq import nlargest
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.relay.actions import CloseReason
 
 
 @dataclass(slots=True)

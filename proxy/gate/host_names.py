@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from common.duties import Duty
-from common.look_ups import look_up
-from common.printable import printable
-from quotas.entities import plain_ip
+from kafka_throttle.common.duties import Duty
+from kafka_throttle.common.look_ups import look_up
+from kafka_throttle.common.printable import printable
+from kafka_throttle.quotas.entities import plain_ip
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from proxy.gate.stages import IncomingConnection
-from quotas.fair_queue import FairQueue, Whose
+from kafka_throttle.proxy.gate.stages import IncomingConnection
+from kafka_throttle.quotas.fair_queue import FairQueue, Whose
 
 OPENED_AT_ONCE = 8
 """How many admitted connections go on in one turn of the event loop. That costs more than accepting them."""

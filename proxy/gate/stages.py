@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from socket import SocketType
 from typing import TYPE_CHECKING
 
-from protocol.identity.proxy_header import Endpoint
-from proxy.config.kinds import HostPort
-from proxy.gate.admission import ConnectionSlot
-from proxy.gate.fair_pool import FairPool
-from proxy.net.tls_socket import TlsSocket
-from proxy.relay.actions import CloseReason
-from quotas.entities import network_of, plain_ip
+from kafka_throttle.protocol.identity.proxy_header import Endpoint
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.gate.admission import ConnectionSlot
+from kafka_throttle.proxy.gate.fair_pool import FairPool
+from kafka_throttle.proxy.net.tls_socket import TlsSocket
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.quotas.entities import network_of, plain_ip
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

@@ -421,10 +421,10 @@ static PyType_Slot sweep_slots[] = {
 };
 
 static PyType_Spec sweep_spec = {
-    "proxy.net._sweep.Sweep", sizeof(Sweep), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, sweep_slots,
+    "kafka_throttle.proxy.net._sweep.Sweep", sizeof(Sweep), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, sweep_slots,
 };
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "proxy.net._sweep", NULL, -1, NULL};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "kafka_throttle.proxy.net._sweep", NULL, -1, NULL};
 
 PyMODINIT_FUNC PyInit__sweep(void)
 {

@@ -1,6 +1,6 @@
 """The interface of _sweep.c."""
 
-from proxy.net.poller import OnBytes, OnReady, Ticket, Writer
+from kafka_throttle.proxy.net.poller import OnBytes, OnReady, Ticket, Writer
 
 class Sweep:
     """The descriptors that are watched, and one round over those that are ready."""

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from proxy.net.poller import READABLE, WRITABLE, Poller
-from proxy.net.tls_socket import TlsSocket
+from kafka_throttle.proxy.net.poller import READABLE, WRITABLE, Poller
+from kafka_throttle.proxy.net.tls_socket import TlsSocket
 
 _threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "tls")
 """The response to the peer's first message has a signature, or needs one to be checked: that takes a third of a

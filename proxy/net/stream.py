@@ -13,11 +13,11 @@ from fcntl import ioctl
 from itertools import islice
 from typing import Final, Protocol
 
-from proxy.net.poller import READABLE, WRITABLE, Poller
-from proxy.net.tls_socket import AnySocket, TlsSocket
-from proxy.side import Side
-from quotas.byte_caps import Turnstile
-from quotas.fair_queue import Whose
+from kafka_throttle.proxy.net.poller import READABLE, WRITABLE, Poller
+from kafka_throttle.proxy.net.tls_socket import AnySocket, TlsSocket
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.byte_caps import Turnstile
+from kafka_throttle.quotas.fair_queue import Whose
 
 NO_CAPS: Final = Turnstile()
 

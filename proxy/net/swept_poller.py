@@ -8,10 +8,10 @@ import importlib
 from collections import deque
 from typing import TYPE_CHECKING
 
-from proxy.net.poller import BATCH, SWEEP, OnBytes, OnReady, Poller, Ticket, Writer, do_all
+from kafka_throttle.proxy.net.poller import BATCH, SWEEP, OnBytes, OnReady, Poller, Ticket, Writer, do_all
 
 if TYPE_CHECKING:
-    from proxy.net._sweep import Sweep
+    from kafka_throttle.proxy.net._sweep import Sweep
 
 
 class SweptPoller(Poller):
@@ -76,7 +76,7 @@ class SweptPoller(Poller):
 def new_poller() -> Poller:
     """The poller of this build: with the sweep in C where that was compiled, else in Python."""
     try:
-        module = importlib.import_module("proxy.net._sweep")
+        module = importlib.import_module("kafka_throttle.proxy.net._sweep")
     except ImportError:
         return Poller()
     return SweptPoller(module.Sweep)

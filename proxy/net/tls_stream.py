@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
-from proxy.net.poller import READABLE, WRITABLE
-from proxy.net.stream import Stream, StreamListener, StreamSettings
-from proxy.net.tls_socket import TlsSocket
+from kafka_throttle.proxy.net.poller import READABLE, WRITABLE
+from kafka_throttle.proxy.net.stream import Stream, StreamListener, StreamSettings
+from kafka_throttle.proxy.net.tls_socket import TlsSocket
 
 
 class TlsStream(Stream):

@@ -5,7 +5,7 @@ from collections.abc import Generator
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from quotas.fair_queue import FairQueue, Whose
+from kafka_throttle.quotas.fair_queue import FairQueue, Whose
 
 Result = TypeVar("Result")
 

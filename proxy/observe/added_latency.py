@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 
-from protocol.api_table import APIS
-from proxy.side import Side
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.proxy.side import Side
 
 _BOUNDS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 """The upper bounds of the buckets; one more bucket has what is above."""

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Final, Protocol, TypeVar
 
 from aiohttp import web
 
-from common.printable import printable
-from proxy.clock import Clock
-from proxy.gate.admission import AddressStanding
-from proxy.net.turns import finish_in_turns
-from proxy.observe import throttled_now
-from proxy.observe.endpoints import BadParameter, Endpoint, Parameters, Query, one_of, text_that, whole
-from proxy.observe.explained import (
+from kafka_throttle.common.printable import printable
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.gate.admission import AddressStanding
+from kafka_throttle.proxy.net.turns import finish_in_turns
+from kafka_throttle.proxy.observe import throttled_now
+from kafka_throttle.proxy.observe.endpoints import BadParameter, Endpoint, Parameters, Query, one_of, text_that, whole
+from kafka_throttle.proxy.observe.explained import (
     MAX_THROTTLES,
     Cap,
     Observed,
@@ -26,7 +26,7 @@ from proxy.observe.explained import (
     explained_together,
     quotas_form,
 )
-from proxy.observe.forms import (
+from kafka_throttle.proxy.observe.forms import (
     CapsPage,
     CostsPage,
     ExplanationPage,
@@ -35,20 +35,20 @@ from proxy.observe.forms import (
     QuotasPage,
     ThrottledPage,
 )
-from proxy.observe.known_clients import KnownClients, Names, as_measured, known_clients
-from proxy.observe.last_throttles import LastThrottles
-from proxy.observe.metrics import CapTotals
-from proxy.observe.openapi import openapi
-from proxy.observe.past.look_up import Past
-from proxy.observe.past.moments import BadMoment, NotHeld
-from proxy.observe.throttled_now import MAX_THROTTLED, RANKS, throttled_form
-from quotas.changes import Quotas, Tables
-from quotas.client_quotas import WHOLE_CLUSTER, SensorKey
-from quotas.connection_counts import NO_LIMIT
-from quotas.connection_quotas import RateKey
-from quotas.entities import Entity, QuotaType, Scope, is_ip
-from quotas.explain import Client, Explanation, explain
-from quotas.sources.entry_forms import entity_of
+from kafka_throttle.proxy.observe.known_clients import KnownClients, Names, as_measured, known_clients
+from kafka_throttle.proxy.observe.last_throttles import LastThrottles
+from kafka_throttle.proxy.observe.metrics import CapTotals
+from kafka_throttle.proxy.observe.openapi import openapi
+from kafka_throttle.proxy.observe.past.look_up import Past
+from kafka_throttle.proxy.observe.past.moments import BadMoment, NotHeld
+from kafka_throttle.proxy.observe.throttled_now import MAX_THROTTLED, RANKS, throttled_form
+from kafka_throttle.quotas.changes import Quotas, Tables
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER, SensorKey
+from kafka_throttle.quotas.connection_counts import NO_LIMIT
+from kafka_throttle.quotas.connection_quotas import RateKey
+from kafka_throttle.quotas.entities import Entity, QuotaType, Scope, is_ip
+from kafka_throttle.quotas.explain import Client, Explanation, explain
+from kafka_throttle.quotas.sources.entry_forms import entity_of
 
 MAX_QUOTAS = 5_000
 """The most entities in one response."""

@@ -1,14 +1,15 @@
 """docs/api.md and docs/openapi.json, made from the endpoints.
 
-python -m proxy.observe.api_page > docs/api.md; python -m proxy.observe.api_page --json > docs/openapi.json.
+    python -m kafka_throttle.proxy.observe.api_page > docs/api.md
+    python -m kafka_throttle.proxy.observe.api_page --json > docs/openapi.json
 """
 
 import json
 import sys
 from typing import Any
 
-from proxy.observe.api import ENDPOINTS
-from proxy.observe.openapi import ERRORS, openapi
+from kafka_throttle.proxy.observe.api import ENDPOINTS
+from kafka_throttle.proxy.observe.openapi import ERRORS, openapi
 
 _INTRODUCTION = """# The JSON API
 

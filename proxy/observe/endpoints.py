@@ -11,8 +11,8 @@ from aiohttp import hdrs, web
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema
 
-from common.kinds import Kind, Whole
-from common.printable import printable
+from kafka_throttle.common.kinds import Kind, Whole
+from kafka_throttle.common.printable import printable
 
 
 class BadParameter(web.HTTPBadRequest):

@@ -6,9 +6,9 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from common.printable import printable
-from protocol.api_table import APIS
-from proxy.observe.forms import (
+from kafka_throttle.common.printable import printable
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.proxy.observe.forms import (
     BucketForm,
     BucketUseForm,
     CapForm,
@@ -31,18 +31,18 @@ from proxy.observe.forms import (
     ThrottleForm,
     UseForm,
 )
-from proxy.observe.last_throttles import PastThrottle
-from proxy.observe.metrics import CapTotals
-from quotas.changes import Limit, Quotas
-from quotas.client_quotas import WHOLE_CLUSTER, SensorKey
-from quotas.entities import SCOPED, QuotaKey, Scope, SensorTags
-from quotas.explain import UNIT, Client, Explanation, Rule
-from quotas.limits import UNLIMITED
-from quotas.request_costs import CostReading, RequestCosts
-from quotas.sensors.token_buckets import BucketReading
-from quotas.sensors.windowed_rate import SensorReading
-from quotas.shares.member import Explained
-from quotas.sources.entry_forms import entity_form
+from kafka_throttle.proxy.observe.last_throttles import PastThrottle
+from kafka_throttle.proxy.observe.metrics import CapTotals
+from kafka_throttle.quotas.changes import Limit, Quotas
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER, SensorKey
+from kafka_throttle.quotas.entities import SCOPED, QuotaKey, Scope, SensorTags
+from kafka_throttle.quotas.explain import UNIT, Client, Explanation, Rule
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.request_costs import CostReading, RequestCosts
+from kafka_throttle.quotas.sensors.token_buckets import BucketReading
+from kafka_throttle.quotas.sensors.windowed_rate import SensorReading
+from kafka_throttle.quotas.shares.member import Explained
+from kafka_throttle.quotas.sources.entry_forms import entity_form
 
 MAX_PROBLEMS = 100
 MAX_THROTTLES = 10

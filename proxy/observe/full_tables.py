@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from common.at_most_every import AtMostEvery
+from kafka_throttle.common.at_most_every import AtMostEvery
 
 _REPORTED_EVERY_US = 60_000_000
 

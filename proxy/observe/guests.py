@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import structlog
 
-from common.plain_words import words_of
-from proxy.gate.fair_pool import FairPool
-from proxy.observe.http_refusals import HttpRefusals, Refusal
-from quotas.entities import network_of
+from kafka_throttle.common.plain_words import words_of
+from kafka_throttle.proxy.gate.fair_pool import FairPool
+from kafka_throttle.proxy.observe.http_refusals import HttpRefusals, Refusal
+from kafka_throttle.quotas.entities import network_of
 
 _GOODBYE_WITHIN_S = 1.0
 """How long the end of a TLS connection may take."""

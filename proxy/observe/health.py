@@ -8,8 +8,8 @@ from typing import Final, NamedTuple, Protocol
 import structlog
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from proxy.observe.fleet_metrics import FleetTotals
-from quotas.sources.source import SourceState
+from kafka_throttle.proxy.observe.fleet_metrics import FleetTotals
+from kafka_throttle.quotas.sources.source import SourceState
 
 STOPPING: Final = "shutting down"
 HANDED_OVER: Final = "handed over to pid "

@@ -11,9 +11,9 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from proxy.config.kinds import is_loopback
-from proxy.observe.http_access import Access, Right, right_for
-from proxy.observe.http_refusals import HttpRefusals, Refusal
+from kafka_throttle.proxy.config.kinds import is_loopback
+from kafka_throttle.proxy.observe.http_access import Access, Right, right_for
+from kafka_throttle.proxy.observe.http_refusals import HttpRefusals, Refusal
 
 MAX_BODY_BYTES: Final = 1_024
 MAX_HEADER_BYTES: Final = 16 * 1_024

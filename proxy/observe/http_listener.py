@@ -12,14 +12,14 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import Counter
 
-from common.duties import Duty
-from common.printable import printable
-from common.problems import Problem
-from proxy.config.problems import ConfigErrors
-from proxy.observe.guests import HttpConnections
-from proxy.observe.http_guard import HttpGuard, failed, refused_as_malformed
-from proxy.observe.http_refusals import HttpRefusals, Refusal
-from quotas.entities import plain_ip
+from kafka_throttle.common.duties import Duty
+from kafka_throttle.common.printable import printable
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.observe.guests import HttpConnections
+from kafka_throttle.proxy.observe.http_guard import HttpGuard, failed, refused_as_malformed
+from kafka_throttle.proxy.observe.http_refusals import HttpRefusals, Refusal
+from kafka_throttle.quotas.entities import plain_ip
 
 _LINGERING_S = 1.0
 """How long the rest of a body is read, so that the peer gets the response that it was refused with."""

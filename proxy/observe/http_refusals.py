@@ -7,7 +7,7 @@ from enum import Enum
 import structlog
 from prometheus_client import Counter
 
-from common.at_most_every import AtMostEvery
+from kafka_throttle.common.at_most_every import AtMostEvery
 
 REPORTED_EVERY_S = 60.0
 """A warning that any peer can cause is logged at most this often, with the number of times since."""

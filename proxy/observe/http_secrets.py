@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from common.problems import Problem
-from proxy.config.kinds import is_loopback
-from proxy.config.problems import ConfigErrors
-from proxy.config.secret_file import secret
-from proxy.config.settings import AdminConfig, Config, MetricsConfig
-from proxy.observe.http_access import Access, Account, Right
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.proxy.config.kinds import is_loopback
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.secret_file import secret
+from kafka_throttle.proxy.config.settings import AdminConfig, Config, MetricsConfig
+from kafka_throttle.proxy.observe.http_access import Access, Account, Right
 
 MIN_TOKEN_CHARACTERS = 16
 MAX_TOKEN_BYTES = 4_096

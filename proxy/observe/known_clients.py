@@ -5,14 +5,14 @@ from heapq import nsmallest
 from itertools import chain, islice
 from typing import Final, NamedTuple, Protocol
 
-from common.printable import printable
-from proxy.decisions.client_ids import measured_client_id
-from proxy.observe.last_throttles import LastThrottles
-from proxy.observe.throttle_episode import ThrottledClients
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import ANONYMOUS, plain_ip
-from quotas.explain import Client
-from quotas.quota_table import QuotaTable
+from kafka_throttle.common.printable import printable
+from kafka_throttle.proxy.decisions.client_ids import measured_client_id
+from kafka_throttle.proxy.observe.last_throttles import LastThrottles
+from kafka_throttle.proxy.observe.throttle_episode import ThrottledClients
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import ANONYMOUS, plain_ip
+from kafka_throttle.quotas.explain import Client
+from kafka_throttle.quotas.quota_table import QuotaTable
 
 MAX_EXPLAINED: Final = 10
 """The most clients in one explanation."""

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from common.bounded import Bounded
-from proxy.clock import Clock
-from proxy.decisions.client_ids import measured_client_id
-from proxy.decisions.facts import ConnectionFacts
-from proxy.relay.actions import Throttled
-from quotas.client_quotas import ClientQuotaManager, SensorKey, measured_at
-from quotas.entities import Entity, QuotaType, SensorTags
-from quotas.sensors.windowed_rate import SensorReading
+from kafka_throttle.common.bounded import Bounded
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.decisions.client_ids import measured_client_id
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts
+from kafka_throttle.proxy.relay.actions import Throttled
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, SensorKey, measured_at
+from kafka_throttle.quotas.entities import Entity, QuotaType, SensorTags
+from kafka_throttle.quotas.sensors.windowed_rate import SensorReading
 
 MAX_CLIENTS = 1_000
 """How many (client, node, quota type) are remembered."""

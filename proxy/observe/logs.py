@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from common.printable import MAX_SHOWN_CHARACTERS, printable
-from proxy.observe.log_writer import LogStream, LogWriter
+from kafka_throttle.common.printable import MAX_SHOWN_CHARACTERS, printable
+from kafka_throttle.proxy.observe.log_writer import LogStream, LogWriter
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from proxy.observe.explained import MAX_THROTTLES
-from proxy.observe.forms import (
+from kafka_throttle.proxy.observe.explained import MAX_THROTTLES
+from kafka_throttle.proxy.observe.forms import (
     CapForm,
     CapsPage,
     CostForm,

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, In
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from common.duties import failures
-from proxy.gate.gate_metrics import (
+from kafka_throttle.common.duties import failures
+from kafka_throttle.proxy.gate.gate_metrics import (
     AddressUse,
     ClusterGate,
     InstanceGate,
@@ -25,14 +25,14 @@ from proxy.gate.gate_metrics import (
     instance_families,
     listener_families,
 )
-from proxy.installed import build_in_use, installed_version
-from proxy.observe.added_latency import AddedLatency, latency_family
-from proxy.observe.fleet_metrics import FleetTotals, fleet_families
-from proxy.observe.health import ClusterHealth, Muted, health_families, muted_family
-from proxy.observe.logs import dropped_lines
-from proxy.observe.past.history_metrics import HistoryTotals, history_families
-from proxy.observe.top_entities import EntitySource, Rules, TopEntities, node_label
-from proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.installed import build_in_use, installed_version
+from kafka_throttle.proxy.observe.added_latency import AddedLatency, latency_family
+from kafka_throttle.proxy.observe.fleet_metrics import FleetTotals, fleet_families
+from kafka_throttle.proxy.observe.health import ClusterHealth, Muted, health_families, muted_family
+from kafka_throttle.proxy.observe.logs import dropped_lines
+from kafka_throttle.proxy.observe.past.history_metrics import HistoryTotals, history_families
+from kafka_throttle.proxy.observe.top_entities import EntitySource, Rules, TopEntities, node_label
+from kafka_throttle.proxy.relay.actions import CloseReason
 
 _RELAY = ("virtual_cluster", "listener", "node_id")
 _RULE = ("virtual_cluster", "node_id", "quota_type")

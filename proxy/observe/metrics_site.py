@@ -9,9 +9,9 @@ from prometheus_client import Gauge
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from proxy.net.turns import finish_in_turns
-from proxy.observe.http_listener import HttpListener
-from proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.net.turns import finish_in_turns
+from kafka_throttle.proxy.observe.http_listener import HttpListener
+from kafka_throttle.proxy.observe.metrics import Metrics
 
 _LAG_STEP_S = 0.25
 _LAG_STEPS = 60

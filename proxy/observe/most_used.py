@@ -6,16 +6,16 @@ from heapq import nlargest
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
-from proxy.clock import Clock
-from proxy.gate.gate_metrics import AddressUse
-from proxy.observe.throttle_episode import ThrottledClients
-from proxy.observe.throttled_now import used_share
-from quotas.changes import Limit, Quotas
-from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
-from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.limits import UNLIMITED
-from quotas.sensors.token_buckets import BucketReading
-from quotas.sensors.windowed_rate import SensorReading
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.gate.gate_metrics import AddressUse
+from kafka_throttle.proxy.observe.throttle_episode import ThrottledClients
+from kafka_throttle.proxy.observe.throttled_now import used_share
+from kafka_throttle.quotas.changes import Limit, Quotas
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.sensors.token_buckets import BucketReading
+from kafka_throttle.quotas.sensors.windowed_rate import SensorReading
 
 MOST_READ = 20_000
 """How many sensors and addresses are looked at in one go: some 60 ms of CPU."""

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the JSON API, made from its endpoints: python -m proxy.observe.api_page --json."""
+"""The OpenAPI document of the JSON API, made from its endpoints (`proxy.observe.api_page` prints it)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -7,9 +7,9 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 from typing_extensions import get_original_bases, is_typeddict
 
-from proxy.observe import forms
-from proxy.observe.endpoints import Endpoint, Parameters
-from proxy.observe.http_access import right_for
+from kafka_throttle.proxy.observe import forms
+from kafka_throttle.proxy.observe.endpoints import Endpoint, Parameters
+from kafka_throttle.proxy.observe.http_access import right_for
 
 _MODE: Final[JsonSchemaMode] = "serialization"
 _SCHEMAS: Final = "#/components/schemas/"

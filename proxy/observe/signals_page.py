@@ -1,4 +1,4 @@
-"""docs/signals.md, all metrics and log events: python -m proxy.observe.signals_page > docs/signals.md.
+"""docs/signals.md, all metrics and log events: python -m kafka_throttle.proxy.observe.signals_page > docs/signals.md.
 
 Metrics come from the registry. Log events come from the source: from each call of a logger (a name or attribute `log`
 or `_log`), whose event must be a constant. Their keys are its keywords; `**` is followed to the function that returns
@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
-from proxy.observe.log_events import LOG_EVENTS, SECTIONS
-from proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.observe.log_events import LOG_EVENTS, SECTIONS
+from kafka_throttle.proxy.observe.metrics import Metrics
 
 _ROOT = Path(__file__).parents[2]
 _ROOMS = ("common", "proxy", "quotas")
@@ -26,8 +26,8 @@ _FURTHER = "..."
 
 _INTRODUCTION = """# Metrics and log events
 
-Generated from the code by `python -m proxy.observe.signals_page > docs/signals.md`; a test keeps it up to date.
-What to watch, and what to do: [operations](operations.md).
+Generated from the code by `python -m kafka_throttle.proxy.observe.signals_page > docs/signals.md`; a test keeps it up
+to date. What to watch, and what to do: [operations](operations.md).
 
 ## Metrics
 

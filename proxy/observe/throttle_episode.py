@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from common.printable import printable
-from proxy.observe.last_throttles import PastThrottle
-from quotas.client_quotas import SensorKey
+from kafka_throttle.common.printable import printable
+from kafka_throttle.proxy.observe.last_throttles import PastThrottle
+from kafka_throttle.quotas.client_quotas import SensorKey
 
 _OVER_AFTER_MS = 11_000
 """An episode is over when a whole quota window has passed since its last mute ended."""

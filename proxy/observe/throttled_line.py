@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from proxy.observe.explained import number, time_form
-from proxy.observe.forms import BucketForm, ThrottledForm, ThrottlingRuleForm
-from proxy.observe.last_throttles import PastThrottle
-from quotas.changes import Limit, Quotas
-from quotas.entities import QuotaKey
-from quotas.explain import UNIT
-from quotas.limits import UNLIMITED
-from quotas.precedence import level_of
-from quotas.sensors.token_buckets import BucketReading
-from quotas.sensors.windowed_rate import SensorReading
-from quotas.sources.entry_forms import entity_form
+from kafka_throttle.proxy.observe.explained import number, time_form
+from kafka_throttle.proxy.observe.forms import BucketForm, ThrottledForm, ThrottlingRuleForm
+from kafka_throttle.proxy.observe.last_throttles import PastThrottle
+from kafka_throttle.quotas.changes import Limit, Quotas
+from kafka_throttle.quotas.entities import QuotaKey
+from kafka_throttle.quotas.explain import UNIT
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.precedence import level_of
+from kafka_throttle.quotas.sensors.token_buckets import BucketReading
+from kafka_throttle.quotas.sensors.windowed_rate import SensorReading
+from kafka_throttle.quotas.sources.entry_forms import entity_form
 
 
 class Bucket(NamedTuple):

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final, Protocol
 
-from proxy.clock import Clock
-from proxy.observe.explained import Origin
-from proxy.observe.forms import ThrottledForm, ThrottledPage
-from proxy.observe.last_throttles import PastThrottle
-from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
-from proxy.observe.throttled_line import ThrottledLine, measured
-from quotas.changes import Quotas
-from quotas.client_quotas import ClientQuotaManager, SensorKey
-from quotas.connection_quotas import RateKey
-from quotas.limits import UNLIMITED
-from quotas.sensors.token_buckets import BucketReading
-from quotas.sensors.windowed_rate import SensorReading
-from quotas.shares.member import Explained
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.observe.explained import Origin
+from kafka_throttle.proxy.observe.forms import ThrottledForm, ThrottledPage
+from kafka_throttle.proxy.observe.last_throttles import PastThrottle
+from kafka_throttle.proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
+from kafka_throttle.proxy.observe.throttled_line import ThrottledLine, measured
+from kafka_throttle.quotas.changes import Quotas
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, SensorKey
+from kafka_throttle.quotas.connection_quotas import RateKey
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.sensors.token_buckets import BucketReading
+from kafka_throttle.quotas.sensors.windowed_rate import SensorReading
+from kafka_throttle.quotas.shares.member import Explained
 
 MAX_THROTTLED = 1_000
 """The most throttled clients in one response."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from heapq import nlargest
 from itertools import islice
 
-from common.printable import printable
-from quotas.client_quotas import SensorKey
+from kafka_throttle.common.printable import printable
+from kafka_throttle.quotas.client_quotas import SensorKey
 
 MOST_READ = 6_000
 """The most entities that a scrape reads for the first time: some 25 ms of CPU."""

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from proxy.relay.relay_counters import RelayCounters
-from proxy.relay.request import LONG_CLIENT_ID_BYTES, Request
-from proxy.relay.turn import Turn
-from proxy.relay.use import PLACE, PRODUCE, REQUEST, Client, UsageCounter
-from quotas.entities import QuotaType
+from kafka_throttle.proxy.relay.relay_counters import RelayCounters
+from kafka_throttle.proxy.relay.request import LONG_CLIENT_ID_BYTES, Request
+from kafka_throttle.proxy.relay.turn import Turn
+from kafka_throttle.proxy.relay.use import PLACE, PRODUCE, REQUEST, Client, UsageCounter
+from kafka_throttle.quotas.entities import QuotaType
 
 UsageOf = Callable[[bytes], Client]
 """Returns the Client for which the usage under a raw client-id is counted."""

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Final
 
-from protocol.api_key import DESCRIBE_CLIENT_QUOTAS
-from protocol.frames import INT32_MAX
-from protocol.splices import Splice
-from protocol.walk import Walk
-from proxy.relay.memory import Holding
-from proxy.side import QuickEnum, Side
-from quotas.entities import QuotaType
+from kafka_throttle.protocol.api_key import DESCRIBE_CLIENT_QUOTAS
+from kafka_throttle.protocol.frames import INT32_MAX
+from kafka_throttle.protocol.splices import Splice
+from kafka_throttle.protocol.walk import Walk
+from kafka_throttle.proxy.relay.memory import Holding
+from kafka_throttle.proxy.side import QuickEnum, Side
+from kafka_throttle.quotas.entities import QuotaType
 
 OWN_REQUEST_ID: Final = -0x6B74
 """The correlation id of the proxy's own requests. A client may use it too: responses keep their order."""

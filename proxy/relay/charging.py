@@ -5,20 +5,20 @@ from contextlib import suppress
 from enum import Enum
 from typing import Final
 
-from protocol.api_key import PRODUCE
-from proxy.relay.accounting import MAX_CLIENT_IDS, Accounting, forgotten_for
-from proxy.relay.actions import CloseReason, DecisionKind, WakeAt
-from proxy.relay.in_flight import InFlight
-from proxy.relay.plans import is_strict
-from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, RequestHead
-from proxy.relay.service_times import ServiceTimes
-from proxy.relay.throttle_state import NO_ROOM, ThrottleState
-from proxy.relay.turn import Turn
-from proxy.relay.use import UsageCounter
-from quotas.client_quotas import ClientQuotaManager, ClientSensors
-from quotas.entities import QuotaType
-from quotas.fetch_rooms import Place
-from quotas.sensors.windowed_rate import StaleSensor
+from kafka_throttle.protocol.api_key import PRODUCE
+from kafka_throttle.proxy.relay.accounting import MAX_CLIENT_IDS, Accounting, forgotten_for
+from kafka_throttle.proxy.relay.actions import CloseReason, DecisionKind, WakeAt
+from kafka_throttle.proxy.relay.in_flight import InFlight
+from kafka_throttle.proxy.relay.plans import is_strict
+from kafka_throttle.proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, RequestHead
+from kafka_throttle.proxy.relay.service_times import ServiceTimes
+from kafka_throttle.proxy.relay.throttle_state import NO_ROOM, ThrottleState
+from kafka_throttle.proxy.relay.turn import Turn
+from kafka_throttle.proxy.relay.use import UsageCounter
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, ClientSensors
+from kafka_throttle.quotas.entities import QuotaType
+from kafka_throttle.quotas.fetch_rooms import Place
+from kafka_throttle.quotas.sensors.windowed_rate import StaleSensor
 
 Bind = Callable[[bytes, int], ClientSensors]
 """Returns the sensors that measure a raw client-id, at a time in ms."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
 
-from proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.relay.actions import CloseReason
 
 CROWDED_REQUEST_MS: Final = 5_000
 """How long the rest of a request may take while other relays wait for memory, in ms."""

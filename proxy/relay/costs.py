@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Final
 
-from protocol import api_key as apis
-from quotas.request_costs import Cost
+from kafka_throttle.protocol import api_key as apis
+from kafka_throttle.quotas.request_costs import Cost
 
 _LIKE: Final = {
     **dict.fromkeys(

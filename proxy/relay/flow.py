@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from proxy.relay.actions import AwaitMemory, Pause, Resume
-from proxy.relay.memory import SMALL_BYTES, Holding, Memory, Owner
-from proxy.relay.turn import Turn
-from proxy.side import Side
+from kafka_throttle.proxy.relay.actions import AwaitMemory, Pause, Resume
+from kafka_throttle.proxy.relay.memory import SMALL_BYTES, Holding, Memory, Owner
+from kafka_throttle.proxy.relay.turn import Turn
+from kafka_throttle.proxy.side import Side
 
 _CHANGES: Final = {(side, paused): (Pause if paused else Resume)(side) for side in Side for paused in (True, False)}
 

@@ -3,11 +3,18 @@
 from collections import deque
 from typing import Final
 
-from proxy.relay.plans import SASL_TOKEN
-from proxy.relay.request import Request
-from proxy.relay.service_times import ServiceTimes
-from proxy.relay.throttle_state import ASKING_FIRST, AUTHENTICATING, FETCHING, IN_FLIGHT_FULL, NO_ROOM, ThrottleState
-from proxy.relay.turn import Turn
+from kafka_throttle.proxy.relay.plans import SASL_TOKEN
+from kafka_throttle.proxy.relay.request import Request
+from kafka_throttle.proxy.relay.service_times import ServiceTimes
+from kafka_throttle.proxy.relay.throttle_state import (
+    ASKING_FIRST,
+    AUTHENTICATING,
+    FETCHING,
+    IN_FLIGHT_FULL,
+    NO_ROOM,
+    ThrottleState,
+)
+from kafka_throttle.proxy.relay.turn import Turn
 
 _ALL_ANSWERED: Final = IN_FLIGHT_FULL | FETCHING | AUTHENTICATING | NO_ROOM
 """The reasons to wait that end at the latest when nothing is in flight."""

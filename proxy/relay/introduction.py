@@ -5,10 +5,10 @@ Only for people: every client may say anything.
 
 from typing import Final, NamedTuple
 
-from protocol.api_key import API_VERSIONS
-from protocol.errors import ProtocolError
-from protocol.primitives import Reader
-from proxy.relay.request import RequestHead, read_request
+from kafka_throttle.protocol.api_key import API_VERSIONS
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.primitives import Reader
+from kafka_throttle.proxy.relay.request import RequestHead, read_request
 
 _NAMES_SOFTWARE_SINCE: Final = 3
 """The first version of ApiVersions with the name and version of the client's software (KIP-511)."""

@@ -14,7 +14,7 @@ on, and it waits only for its node.
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from quotas.fair_queue import FairQueue, Whose
+from kafka_throttle.quotas.fair_queue import FairQueue, Whose
 
 SMALL_BYTES: Final = 16 * 1024
 """Messages up to this size never wait and do not count. Each connection may hold so much."""

@@ -4,8 +4,16 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from protocol.api import ARRAY, COMPACT_ARRAY, THROTTLE, Api, Shape, request_header_version, response_header_version
-from protocol.api_key import (
+from kafka_throttle.protocol.api import (
+    ARRAY,
+    COMPACT_ARRAY,
+    THROTTLE,
+    Api,
+    Shape,
+    request_header_version,
+    response_header_version,
+)
+from kafka_throttle.protocol.api_key import (
     ALTER_CLIENT_QUOTAS,
     API_VERSIONS,
     DESCRIBE_CLIENT_QUOTAS,
@@ -18,16 +26,16 @@ from protocol.api_key import (
     SASL_AUTHENTICATE,
     SHARE_FETCH,
 )
-from protocol.api_table import APIS
-from protocol.messages.client_waits import client_waits
-from protocol.messages.fetch import epoch_at
-from protocol.messages.sasl import BARE, SASL_APIS
-from protocol.messages.topic_mutations import STRICT_SINCE, TOPIC_MUTATIONS
-from protocol.primitives import Reader
-from protocol.walk import Walk
-from proxy.relay import use
-from proxy.relay.actions import DecisionKind
-from proxy.relay.costs import cost_kind, min_learning_bytes
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.protocol.messages.client_waits import client_waits
+from kafka_throttle.protocol.messages.fetch import epoch_at
+from kafka_throttle.protocol.messages.sasl import BARE, SASL_APIS
+from kafka_throttle.protocol.messages.topic_mutations import STRICT_SINCE, TOPIC_MUTATIONS
+from kafka_throttle.protocol.primitives import Reader
+from kafka_throttle.protocol.walk import Walk
+from kafka_throttle.proxy.relay import use
+from kafka_throttle.proxy.relay.actions import DecisionKind
+from kafka_throttle.proxy.relay.costs import cost_kind, min_learning_bytes
 
 _HEADER_BYTES: Final = 8
 """The length prefix and correlation id of a response."""

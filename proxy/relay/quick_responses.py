@@ -3,20 +3,20 @@
 from struct import Struct
 from typing import Final
 
-from protocol.api_key import FETCH
-from protocol.frames import MAX_HEAD_BYTES
-from protocol.messages.produce import lone_partition_throttle_at
-from proxy.relay.accounting import Accounting
-from proxy.relay.charging import Charges
-from proxy.relay.in_flight import InFlight
-from proxy.relay.plans import NO_THROTTLE, Plan, ResponseKind
-from proxy.relay.request import Request
-from proxy.relay.service_times import ServiceTimes
-from proxy.relay.throttle_state import ThrottleState
-from proxy.relay.turn import Turn
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import QuotaType
-from quotas.sensors.windowed_rate import StaleSensor
+from kafka_throttle.protocol.api_key import FETCH
+from kafka_throttle.protocol.frames import MAX_HEAD_BYTES
+from kafka_throttle.protocol.messages.produce import lone_partition_throttle_at
+from kafka_throttle.proxy.relay.accounting import Accounting
+from kafka_throttle.proxy.relay.charging import Charges
+from kafka_throttle.proxy.relay.in_flight import InFlight
+from kafka_throttle.proxy.relay.plans import NO_THROTTLE, Plan, ResponseKind
+from kafka_throttle.proxy.relay.request import Request
+from kafka_throttle.proxy.relay.service_times import ServiceTimes
+from kafka_throttle.proxy.relay.throttle_state import ThrottleState
+from kafka_throttle.proxy.relay.turn import Turn
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import QuotaType
+from kafka_throttle.quotas.sensors.windowed_rate import StaleSensor
 
 _QUICK_BYTES: Final = MAX_HEAD_BYTES - 4
 """The largest response, without its length prefix, that is recognised this way."""

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
-from protocol.errors import ProtocolError
-from proxy.relay.accounting import Accounting, UsageOf
-from proxy.relay.actions import (
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.proxy.relay.accounting import Accounting, UsageOf
+from kafka_throttle.proxy.relay.actions import (
     Action,
     Close,
     CloseReason,
@@ -17,23 +17,23 @@ from proxy.relay.actions import (
     Send,
     WakeAt,
 )
-from proxy.relay.charging import Bind, Charges, KnownSensors
-from proxy.relay.connection_timeouts import WaitingFor
-from proxy.relay.flow import Flow
-from proxy.relay.in_flight import InFlight
-from proxy.relay.memory import NOBODY, SMALL_BYTES, Holding, Memory, Owner
-from proxy.relay.plans import Plan
-from proxy.relay.quick_responses import QuickResponses
-from proxy.relay.recognise import looks_like
-from proxy.relay.relay_counters import RelayCounters
-from proxy.relay.repeated_requests import RepeatedRequests
-from proxy.relay.request import Refusal, Request
-from proxy.relay.request_direction import RequestDirection
-from proxy.relay.response_direction import DELAYED, ResponseDirection
-from proxy.relay.sasl_state import SaslState
-from proxy.relay.service_times import ServiceTimes
-from proxy.relay.settlement import Settlement
-from proxy.relay.throttle_state import (
+from kafka_throttle.proxy.relay.charging import Bind, Charges, KnownSensors
+from kafka_throttle.proxy.relay.connection_timeouts import WaitingFor
+from kafka_throttle.proxy.relay.flow import Flow
+from kafka_throttle.proxy.relay.in_flight import InFlight
+from kafka_throttle.proxy.relay.memory import NOBODY, SMALL_BYTES, Holding, Memory, Owner
+from kafka_throttle.proxy.relay.plans import Plan
+from kafka_throttle.proxy.relay.quick_responses import QuickResponses
+from kafka_throttle.proxy.relay.recognise import looks_like
+from kafka_throttle.proxy.relay.relay_counters import RelayCounters
+from kafka_throttle.proxy.relay.repeated_requests import RepeatedRequests
+from kafka_throttle.proxy.relay.request import Refusal, Request
+from kafka_throttle.proxy.relay.request_direction import RequestDirection
+from kafka_throttle.proxy.relay.response_direction import DELAYED, ResponseDirection
+from kafka_throttle.proxy.relay.sasl_state import SaslState
+from kafka_throttle.proxy.relay.service_times import ServiceTimes
+from kafka_throttle.proxy.relay.settlement import Settlement
+from kafka_throttle.proxy.relay.throttle_state import (
     ASKING,
     ASKING_FIRST,
     ENDS_WITH_RESPONSES,
@@ -44,9 +44,9 @@ from proxy.relay.throttle_state import (
     UNCONNECTED,
     ThrottleState,
 )
-from proxy.relay.turn import NO_TICKET, Turn
-from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.proxy.relay.turn import NO_TICKET, Turn
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
 
 _CLIENT: Final = Side.CLIENT
 _NODE: Final = Side.NODE

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from quotas.entities import QuotaType
+from kafka_throttle.quotas.entities import QuotaType
 
 MAX_API_KEYS: Final = 128
 

@@ -3,17 +3,17 @@
 from struct import Struct
 from typing import Final
 
-from protocol.api_key import PRODUCE
-from proxy.relay.accounting import Accounting
-from proxy.relay.charging import Charges
-from proxy.relay.in_flight import InFlight
-from proxy.relay.plans import ResponseKind, plan_key
-from proxy.relay.request import Request
-from proxy.relay.service_times import ServiceTimes
-from proxy.relay.throttle_state import ThrottleState
-from proxy.relay.turn import Turn
-from proxy.relay.use import UsageCounter
-from quotas.client_quotas import ClientQuotaManager, ClientSensors
+from kafka_throttle.protocol.api_key import PRODUCE
+from kafka_throttle.proxy.relay.accounting import Accounting
+from kafka_throttle.proxy.relay.charging import Charges
+from kafka_throttle.proxy.relay.in_flight import InFlight
+from kafka_throttle.proxy.relay.plans import ResponseKind, plan_key
+from kafka_throttle.proxy.relay.request import Request
+from kafka_throttle.proxy.relay.service_times import ServiceTimes
+from kafka_throttle.proxy.relay.throttle_state import ThrottleState
+from kafka_throttle.proxy.relay.turn import Turn
+from kafka_throttle.proxy.relay.use import UsageCounter
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, ClientSensors
 
 _HEAD: Final = Struct(">iIi")
 """size, api_key and api_version as one number, correlation_id"""

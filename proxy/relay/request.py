@@ -2,18 +2,18 @@
 
 from typing import Final
 
-from protocol import frames as requests
-from protocol.api_key import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH
-from protocol.api_table import APIS
-from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
-from protocol.frames import HEAD, MAX_HEAD_BYTES
-from protocol.primitives import MAX_HEADER_TAGS, Reader
-from proxy.relay.actions import CloseReason, DecisionKind
-from proxy.relay.plans import PLANS, UNKNOWN_API_VERSIONS, Plan
-from proxy.relay.recognise import TLS_HANDSHAKE, looks_like
-from proxy.relay.use import UsageCounter
-from quotas.client_quotas import ClientSensors
-from quotas.fetch_rooms import Place
+from kafka_throttle.protocol import frames as requests
+from kafka_throttle.protocol.api_key import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
+from kafka_throttle.protocol.frames import HEAD, MAX_HEAD_BYTES
+from kafka_throttle.protocol.primitives import MAX_HEADER_TAGS, Reader
+from kafka_throttle.proxy.relay.actions import CloseReason, DecisionKind
+from kafka_throttle.proxy.relay.plans import PLANS, UNKNOWN_API_VERSIONS, Plan
+from kafka_throttle.proxy.relay.recognise import TLS_HANDSHAKE, looks_like
+from kafka_throttle.proxy.relay.use import UsageCounter
+from kafka_throttle.quotas.client_quotas import ClientSensors
+from kafka_throttle.quotas.fetch_rooms import Place
 
 LONG_CLIENT_ID_BYTES: Final = 1024
 """Longer client ids than this are not stored as they are: 100,000 of 32 KiB would fill the memory."""

@@ -6,9 +6,9 @@ from io import BytesIO
 from struct import Struct
 from typing import Final
 
-from protocol.api_key import API_VERSIONS, FETCH, PRODUCE
-from protocol.errors import TruncatedMessage
-from protocol.frames import (
+from kafka_throttle.protocol.api_key import API_VERSIONS, FETCH, PRODUCE
+from kafka_throttle.protocol.errors import TruncatedMessage
+from kafka_throttle.protocol.frames import (
     HEAD,
     INT32_MAX,
     LIMITS_BYTES,
@@ -19,12 +19,12 @@ from protocol.frames import (
     fetch_max_bytes,
     limits_clamp,
 )
-from protocol.messages.api_versions import unsupported_version_response
-from protocol.messages.fetch import own_fetch_response
-from protocol.own_requests import CLIENT_ID
-from protocol.splices import Splice, splice_frame
-from proxy.relay.accounting import Accounting
-from proxy.relay.actions import (
+from kafka_throttle.protocol.messages.api_versions import unsupported_version_response
+from kafka_throttle.protocol.messages.fetch import own_fetch_response
+from kafka_throttle.protocol.own_requests import CLIENT_ID
+from kafka_throttle.protocol.splices import Splice, splice_frame
+from kafka_throttle.proxy.relay.accounting import Accounting
+from kafka_throttle.proxy.relay.actions import (
     CloseReason,
     Decision,
     DecisionKind,
@@ -32,16 +32,23 @@ from proxy.relay.actions import (
     OpenUpstream,
     RelayLimits,
 )
-from proxy.relay.charging import FREE, NONE_FOR_LONG, Charges, KnownSensors
-from proxy.relay.connection_timeouts import WaitingFor
-from proxy.relay.flow import Flow
-from proxy.relay.in_flight import InFlight
-from proxy.relay.memory import SMALL_BYTES
-from proxy.relay.plans import SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan
-from proxy.relay.repeated_requests import RepeatedRequests, pattern_of
-from proxy.relay.request import LONG_CLIENT_ID_BYTES, OWN_REQUEST, Refusal, Request, RequestHead, read_request
-from proxy.relay.sasl_state import BEHIND_AN_EXCHANGE, Login, SaslState
-from proxy.relay.throttle_state import (
+from kafka_throttle.proxy.relay.charging import FREE, NONE_FOR_LONG, Charges, KnownSensors
+from kafka_throttle.proxy.relay.connection_timeouts import WaitingFor
+from kafka_throttle.proxy.relay.flow import Flow
+from kafka_throttle.proxy.relay.in_flight import InFlight
+from kafka_throttle.proxy.relay.memory import SMALL_BYTES
+from kafka_throttle.proxy.relay.plans import SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan
+from kafka_throttle.proxy.relay.repeated_requests import RepeatedRequests, pattern_of
+from kafka_throttle.proxy.relay.request import (
+    LONG_CLIENT_ID_BYTES,
+    OWN_REQUEST,
+    Refusal,
+    Request,
+    RequestHead,
+    read_request,
+)
+from kafka_throttle.proxy.relay.sasl_state import BEHIND_AN_EXCHANGE, Login, SaslState
+from kafka_throttle.proxy.relay.throttle_state import (
     ASKING,
     ASKING_FIRST,
     AUTHENTICATING,
@@ -51,10 +58,10 @@ from proxy.relay.throttle_state import (
     UNCONNECTED,
     ThrottleState,
 )
-from proxy.relay.turn import NO_TICKET, STOP, Passage, Turn
-from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager, ClientSensors
-from quotas.entities import QuotaType
+from kafka_throttle.proxy.relay.turn import NO_TICKET, STOP, Passage, Turn
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, ClientSensors
+from kafka_throttle.quotas.entities import QuotaType
 
 MOST_FIRST_BYTES: Final = 512
 """How much of the first request of a client is stored: more than what clients begin with has."""

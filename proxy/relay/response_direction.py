@@ -6,27 +6,27 @@ from io import BytesIO
 from struct import Struct
 from typing import Final
 
-from protocol.api_key import API_VERSIONS, PRODUCE
-from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
-from protocol.frames import MAX_ASKED_BYTES, MAX_HEAD_BYTES, MAX_HELD_BYTES
-from protocol.messages.addresses import hiding_splices, hints_bytes, leaderless_splices, rewritable
-from protocol.messages.fetch import decisive_bytes, empty_fetch_response, session_of
-from protocol.messages.produce import lone_partition_throttle_at
-from protocol.primitives import MAX_HEADER_TAGS, Reader
-from protocol.splices import Splice, splice_frame
-from protocol.walk import Walk
-from proxy.relay.accounting import Accounting
-from proxy.relay.actions import CloseReason, Decision, DecisionKind, RelayLimits
-from proxy.relay.charging import Charges
-from proxy.relay.flow import Flow
-from proxy.relay.in_flight import InFlight
-from proxy.relay.plans import NO_THROTTLE, SASL_TOKEN, Plan, ResponseKind
-from proxy.relay.quick_responses import QuickResponses
-from proxy.relay.recognise import looks_like
-from proxy.relay.request import Refusal, Request
-from proxy.relay.throttle_state import THROTTLED, UNCONNECTED, ThrottleState
-from proxy.relay.turn import NO_TICKET, STOP, Passage, Piece, Turn
-from proxy.side import QuickEnum, Side
+from kafka_throttle.protocol.api_key import API_VERSIONS, PRODUCE
+from kafka_throttle.protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
+from kafka_throttle.protocol.frames import MAX_ASKED_BYTES, MAX_HEAD_BYTES, MAX_HELD_BYTES
+from kafka_throttle.protocol.messages.addresses import hiding_splices, hints_bytes, leaderless_splices, rewritable
+from kafka_throttle.protocol.messages.fetch import decisive_bytes, empty_fetch_response, session_of
+from kafka_throttle.protocol.messages.produce import lone_partition_throttle_at
+from kafka_throttle.protocol.primitives import MAX_HEADER_TAGS, Reader
+from kafka_throttle.protocol.splices import Splice, splice_frame
+from kafka_throttle.protocol.walk import Walk
+from kafka_throttle.proxy.relay.accounting import Accounting
+from kafka_throttle.proxy.relay.actions import CloseReason, Decision, DecisionKind, RelayLimits
+from kafka_throttle.proxy.relay.charging import Charges
+from kafka_throttle.proxy.relay.flow import Flow
+from kafka_throttle.proxy.relay.in_flight import InFlight
+from kafka_throttle.proxy.relay.plans import NO_THROTTLE, SASL_TOKEN, Plan, ResponseKind
+from kafka_throttle.proxy.relay.quick_responses import QuickResponses
+from kafka_throttle.proxy.relay.recognise import looks_like
+from kafka_throttle.proxy.relay.request import Refusal, Request
+from kafka_throttle.proxy.relay.throttle_state import THROTTLED, UNCONNECTED, ThrottleState
+from kafka_throttle.proxy.relay.turn import NO_TICKET, STOP, Passage, Piece, Turn
+from kafka_throttle.proxy.side import QuickEnum, Side
 
 _CLIENT: Final = Side.CLIENT
 _NODE: Final = Side.NODE

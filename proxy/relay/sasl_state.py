@@ -4,12 +4,12 @@ from enum import Enum
 from struct import Struct
 from typing import Final
 
-from protocol.errors import MalformedMessage
-from protocol.frames import MAX_SASL_BYTES
-from proxy.relay.actions import CloseReason, DecisionKind, Exchange
-from proxy.relay.plans import PLANS, SASL_TOKEN, plan_key
-from proxy.relay.relay_counters import RelayCounters
-from proxy.relay.request import Refusal, RequestHead, read_request
+from kafka_throttle.protocol.errors import MalformedMessage
+from kafka_throttle.protocol.frames import MAX_SASL_BYTES
+from kafka_throttle.proxy.relay.actions import CloseReason, DecisionKind, Exchange
+from kafka_throttle.proxy.relay.plans import PLANS, SASL_TOKEN, plan_key
+from kafka_throttle.proxy.relay.relay_counters import RelayCounters
+from kafka_throttle.proxy.relay.request import Refusal, RequestHead, read_request
 
 _HEAD: Final = Struct(">ihh")
 _SASL_KEYS: Final = frozenset(

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from proxy.relay.actions import Action, CloseReason, Decision
-from proxy.relay.connection_timeouts import WaitingFor
-from proxy.side import Side
+from kafka_throttle.proxy.relay.actions import Action, CloseReason, Decision
+from kafka_throttle.proxy.relay.connection_timeouts import WaitingFor
+from kafka_throttle.proxy.side import Side
 
 
 class ConnectionRelay(Protocol):

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from typing import Final
 
-from protocol.frames import INT32_MAX
-from proxy.relay.plans import Plan
-from proxy.relay.request import Request, RequestHead
-from proxy.relay.use import REQUEST
-from quotas.client_quotas import ClientQuotaManager, ClientSensors
-from quotas.request_costs import PERCENT_PER_US
-from quotas.sensors.windowed_rate import StaleSensor
+from kafka_throttle.protocol.frames import INT32_MAX
+from kafka_throttle.proxy.relay.plans import Plan
+from kafka_throttle.proxy.relay.request import Request, RequestHead
+from kafka_throttle.proxy.relay.use import REQUEST
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, ClientSensors
+from kafka_throttle.quotas.request_costs import PERCENT_PER_US
+from kafka_throttle.quotas.sensors.windowed_rate import StaleSensor
 
 _ROUNDING: Final = 1e-6
 """What rounding may take of the room for a last request, as a part of a request."""

@@ -3,16 +3,16 @@
 from struct import Struct
 from typing import Final
 
-from protocol.errors import MalformedMessage
-from protocol.frames import MAX_HELD_BYTES
-from proxy.relay.actions import DecisionKind
-from proxy.relay.charging import Charges
-from proxy.relay.in_flight import InFlight
-from proxy.relay.memory import SMALL_BYTES, Holding
-from proxy.relay.plans import SASL_TOKEN
-from proxy.relay.request import Request
-from proxy.relay.turn import Turn
-from proxy.side import Side
+from kafka_throttle.protocol.errors import MalformedMessage
+from kafka_throttle.protocol.frames import MAX_HELD_BYTES
+from kafka_throttle.proxy.relay.actions import DecisionKind
+from kafka_throttle.proxy.relay.charging import Charges
+from kafka_throttle.proxy.relay.in_flight import InFlight
+from kafka_throttle.proxy.relay.memory import SMALL_BYTES, Holding
+from kafka_throttle.proxy.relay.plans import SASL_TOKEN
+from kafka_throttle.proxy.relay.request import Request
+from kafka_throttle.proxy.relay.turn import Turn
+from kafka_throttle.proxy.side import Side
 
 _HEAD: Final = Struct(">ii")
 _SMALLEST_RESPONSE: Final = 4

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from struct import Struct
 from typing import Final
 
-from protocol.splices import Splice
-from proxy.relay.accounting import Accounting
-from proxy.relay.actions import DecisionKind, Throttled, WakeAt
-from proxy.relay.request import Request
-from proxy.relay.turn import Piece, Turn
-from proxy.relay.use import UsageCounter
-from quotas.entities import QuotaType
+from kafka_throttle.protocol.splices import Splice
+from kafka_throttle.proxy.relay.accounting import Accounting
+from kafka_throttle.proxy.relay.actions import DecisionKind, Throttled, WakeAt
+from kafka_throttle.proxy.relay.request import Request
+from kafka_throttle.proxy.relay.turn import Piece, Turn
+from kafka_throttle.proxy.relay.use import UsageCounter
+from kafka_throttle.quotas.entities import QuotaType
 
 # Why no further request is taken: a set of reasons. Reading goes on until one request head is here, so that a peer
 # that hangs up is noticed. FETCHING: after a Fetch with a quota no request is taken until its response has begun. A

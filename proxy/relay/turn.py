@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from protocol.splices import Splice
-from proxy.relay.actions import Action, DecisionKind, DecisionRequest, Send
-from proxy.relay.plans import Plan
-from proxy.side import Side
+from kafka_throttle.protocol.splices import Splice
+from kafka_throttle.proxy.relay.actions import Action, DecisionKind, DecisionRequest, Send
+from kafka_throttle.proxy.relay.plans import Plan
+from kafka_throttle.proxy.side import Side
 
 Piece = bytes | memoryview
 

@@ -13,10 +13,16 @@ counts the same, except for bytes that were only in the buffers of a kernel when
 from collections import deque
 from typing import Final, NamedTuple
 
-from quotas.client_quotas import WHOLE_CLUSTER
-from quotas.entities import QuotaType
-from quotas.records.usage_record import LONGEST_PROFILE_S, MOST_REPORTED, SecondOfUse, ThrottledUse, is_even
-from quotas.request_costs import NodeCosts, RequestCosts
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER
+from kafka_throttle.quotas.entities import QuotaType
+from kafka_throttle.quotas.records.usage_record import (
+    LONGEST_PROFILE_S,
+    MOST_REPORTED,
+    SecondOfUse,
+    ThrottledUse,
+    is_even,
+)
+from kafka_throttle.quotas.request_costs import NodeCosts, RequestCosts
 
 # The index of each quota type in `Client.uses`.
 PRODUCE: Final = 0

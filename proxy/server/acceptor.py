@@ -7,25 +7,25 @@ from functools import partial
 from socket import SocketType
 from typing import TYPE_CHECKING, Any
 
-from proxy.clock import Clock
-from proxy.config.kinds import HostPort
-from proxy.config.settings import LimitsConfig, ListenerConfig
-from proxy.gate.admission import ConnectionSlot, Next, Refused, Step
-from proxy.gate.connection_gate import ConnectionGate
-from proxy.gate.opening_turns import OpeningTurns
-from proxy.gate.stages import IncomingConnection
-from proxy.net.poller import Poller
-from proxy.observe.logs import bound_later
-from proxy.relay.actions import CloseReason
-from proxy.server.ends import ConnectionEnds
-from proxy.server.origin import Origin, origin_stage
-from proxy.server.sockets import ListeningSockets
-from proxy.server.tls_material import TlsMaterial
-from proxy.server.tls_stage import TlsStage, secure_stage
-from proxy.upstream.connector import Upstream
-from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, ListenerPorts
-from quotas.connection_quotas import ListenerKey
-from quotas.entities import ANONYMOUS, plain_ip
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.config.settings import LimitsConfig, ListenerConfig
+from kafka_throttle.proxy.gate.admission import ConnectionSlot, Next, Refused, Step
+from kafka_throttle.proxy.gate.connection_gate import ConnectionGate
+from kafka_throttle.proxy.gate.opening_turns import OpeningTurns
+from kafka_throttle.proxy.gate.stages import IncomingConnection
+from kafka_throttle.proxy.net.poller import Poller
+from kafka_throttle.proxy.observe.logs import bound_later
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.server.ends import ConnectionEnds
+from kafka_throttle.proxy.server.origin import Origin, origin_stage
+from kafka_throttle.proxy.server.sockets import ListeningSockets
+from kafka_throttle.proxy.server.tls_material import TlsMaterial
+from kafka_throttle.proxy.server.tls_stage import TlsStage, secure_stage
+from kafka_throttle.proxy.upstream.connector import Upstream
+from kafka_throttle.proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, ListenerPorts
+from kafka_throttle.quotas.connection_quotas import ListenerKey
+from kafka_throttle.quotas.entities import ANONYMOUS, plain_ip
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Callable
 
-from proxy.clock import Clock
-from proxy.config.settings import CapsConfig, LimitsConfig
-from proxy.net.poller import Poller
-from proxy.net.stream import Stream, StreamListener, StreamSettings
-from proxy.net.tls_socket import AnySocket, TlsSocket
-from proxy.net.tls_stream import TlsStream
-from proxy.side import Side
-from quotas.byte_caps import ByteCap, Turnstile
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.config.settings import CapsConfig, LimitsConfig
+from kafka_throttle.proxy.net.poller import Poller
+from kafka_throttle.proxy.net.stream import Stream, StreamListener, StreamSettings
+from kafka_throttle.proxy.net.tls_socket import AnySocket, TlsSocket
+from kafka_throttle.proxy.net.tls_stream import TlsStream
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.byte_caps import ByteCap, Turnstile
 
 
 class Caps:

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import structlog
 
-from common.duties import Duty
-from proxy.clock import Clock
-from proxy.config.problems import ConfigErrors
-from proxy.observe.metrics import Metrics
-from proxy.server.rejection import Rejection
-from proxy.server.tls_material import OwnCertificate, Section, TlsMaterial, TlsPlace, certify
+from kafka_throttle.common.duties import Duty
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.server.rejection import Rejection
+from kafka_throttle.proxy.server.tls_material import OwnCertificate, Section, TlsMaterial, TlsPlace, certify
 
 _LOOK_S = 1.0
 _TELL_AGAIN_S = 86_400

@@ -10,21 +10,21 @@ from typing import NamedTuple
 
 import structlog
 
-from common.file_signature import Signature, signature
-from common.places import with_places
-from common.problems import bounded
-from common.service_manager import monotonic_usec
-from proxy.clock import Clock
-from proxy.config.load import load_config
-from proxy.config.problems import ConfigErrors, ConfigUnreadable
-from proxy.config.reload import changes_needing_restart
-from proxy.config.settings import Config
-from proxy.config.warnings import ephemeral_ports, warnings_of, written_file_warnings
-from proxy.observe import logs
-from proxy.observe.http_secrets import HttpAccess, http_access
-from proxy.observe.metrics import Metrics
-from proxy.server.rejection import Rejection
-from proxy.server.tls_material import Section, TlsPlace, tls_sections
+from kafka_throttle.common.file_signature import Signature, signature
+from kafka_throttle.common.places import with_places
+from kafka_throttle.common.problems import bounded
+from kafka_throttle.common.service_manager import monotonic_usec
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.config.load import load_config
+from kafka_throttle.proxy.config.problems import ConfigErrors, ConfigUnreadable
+from kafka_throttle.proxy.config.reload import changes_needing_restart
+from kafka_throttle.proxy.config.settings import Config
+from kafka_throttle.proxy.config.warnings import ephemeral_ports, warnings_of, written_file_warnings
+from kafka_throttle.proxy.observe import logs
+from kafka_throttle.proxy.observe.http_secrets import HttpAccess, http_access
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.server.rejection import Rejection
+from kafka_throttle.proxy.server.tls_material import Section, TlsPlace, tls_sections
 
 _WATCH_S = 0.25
 _UNREADABLE_AGAIN_S = 2.0

@@ -8,22 +8,22 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from common.plain_words import words_of
-from common.printable import printable
-from protocol.api_key import ALTER_CLIENT_QUOTAS
-from proxy.clock import Clock
-from proxy.decisions.decide import decide
-from proxy.decisions.facts import ConnectionFacts
-from proxy.decisions.sasl import LoginFailure
-from proxy.decisions.steps import QuotaAlteration, SlowDecision
-from proxy.net.stream import READ_BYTES, Stream, StreamListener
-from proxy.net.tls_socket import AnySocket
-from proxy.net.turns import finish_in_turns
-from proxy.observe.added_latency import AddedLatency
-from proxy.observe.last_throttles import PastThrottle
-from proxy.observe.logs import is_reported
-from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
-from proxy.relay.actions import (
+from kafka_throttle.common.plain_words import words_of
+from kafka_throttle.common.printable import printable
+from kafka_throttle.protocol.api_key import ALTER_CLIENT_QUOTAS
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.decisions.decide import decide
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts
+from kafka_throttle.proxy.decisions.sasl import LoginFailure
+from kafka_throttle.proxy.decisions.steps import QuotaAlteration, SlowDecision
+from kafka_throttle.proxy.net.stream import READ_BYTES, Stream, StreamListener
+from kafka_throttle.proxy.net.tls_socket import AnySocket
+from kafka_throttle.proxy.net.turns import finish_in_turns
+from kafka_throttle.proxy.observe.added_latency import AddedLatency
+from kafka_throttle.proxy.observe.last_throttles import PastThrottle
+from kafka_throttle.proxy.observe.logs import is_reported
+from kafka_throttle.proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
+from kafka_throttle.proxy.relay.actions import (
     Action,
     AwaitMemory,
     Close,
@@ -38,13 +38,20 @@ from proxy.relay.actions import (
     Throttled,
     WakeAt,
 )
-from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts
-from proxy.relay.introduction import introduction_of
-from proxy.relay.seam import ConnectionRelay
-from proxy.server.sharing import DecisionTurns
-from proxy.side import Side
-from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
-from quotas.fair_queue import Whose
+from kafka_throttle.proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts
+from kafka_throttle.proxy.relay.introduction import introduction_of
+from kafka_throttle.proxy.relay.seam import ConnectionRelay
+from kafka_throttle.proxy.server.sharing import DecisionTurns
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.proxy.upstream.node_socket import (
+    Cancellable,
+    NodePaced,
+    NodeSocket,
+    NodeUnknown,
+    NodeUnreachable,
+    Reached,
+)
+from kafka_throttle.quotas.fair_queue import Whose
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from typing import Protocol
 
-from protocol.api_key import FETCH, JOIN_GROUP, SYNC_GROUP
-from proxy.relay.actions import CloseReason
+from kafka_throttle.protocol.api_key import FETCH, JOIN_GROUP, SYNC_GROUP
+from kafka_throttle.proxy.relay.actions import CloseReason
 
 _LAST_PART = 0.1
 """The last part of the time, in which no further request is taken."""

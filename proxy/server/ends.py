@@ -4,13 +4,13 @@ import logging
 import struct
 from socket import SO_LINGER, SOL_SOCKET
 
-from common.printable import printable
-from proxy.gate.gate_log import GateLog
-from proxy.gate.stages import IncomingConnection
-from proxy.observe.logs import is_reported
-from proxy.relay.actions import CloseReason
-from proxy.server.connection import ORDINARY
-from quotas.connection_quotas import ListenerKey
+from kafka_throttle.common.printable import printable
+from kafka_throttle.proxy.gate.gate_log import GateLog
+from kafka_throttle.proxy.gate.stages import IncomingConnection
+from kafka_throttle.proxy.observe.logs import is_reported
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.server.connection import ORDINARY
+from kafka_throttle.quotas.connection_quotas import ListenerKey
 
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER of 0 s: the kernel drops the bytes of the connection and sends the peer a reset."""

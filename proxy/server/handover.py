@@ -30,10 +30,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import structlog
 
-from proxy.clock import Clock
-from proxy.installed import command_of_successor, environment_of_successor
-from proxy.server.sensor_messages import ABOUT, HEAD, Message, SensorIntake, about, of_charges, of_rows
-from quotas.row_copies import Copier, Sensing
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.installed import command_of_successor, environment_of_successor
+from kafka_throttle.proxy.server.sensor_messages import ABOUT, HEAD, Message, SensorIntake, about, of_charges, of_rows
+from kafka_throttle.quotas.row_copies import Copier, Sensing
 
 PAIR = "KAFKA_THROTTLE_HANDOVER"
 """The environment variable with the descriptor of the new process's end, and the id of the old process."""

@@ -7,13 +7,13 @@ from functools import partial
 
 from aiohttp import web
 
-from proxy.config.settings import Config
-from proxy.observe.http_listener import HttpListener
-from proxy.observe.http_secrets import HttpAccess
-from proxy.observe.metrics import Metrics
-from proxy.observe.metrics_site import MetricsSite
-from proxy.server.passed_sockets import PassedSockets
-from proxy.server.tls_material import TlsMaterial, TlsPlace
+from kafka_throttle.proxy.config.settings import Config
+from kafka_throttle.proxy.observe.http_listener import HttpListener
+from kafka_throttle.proxy.observe.http_secrets import HttpAccess
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.observe.metrics_site import MetricsSite
+from kafka_throttle.proxy.server.passed_sockets import PassedSockets
+from kafka_throttle.proxy.server.tls_material import TlsMaterial, TlsPlace
 
 
 def bounds_of(config: Config) -> tuple[int, float]:

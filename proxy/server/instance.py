@@ -11,47 +11,47 @@ from types import MappingProxyType
 
 import structlog
 
-from common.duties import Duty, troubles
-from common.private_directory import DirectoryUnusable
-from common.problems import Problem
-from protocol.api_table import APIS
-from proxy.clock import Clock
-from proxy.config.problems import ConfigErrors
-from proxy.config.settings import Config, HistoryConfig, LimitsConfig, UsageConfig
-from proxy.gate.admission import Admission
-from proxy.gate.connection_gate import ConnectionGate, limits_of
-from proxy.gate.gate_metrics import InstanceGate
-from proxy.net.swept_poller import new_poller
-from proxy.observe.health import STOPPING, Muted, unwritten
-from proxy.observe.metrics import Metrics, RelayTotals
-from proxy.observe.page.process import Process
-from proxy.observe.past.history import History
-from proxy.observe.past.look_up import Past
-from proxy.observe.past.ring import Ring
-from proxy.relay.actions import CloseReason
-from proxy.relay.connection_timeouts import TimeOuts
-from proxy.server.connection import Connection
-from proxy.server.descriptors import clients_within_descriptors
-from proxy.server.drain import Drain
-from proxy.server.fleet import membership
-from proxy.server.fleet.fleet import Fleet
-from proxy.server.fleet.transport import FleetTransport
-from proxy.server.listener import Listener
-from proxy.server.passed_sockets import PassedSockets
-from proxy.server.quota_sources import renew
-from proxy.server.restart import ports_of
-from proxy.server.sharing import Sharing
-from proxy.server.sockets import PortsTaken, bind_all
-from proxy.server.tasks import Tasks
-from proxy.server.tls_material import TlsMaterial, TlsPlace
-from proxy.server.virtual_cluster import VirtualCluster
-from proxy.usage.past_trace import past_of
-from proxy.usage.recorder import Metered, Recorder, own_name, rules_of
-from proxy.usage.spool import Spool
-from proxy.usage.tracer import Tracer
-from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
-from quotas.row_copies import Sensing
-from quotas.sources.source import Source
+from kafka_throttle.common.duties import Duty, troubles
+from kafka_throttle.common.private_directory import DirectoryUnusable
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.settings import Config, HistoryConfig, LimitsConfig, UsageConfig
+from kafka_throttle.proxy.gate.admission import Admission
+from kafka_throttle.proxy.gate.connection_gate import ConnectionGate, limits_of
+from kafka_throttle.proxy.gate.gate_metrics import InstanceGate
+from kafka_throttle.proxy.net.swept_poller import new_poller
+from kafka_throttle.proxy.observe.health import STOPPING, Muted, unwritten
+from kafka_throttle.proxy.observe.metrics import Metrics, RelayTotals
+from kafka_throttle.proxy.observe.page.process import Process
+from kafka_throttle.proxy.observe.past.history import History
+from kafka_throttle.proxy.observe.past.look_up import Past
+from kafka_throttle.proxy.observe.past.ring import Ring
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.relay.connection_timeouts import TimeOuts
+from kafka_throttle.proxy.server.connection import Connection
+from kafka_throttle.proxy.server.descriptors import clients_within_descriptors
+from kafka_throttle.proxy.server.drain import Drain
+from kafka_throttle.proxy.server.fleet import membership
+from kafka_throttle.proxy.server.fleet.fleet import Fleet
+from kafka_throttle.proxy.server.fleet.transport import FleetTransport
+from kafka_throttle.proxy.server.listener import Listener
+from kafka_throttle.proxy.server.passed_sockets import PassedSockets
+from kafka_throttle.proxy.server.quota_sources import renew
+from kafka_throttle.proxy.server.restart import ports_of
+from kafka_throttle.proxy.server.sharing import Sharing
+from kafka_throttle.proxy.server.sockets import PortsTaken, bind_all
+from kafka_throttle.proxy.server.tasks import Tasks
+from kafka_throttle.proxy.server.tls_material import TlsMaterial, TlsPlace
+from kafka_throttle.proxy.server.virtual_cluster import VirtualCluster
+from kafka_throttle.proxy.usage.past_trace import past_of
+from kafka_throttle.proxy.usage.recorder import Metered, Recorder, own_name, rules_of
+from kafka_throttle.proxy.usage.spool import Spool
+from kafka_throttle.proxy.usage.tracer import Tracer
+from kafka_throttle.quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
+from kafka_throttle.quotas.row_copies import Sensing
+from kafka_throttle.quotas.sources.source import Source
 
 _HTTP_LISTENERS = 2
 """The listener for metrics, and the one for operators."""

@@ -7,34 +7,34 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from common.printable import printable
-from protocol.identity.proxy_header import Endpoint, proxy_header_v2
-from proxy.clock import Clock
-from proxy.config.settings import LimitsConfig, ListenerConfig, VirtualClusterConfig
-from proxy.decisions.sasl import Identity
-from proxy.decisions.steps import QuotaAlteration
-from proxy.gate.connection_gate import ConnectionGate, limits_of
-from proxy.gate.stages import IncomingConnection
-from proxy.net.deadlines import Deadlines
-from proxy.net.poller import Poller
-from proxy.observe.added_latency import AddedLatency
-from proxy.observe.last_throttles import LastThrottles, PastThrottle
-from proxy.observe.throttle_episode import ThrottledClients
-from proxy.relay.actions import CloseReason, OpenUpstream, Throttled
-from proxy.relay.use import Meter
-from proxy.server.acceptor import Acceptor
-from proxy.server.caps import CappedStreams, Caps
-from proxy.server.connection import LINGER_S, Connection
-from proxy.server.ends import ConnectionEnds
-from proxy.server.quota_store import QuotaStore
-from proxy.server.relays import Relays
-from proxy.server.sharing import Sharing
-from proxy.upstream.connector import Upstream
-from proxy.upstream.node_socket import Cancellable, Reached
-from proxy.upstream.topology import addressing
-from quotas.client_quotas import ClientQuotaManager
-from quotas.connection_quotas import ListenerKey
-from quotas.entities import NOBODY, plain_ip
+from kafka_throttle.common.printable import printable
+from kafka_throttle.protocol.identity.proxy_header import Endpoint, proxy_header_v2
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.config.settings import LimitsConfig, ListenerConfig, VirtualClusterConfig
+from kafka_throttle.proxy.decisions.sasl import Identity
+from kafka_throttle.proxy.decisions.steps import QuotaAlteration
+from kafka_throttle.proxy.gate.connection_gate import ConnectionGate, limits_of
+from kafka_throttle.proxy.gate.stages import IncomingConnection
+from kafka_throttle.proxy.net.deadlines import Deadlines
+from kafka_throttle.proxy.net.poller import Poller
+from kafka_throttle.proxy.observe.added_latency import AddedLatency
+from kafka_throttle.proxy.observe.last_throttles import LastThrottles, PastThrottle
+from kafka_throttle.proxy.observe.throttle_episode import ThrottledClients
+from kafka_throttle.proxy.relay.actions import CloseReason, OpenUpstream, Throttled
+from kafka_throttle.proxy.relay.use import Meter
+from kafka_throttle.proxy.server.acceptor import Acceptor
+from kafka_throttle.proxy.server.caps import CappedStreams, Caps
+from kafka_throttle.proxy.server.connection import LINGER_S, Connection
+from kafka_throttle.proxy.server.ends import ConnectionEnds
+from kafka_throttle.proxy.server.quota_store import QuotaStore
+from kafka_throttle.proxy.server.relays import Relays
+from kafka_throttle.proxy.server.sharing import Sharing
+from kafka_throttle.proxy.upstream.connector import Upstream
+from kafka_throttle.proxy.upstream.node_socket import Cancellable, Reached
+from kafka_throttle.proxy.upstream.topology import addressing
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.connection_quotas import ListenerKey
+from kafka_throttle.quotas.entities import NOBODY, plain_ip
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

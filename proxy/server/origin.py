@@ -10,17 +10,17 @@ from ipaddress import ip_address
 
 from kafka.record.util import calc_crc32c
 
-from protocol.identity.proxy_header import (
+from kafka_throttle.protocol.identity.proxy_header import (
     MAX_PROXY_HEADER_BYTES,
     MalformedProxyHeader,
     NoProxyHeader,
     ProxyHeader,
     read_proxy_header,
 )
-from proxy.config.kinds import Network
-from proxy.gate.stages import IncomingConnection, SlowStage, TurnedAway
-from proxy.net.poller import READABLE, Poller
-from proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.config.kinds import Network
+from kafka_throttle.proxy.gate.stages import IncomingConnection, SlowStage, TurnedAway
+from kafka_throttle.proxy.net.poller import READABLE, Poller
+from kafka_throttle.proxy.relay.actions import CloseReason
 
 _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 

@@ -4,10 +4,10 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import ip_address
 
-from common.problems import Problem
-from common.service_manager import PassedFd
-from proxy.config.kinds import HostPort
-from proxy.server.sockets import listening, prepare
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.common.service_manager import PassedFd
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.server.sockets import listening, prepare
 
 LISTEN_FDS = "LISTEN_FDS"
 """The environment variable with the number of sockets that systemd passes."""

@@ -3,11 +3,11 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from common.login_secrets import PasswordFile
-from common.zookeeper import Ensemble, Login, Tls
-from proxy.config.kinds import HostPort
-from proxy.config.secret_file import secret
-from proxy.config.settings import (
+from kafka_throttle.common.login_secrets import PasswordFile
+from kafka_throttle.common.zookeeper import Ensemble, Login, Tls
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.config.secret_file import secret
+from kafka_throttle.proxy.config.settings import (
     QUOTAS_TOPIC,
     EnsembleConfig,
     UpstreamConfig,
@@ -15,15 +15,15 @@ from proxy.config.settings import (
     chroot_of,
     quota_entries,
 )
-from proxy.upstream.credentials import credentials_of
-from quotas.changes import Alteration
-from quotas.entities import Entity, QuotaKey, Scope
-from quotas.sources.file import FileSource
-from quotas.sources.last_good import LastGood
-from quotas.sources.source import Source
-from quotas.sources.topic import TopicSettings, TopicSource
-from quotas.sources.upstream import UpstreamSettings, UpstreamSource
-from quotas.sources.zookeeper import ZooKeeperSettings, ZooKeeperSource
+from kafka_throttle.proxy.upstream.credentials import credentials_of
+from kafka_throttle.quotas.changes import Alteration
+from kafka_throttle.quotas.entities import Entity, QuotaKey, Scope
+from kafka_throttle.quotas.sources.file import FileSource
+from kafka_throttle.quotas.sources.last_good import LastGood
+from kafka_throttle.quotas.sources.source import Source
+from kafka_throttle.quotas.sources.topic import TopicSettings, TopicSource
+from kafka_throttle.quotas.sources.upstream import UpstreamSettings, UpstreamSource
+from kafka_throttle.quotas.sources.zookeeper import ZooKeeperSettings, ZooKeeperSource
 
 
 def source_of(config: VirtualClusterConfig, config_path: Path, *, remembers: bool = True) -> Source:

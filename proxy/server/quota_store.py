@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import structlog
 
-from common.at_most_every import AtMostEvery
-from common.duties import Duty
-from common.printable import printable
-from proxy.clock import Clock
-from proxy.decisions.steps import QuotaAlteration
-from proxy.server.sharing import DecisionTurns
-from quotas.changes import (
+from kafka_throttle.common.at_most_every import AtMostEvery
+from kafka_throttle.common.duties import Duty
+from kafka_throttle.common.printable import printable
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.decisions.steps import QuotaAlteration
+from kafka_throttle.proxy.server.sharing import DecisionTurns
+from kafka_throttle.quotas.changes import (
     NO_QUOTAS,
     Alteration,
     Changes,
@@ -26,10 +26,10 @@ from quotas.changes import (
     changes_between,
     tables_of,
 )
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import Entity, QuotaKey, Scope
-from quotas.shared_map import SharedMap
-from quotas.sources.source import Source
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import Entity, QuotaKey, Scope
+from kafka_throttle.quotas.shared_map import SharedMap
+from kafka_throttle.quotas.sources.source import Source
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

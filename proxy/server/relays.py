@@ -4,25 +4,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from protocol.messages.api_versions import carried
-from proxy.clock import Clock
-from proxy.config.settings import LimitsConfig, QuotasConfig, SaslConfig
-from proxy.decisions.client_ids import measured_client_id
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.decisions.sasl import SaslRules
-from proxy.relay.actions import RelayLimits
-from proxy.relay.memory import Memory
-from proxy.relay.relay import Relay
-from proxy.relay.relay_counters import RelayCounters
-from proxy.relay.use import MUTATION, Client, Meter
-from proxy.server.quota_store import QuotaStore
-from proxy.upstream.connector import Upstream
-from proxy.upstream.topology import ListenerNames, ListenerPorts
-from quotas.changes import Quotas
-from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
-from quotas.connection_quotas import ListenerKey
-from quotas.entities import NOBODY
-from quotas.sources.entries import ThrottleConfig
+from kafka_throttle.protocol.messages.api_versions import carried
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.config.settings import LimitsConfig, QuotasConfig, SaslConfig
+from kafka_throttle.proxy.decisions.client_ids import measured_client_id
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from kafka_throttle.proxy.decisions.sasl import SaslRules
+from kafka_throttle.proxy.relay.actions import RelayLimits
+from kafka_throttle.proxy.relay.memory import Memory
+from kafka_throttle.proxy.relay.relay import Relay
+from kafka_throttle.proxy.relay.relay_counters import RelayCounters
+from kafka_throttle.proxy.relay.use import MUTATION, Client, Meter
+from kafka_throttle.proxy.server.quota_store import QuotaStore
+from kafka_throttle.proxy.upstream.connector import Upstream
+from kafka_throttle.proxy.upstream.topology import ListenerNames, ListenerPorts
+from kafka_throttle.quotas.changes import Quotas
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
+from kafka_throttle.quotas.connection_quotas import ListenerKey
+from kafka_throttle.quotas.entities import NOBODY
+from kafka_throttle.quotas.sources.entries import ThrottleConfig
 
 
 class Relays:

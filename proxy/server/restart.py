@@ -10,19 +10,27 @@ from socket import socket
 
 import structlog
 
-from common.problems import Problem
-from common.service_manager import notify, passed_fds
-from proxy.clock import Clock
-from proxy.config.kinds import HostPort
-from proxy.config.problems import ConfigErrors
-from proxy.config.settings import Config, ListenerConfig
-from proxy.observe.metrics import Metrics
-from proxy.server import sensors_file
-from proxy.server.handover import PAIR, HandingOver, HandoverFailed, NoWelcome, Predecessor, Successor, predecessor
-from proxy.server.passed_sockets import PassedSockets, from_systemd
-from proxy.server.sensor_messages import SensorIntake
-from proxy.server.sockets import is_listened_at
-from quotas.row_copies import Sensing
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.common.service_manager import notify, passed_fds
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.settings import Config, ListenerConfig
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.server import sensors_file
+from kafka_throttle.proxy.server.handover import (
+    PAIR,
+    HandingOver,
+    HandoverFailed,
+    NoWelcome,
+    Predecessor,
+    Successor,
+    predecessor,
+)
+from kafka_throttle.proxy.server.passed_sockets import PassedSockets, from_systemd
+from kafka_throttle.proxy.server.sensor_messages import SensorIntake
+from kafka_throttle.proxy.server.sockets import is_listened_at
+from kafka_throttle.quotas.row_copies import Sensing
 
 log = structlog.get_logger()
 

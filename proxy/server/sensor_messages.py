@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from proxy.clock import Clock
-from proxy.installed import installed_version
-from quotas.row_copies import FORMAT, Charge, RowCopy, Sensing
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.installed import installed_version
+from kafka_throttle.quotas.row_copies import FORMAT, Charge, RowCopy, Sensing
 
 ABOUT = "about"
 ROWS = "rows"

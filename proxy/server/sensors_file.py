@@ -5,10 +5,10 @@ from pathlib import Path
 
 import structlog
 
-from common.atomic_file import write_whole
-from proxy.clock import Clock
-from proxy.server.sensor_messages import SensorIntake, about, of_rows, unpacked
-from quotas.row_copies import Copier, Sensing
+from kafka_throttle.common.atomic_file import write_whole
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.server.sensor_messages import SensorIntake, about, of_rows, unpacked
+from kafka_throttle.quotas.row_copies import Copier, Sensing
 
 log = structlog.get_logger()
 

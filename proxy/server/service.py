@@ -12,28 +12,28 @@ import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from common.duties import Duty
-from proxy.clock import Clock, SystemClock
-from proxy.config.settings import Config
-from proxy.installed import build_in_use, installed_version
-from proxy.observe import logs
-from proxy.observe.api import AdminApi
-from proxy.observe.health import HANDED_OVER, Readiness
-from proxy.observe.http_secrets import http_access
-from proxy.observe.metrics import Metrics
-from proxy.observe.metrics_site import MetricsSite
-from proxy.observe.page.sections import Page
-from proxy.observe.page.site import StatusPage
-from proxy.server.certificate_watcher import CertificateWatcher
-from proxy.server.config_watch import ConfigWatch, Loaded
-from proxy.server.http_listeners import HttpListeners, bounds_of
-from proxy.server.instance import Instance
-from proxy.server.quota_sources import leave_to_another
-from proxy.server.restart import Restart
-from proxy.server.tasks import Tasks
-from proxy.server.tls_material import TlsMaterial, TlsPlace, tls_sections
-from proxy.upstream.credentials import topic_credentials, topic_settings
-from proxy.usage.shipping import Order, Shipping
+from kafka_throttle.common.duties import Duty
+from kafka_throttle.proxy.clock import Clock, SystemClock
+from kafka_throttle.proxy.config.settings import Config
+from kafka_throttle.proxy.installed import build_in_use, installed_version
+from kafka_throttle.proxy.observe import logs
+from kafka_throttle.proxy.observe.api import AdminApi
+from kafka_throttle.proxy.observe.health import HANDED_OVER, Readiness
+from kafka_throttle.proxy.observe.http_secrets import http_access
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.observe.metrics_site import MetricsSite
+from kafka_throttle.proxy.observe.page.sections import Page
+from kafka_throttle.proxy.observe.page.site import StatusPage
+from kafka_throttle.proxy.server.certificate_watcher import CertificateWatcher
+from kafka_throttle.proxy.server.config_watch import ConfigWatch, Loaded
+from kafka_throttle.proxy.server.http_listeners import HttpListeners, bounds_of
+from kafka_throttle.proxy.server.instance import Instance
+from kafka_throttle.proxy.server.quota_sources import leave_to_another
+from kafka_throttle.proxy.server.restart import Restart
+from kafka_throttle.proxy.server.tasks import Tasks
+from kafka_throttle.proxy.server.tls_material import TlsMaterial, TlsPlace, tls_sections
+from kafka_throttle.proxy.upstream.credentials import topic_credentials, topic_settings
+from kafka_throttle.proxy.usage.shipping import Order, Shipping
 
 _LONGEST_TURN_OF_A_THREAD_S = 0.001
 """How long a thread may hold the interpreter while the event loop waits. Python's default of 5 ms halves its speed."""

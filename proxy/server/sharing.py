@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from protocol.api_key import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
-from proxy.relay.actions import DecisionRequest
-from proxy.relay.memory import SMALL_BYTES, Memory
-from quotas.fair_queue import FairQueue, Whose
+from kafka_throttle.protocol.api_key import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from kafka_throttle.proxy.relay.actions import DecisionRequest
+from kafka_throttle.proxy.relay.memory import SMALL_BYTES, Memory
+from kafka_throttle.quotas.fair_queue import FairQueue, Whose
 
 _DECIDED_BYTES: Final = 2 * 1024 * 1024
 """How many bytes of messages are decided about at the same time. A request about quotas or topics may take thirty times

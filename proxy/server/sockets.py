@@ -10,8 +10,8 @@ from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
-from proxy.config.kinds import HostPort
-from proxy.net.poller import READABLE, Poller
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.net.poller import READABLE, Poller
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

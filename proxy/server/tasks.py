@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from common.duties import Duty
+from kafka_throttle.common.duties import Duty
 
 
 class Tasks:

@@ -10,18 +10,18 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from common.destinations import plain_name
-from common.file_signature import Signature, signature
-from common.plain_words import why_tls_failed
-from common.printable import printable
-from common.problems import Problem
-from common.tls_trust import trust
-from protocol.errors import ProtocolError
-from protocol.identity.distinguished_names import Validity, host_names_of, subject_of, validity_of
-from protocol.identity.principal_rules import PrincipalRules, principal_rules
-from proxy.config.problems import ConfigErrors
-from proxy.config.secret_file import secret
-from proxy.config.settings import Config, ListenerTlsConfig, ServerTlsConfig, UpstreamTlsConfig
+from kafka_throttle.common.destinations import plain_name
+from kafka_throttle.common.file_signature import Signature, signature
+from kafka_throttle.common.plain_words import why_tls_failed
+from kafka_throttle.common.printable import printable
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.common.tls_trust import trust
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.identity.distinguished_names import Validity, host_names_of, subject_of, validity_of
+from kafka_throttle.protocol.identity.principal_rules import PrincipalRules, principal_rules
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.secret_file import secret
+from kafka_throttle.proxy.config.settings import Config, ListenerTlsConfig, ServerTlsConfig, UpstreamTlsConfig
 
 TlsConfig = ServerTlsConfig | UpstreamTlsConfig
 

@@ -6,20 +6,20 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from common.destinations import plain_name
-from common.plain_words import why_tls_failed
-from protocol.errors import ProtocolError
-from protocol.identity.distinguished_names import not_after, subject_of
-from protocol.identity.principal_rules import NoPrincipalRule, PrincipalRules
-from proxy.clock import Clock
-from proxy.gate.stages import IncomingConnection, SlowStage, TurnedAway
-from proxy.net.handshake import run_in_tls_threads, shake_hands
-from proxy.net.poller import Poller
-from proxy.net.tls_socket import TlsSocket
-from proxy.relay.actions import CloseReason
-from proxy.relay.recognise import looks_like
-from proxy.server.tls_material import TlsMaterial
-from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames
+from kafka_throttle.common.destinations import plain_name
+from kafka_throttle.common.plain_words import why_tls_failed
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.identity.distinguished_names import not_after, subject_of
+from kafka_throttle.protocol.identity.principal_rules import NoPrincipalRule, PrincipalRules
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.gate.stages import IncomingConnection, SlowStage, TurnedAway
+from kafka_throttle.proxy.net.handshake import run_in_tls_threads, shake_hands
+from kafka_throttle.proxy.net.poller import Poller
+from kafka_throttle.proxy.net.tls_socket import TlsSocket
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.relay.recognise import looks_like
+from kafka_throttle.proxy.server.tls_material import TlsMaterial
+from kafka_throttle.proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames
 
 _HANDSHAKE = 0x16
 """The first byte that a TLS client sends."""

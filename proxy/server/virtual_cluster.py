@@ -5,51 +5,51 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from proxy.clock import Clock
-from proxy.config.settings import UsageConfig, VirtualClusterConfig, pinned_costs
-from proxy.decisions.client_ids import measured_client_id
-from proxy.gate.address_quotas import AddressQuotas
-from proxy.gate.admission import AddressStanding
-from proxy.gate.connection_gate import ConnectionGate
-from proxy.net.poller import Poller
-from proxy.observe.explained import Origin
-from proxy.observe.full_tables import FullTables
-from proxy.observe.health import ClusterHealth
-from proxy.observe.last_throttles import LastThrottles
-from proxy.observe.metrics import CapTotals, Metrics, SensorTotals, ShadowTotals
-from proxy.observe.page.process import NodeState
-from proxy.observe.throttle_episode import ThrottledClients
-from proxy.observe.top_entities import EntitySource, EntityUse
-from proxy.relay.costs import BUSY_SHARES, SHIPPED
-from proxy.relay.use import Meter
-from proxy.server.caps import Caps
-from proxy.server.connection import Connection
-from proxy.server.fleet.fleet import Fleet
-from proxy.server.fleet.membership import fleet_of
-from proxy.server.fleet.transport import FleetTransport
-from proxy.server.listener import Listener
-from proxy.server.quota_sources import source_of
-from proxy.server.quota_store import QuotaStore
-from proxy.server.sharing import Sharing
-from proxy.server.tls_material import TlsMaterial
-from proxy.upstream.connector import Upstream
-from proxy.upstream.topology import NodeDirectory
-from proxy.usage.recorder import own_name
-from proxy.usage.tracer import Tracer
-from quotas.changes import Quotas
-from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
-from quotas.connection_quotas import RateKey
-from quotas.entities import plain_ip
-from quotas.explain import Client
-from quotas.limits import UNLIMITED
-from quotas.quota_table import QuotaTable
-from quotas.records.traced_sensors import TracedBuckets, TracedSensors
-from quotas.request_costs import RequestCosts
-from quotas.row_copies import values_of
-from quotas.sensors.token_buckets import BucketReading, TokenBuckets
-from quotas.sensors.windowed_rate import SensorReading, Sensors
-from quotas.shares.member import Explained
-from quotas.sources.source import Source
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.config.settings import UsageConfig, VirtualClusterConfig, pinned_costs
+from kafka_throttle.proxy.decisions.client_ids import measured_client_id
+from kafka_throttle.proxy.gate.address_quotas import AddressQuotas
+from kafka_throttle.proxy.gate.admission import AddressStanding
+from kafka_throttle.proxy.gate.connection_gate import ConnectionGate
+from kafka_throttle.proxy.net.poller import Poller
+from kafka_throttle.proxy.observe.explained import Origin
+from kafka_throttle.proxy.observe.full_tables import FullTables
+from kafka_throttle.proxy.observe.health import ClusterHealth
+from kafka_throttle.proxy.observe.last_throttles import LastThrottles
+from kafka_throttle.proxy.observe.metrics import CapTotals, Metrics, SensorTotals, ShadowTotals
+from kafka_throttle.proxy.observe.page.process import NodeState
+from kafka_throttle.proxy.observe.throttle_episode import ThrottledClients
+from kafka_throttle.proxy.observe.top_entities import EntitySource, EntityUse
+from kafka_throttle.proxy.relay.costs import BUSY_SHARES, SHIPPED
+from kafka_throttle.proxy.relay.use import Meter
+from kafka_throttle.proxy.server.caps import Caps
+from kafka_throttle.proxy.server.connection import Connection
+from kafka_throttle.proxy.server.fleet.fleet import Fleet
+from kafka_throttle.proxy.server.fleet.membership import fleet_of
+from kafka_throttle.proxy.server.fleet.transport import FleetTransport
+from kafka_throttle.proxy.server.listener import Listener
+from kafka_throttle.proxy.server.quota_sources import source_of
+from kafka_throttle.proxy.server.quota_store import QuotaStore
+from kafka_throttle.proxy.server.sharing import Sharing
+from kafka_throttle.proxy.server.tls_material import TlsMaterial
+from kafka_throttle.proxy.upstream.connector import Upstream
+from kafka_throttle.proxy.upstream.topology import NodeDirectory
+from kafka_throttle.proxy.usage.recorder import own_name
+from kafka_throttle.proxy.usage.tracer import Tracer
+from kafka_throttle.quotas.changes import Quotas
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
+from kafka_throttle.quotas.connection_quotas import RateKey
+from kafka_throttle.quotas.entities import plain_ip
+from kafka_throttle.quotas.explain import Client
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.records.traced_sensors import TracedBuckets, TracedSensors
+from kafka_throttle.quotas.request_costs import RequestCosts
+from kafka_throttle.quotas.row_copies import values_of
+from kafka_throttle.quotas.sensors.token_buckets import BucketReading, TokenBuckets
+from kafka_throttle.quotas.sensors.windowed_rate import SensorReading, Sensors
+from kafka_throttle.quotas.shares.member import Explained
+from kafka_throttle.quotas.sources.source import Source
 
 
 class VirtualCluster:

@@ -7,25 +7,25 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from struct import unpack_from
 
-from common.connecting import MOST_TRIED, connected_to_first
-from common.look_ups import LookUps, at_port
-from common.plain_words import words_of
-from common.race import AllFailed, Slow, race
-from proxy.config.kinds import HostPort
-from proxy.config.settings import UpstreamConfig
-from proxy.decisions.recent_topics import RecentTopics
-from proxy.net.deadlines import Deadlines
-from proxy.net.handshake import shake_hands
-from proxy.net.poller import Poller
-from proxy.net.tls_socket import TlsSocket
-from proxy.relay.actions import CloseReason
-from proxy.upstream.dial import Dial, family_of
-from proxy.upstream.discovery import LEADS_BACK, Discovery
-from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnreachable, Reached
-from proxy.upstream.pace import Pace
-from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
-from quotas.fair_queue import Whose
-from quotas.sources.cluster_connection import mark_of
+from kafka_throttle.common.connecting import MOST_TRIED, connected_to_first
+from kafka_throttle.common.look_ups import LookUps, at_port
+from kafka_throttle.common.plain_words import words_of
+from kafka_throttle.common.race import AllFailed, Slow, race
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.config.settings import UpstreamConfig
+from kafka_throttle.proxy.decisions.recent_topics import RecentTopics
+from kafka_throttle.proxy.net.deadlines import Deadlines
+from kafka_throttle.proxy.net.handshake import shake_hands
+from kafka_throttle.proxy.net.poller import Poller
+from kafka_throttle.proxy.net.tls_socket import TlsSocket
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.upstream.dial import Dial, family_of
+from kafka_throttle.proxy.upstream.discovery import LEADS_BACK, Discovery
+from kafka_throttle.proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnreachable, Reached
+from kafka_throttle.proxy.upstream.pace import Pace
+from kafka_throttle.proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
+from kafka_throttle.quotas.fair_queue import Whose
+from kafka_throttle.quotas.sources.cluster_connection import mark_of
 
 _MAX_PACES = 10_000
 _ROUND_TRIP_EVERY_US = 10_000

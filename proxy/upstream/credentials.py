@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from common.login_secrets import MAX_TOKEN_BYTES, PasswordFile, TokenFile
-from common.token_endpoint import SecretPlace, TokenEndpoint
-from proxy.config.kinds import HostPort
-from proxy.config.secret_file import secret
-from proxy.config.settings import CredentialsConfig, UpstreamConfig, UsageTopicConfig
-from quotas.sources.cluster_connection import Credentials, mark_of
+from kafka_throttle.common.login_secrets import MAX_TOKEN_BYTES, PasswordFile, TokenFile
+from kafka_throttle.common.token_endpoint import SecretPlace, TokenEndpoint
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.config.secret_file import secret
+from kafka_throttle.proxy.config.settings import CredentialsConfig, UpstreamConfig, UsageTopicConfig
+from kafka_throttle.quotas.sources.cluster_connection import Credentials, mark_of
 
 
 def credentials_of(upstream: UpstreamConfig) -> Credentials:

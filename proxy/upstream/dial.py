@@ -20,10 +20,10 @@ from socket import (
 )
 from typing import Any
 
-from proxy.config.kinds import HostPort
-from proxy.net.deadlines import Deadlines
-from proxy.net.poller import WRITABLE, Poller
-from proxy.upstream.node_socket import Cancellable
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.net.deadlines import Deadlines
+from kafka_throttle.proxy.net.poller import WRITABLE, Poller
+from kafka_throttle.proxy.upstream.node_socket import Cancellable
 
 _FAILED = select.EPOLLERR | select.EPOLLHUP
 

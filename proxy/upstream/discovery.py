@@ -8,17 +8,17 @@ from functools import partial
 
 import structlog
 
-from common.backoff import Backoff
-from common.plain_words import plain_words
-from common.race import AllFailed, Slow, race
-from protocol.messages.metadata import MetadataNode, nodes_request
-from proxy.config.kinds import HostPort
-from proxy.config.settings import UpstreamConfig
-from proxy.upstream.credentials import credentials_at
-from proxy.upstream.node_socket import NodeUnknown
-from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
-from quotas.sources.cluster_faults import ConnectionFault, Fault
-from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by, response_of
+from kafka_throttle.common.backoff import Backoff
+from kafka_throttle.common.plain_words import plain_words
+from kafka_throttle.common.race import AllFailed, Slow, race
+from kafka_throttle.protocol.messages.metadata import MetadataNode, nodes_request
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.config.settings import UpstreamConfig
+from kafka_throttle.proxy.upstream.credentials import credentials_at
+from kafka_throttle.proxy.upstream.node_socket import NodeUnknown
+from kafka_throttle.proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
+from kafka_throttle.quotas.sources.cluster_faults import ConnectionFault, Fault
+from kafka_throttle.quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by, response_of
 
 LEADS_BACK = "the bootstrap servers lead back to this proxy"
 _FIRST_RETRY_S = 0.5

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from proxy.net.tls_socket import AnySocket
-from proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.net.tls_socket import AnySocket
+from kafka_throttle.proxy.relay.actions import CloseReason
 
 
 class NodeUnreachable(ConnectionError):

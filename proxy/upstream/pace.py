@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from quotas.fair_queue import FairQueue, Whose
+from kafka_throttle.quotas.fair_queue import FairQueue, Whose
 
 _CATCH_UP_US = 10_000
 """How late a timer may be without slowing things down."""

@@ -6,12 +6,12 @@ from math import inf
 
 import structlog
 
-from common.at_most_every import AtMostEvery
-from common.destinations import ANYWHERE, Destinations, plain_name
-from common.kinds import INT32_MAX, MAX_PORT
-from proxy.config.kinds import HostPort
-from proxy.config.settings import ListenerConfig
-from proxy.decisions.facts import NoPortForNode
+from kafka_throttle.common.at_most_every import AtMostEvery
+from kafka_throttle.common.destinations import ANYWHERE, Destinations, plain_name
+from kafka_throttle.common.kinds import INT32_MAX, MAX_PORT
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.config.settings import ListenerConfig
+from kafka_throttle.proxy.decisions.facts import NoPortForNode
 
 BOOTSTRAP_NODE_ID = -1
 """Stands for a node that was reached by a bootstrap address which no node calls its own."""

@@ -18,13 +18,13 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport
 
-from common.login_secrets import SecretUnusable
-from common.plain_words import plain_words
-from common.tls_trust import trust
-from common.token_endpoint import SecretPlace
-from proxy.usage.producer_connections import PLAIN
-from proxy.usage.shipper import LONGEST_BYTES, TopicUnavailable
-from quotas.records.topic_message import message_of
+from kafka_throttle.common.login_secrets import SecretUnusable
+from kafka_throttle.common.plain_words import plain_words
+from kafka_throttle.common.tls_trust import trust
+from kafka_throttle.common.token_endpoint import SecretPlace
+from kafka_throttle.proxy.usage.producer_connections import PLAIN
+from kafka_throttle.proxy.usage.shipper import LONGEST_BYTES, TopicUnavailable
+from kafka_throttle.quotas.records.topic_message import message_of
 
 for _logs_sasl_bytes_at_debug in ("kafka.net.connection", "kafka.protocol.parser"):
     logging.getLogger(_logs_sasl_bytes_at_debug).setLevel(logging.INFO)

@@ -1,18 +1,28 @@
-"""Generates docs/usage.md from the columns: python -m proxy.usage.page > docs/usage.md."""
+"""Generates docs/usage.md from the columns: python -m kafka_throttle.proxy.usage.page > docs/usage.md."""
 
 import json
 import textwrap
 from dataclasses import fields
 
-from proxy.usage.shipper import LONGEST_BYTES
-from quotas.records.topic_message import message_of
-from quotas.records.trace import Operation
-from quotas.records.usage_record import VERSION, Dropped, End, Header, Row, TraceEvent, UsageRecord, columns, line_of
+from kafka_throttle.proxy.usage.shipper import LONGEST_BYTES
+from kafka_throttle.quotas.records.topic_message import message_of
+from kafka_throttle.quotas.records.trace import Operation
+from kafka_throttle.quotas.records.usage_record import (
+    VERSION,
+    Dropped,
+    End,
+    Header,
+    Row,
+    TraceEvent,
+    UsageRecord,
+    columns,
+    line_of,
+)
 
 _INTRODUCTION = """# Usage records and the trace
 
 Generated from `quotas/records/usage_record.py` and `quotas/records/trace.py` by `python -m
-proxy.usage.page > docs/usage.md`; a test checks that it is up to date.
+kafka_throttle.proxy.usage.page > docs/usage.md`; a test checks that it is up to date.
 
 With `usage.directory` set, the proxy records what every client uses: one record for each (virtual cluster, node,
 user, client-id, quota type) and window of `usage.window_s` seconds in which there was any use, whether or not a quota

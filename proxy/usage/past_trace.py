@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from proxy.config.settings import HistoryConfig, UsageConfig
-from proxy.observe.past.look_up import Past, Trace
-from quotas.records.usage_record import BadLine, Dropped, Row, TraceEvent, columns, read_line
+from kafka_throttle.proxy.config.settings import HistoryConfig, UsageConfig
+from kafka_throttle.proxy.observe.past.look_up import Past, Trace
+from kafka_throttle.quotas.records.usage_record import BadLine, Dropped, Row, TraceEvent, columns, read_line
 
 _NAME = re.compile(r"\.?trace-.+-(?P<epoch>[0-9]{1,15})-(?P<file>[0-9]{6,})\.tsv(\.part)?")
 _WALL = 2 + list(columns(TraceEvent)).index("wall_ms")

@@ -16,8 +16,8 @@ from kafka.errors import KafkaConnectionError
 from kafka.future import Future
 from kafka.net.inet import KafkaNetSocket
 
-from common.connecting import connected
-from common.plain_words import words_of
+from kafka_throttle.common.connecting import connected
+from kafka_throttle.common.plain_words import words_of
 
 _SCHEME: Final = "kafka-throttle"
 PLAIN: Final = f"{_SCHEME}://plain"

@@ -6,17 +6,17 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from common.duties import Duty
-from proxy.clock import Clock
-from proxy.config.settings import UsageConfig
-from proxy.observe.metrics import UsageTotals
-from proxy.relay.use import CONNECTION, Meter
-from proxy.usage.records import record_of
-from proxy.usage.spool import BUG, Spool, SpoolRules
-from proxy.usage.tracer import Tracer
-from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
-from quotas.connection_quotas import Admission, ConnectionQuotas, Outcome
-from quotas.records.usage_record import TRACE, USAGE, UsageRecord
+from kafka_throttle.common.duties import Duty
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.config.settings import UsageConfig
+from kafka_throttle.proxy.observe.metrics import UsageTotals
+from kafka_throttle.proxy.relay.use import CONNECTION, Meter
+from kafka_throttle.proxy.usage.records import record_of
+from kafka_throttle.proxy.usage.spool import BUG, Spool, SpoolRules
+from kafka_throttle.proxy.usage.tracer import Tracer
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
+from kafka_throttle.quotas.connection_quotas import Admission, ConnectionQuotas, Outcome
+from kafka_throttle.quotas.records.usage_record import TRACE, USAGE, UsageRecord
 
 _MIB = 1 << 20
 _SETTLED_PER_STEP = 200

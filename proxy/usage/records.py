@@ -2,13 +2,13 @@
 
 from typing import NamedTuple
 
-from proxy.relay.use import WindowUsage
-from quotas.client_quotas import ClientQuotaManager, SensorKey, measured_at
-from quotas.connection_quotas import ConnectionQuotas
-from quotas.entities import Entity, QuotaType, Scope, SensorTags
-from quotas.limits import UNLIMITED
-from quotas.quota_table import QuotaTable
-from quotas.records.usage_record import UsageRecord, profile_text
+from kafka_throttle.proxy.relay.use import WindowUsage
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, SensorKey, measured_at
+from kafka_throttle.quotas.connection_quotas import ConnectionQuotas
+from kafka_throttle.quotas.entities import Entity, QuotaType, Scope, SensorTags
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.records.usage_record import UsageRecord, profile_text
 
 
 def record_of(

@@ -19,9 +19,9 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import structlog
 
-from common.atomic_file import write_whole
-from common.file_lock import locked
-from proxy.usage.spool import FILE_NAME
+from kafka_throttle.common.atomic_file import write_whole
+from kafka_throttle.common.file_lock import locked
+from kafka_throttle.proxy.usage.spool import FILE_NAME
 
 log = structlog.get_logger()
 

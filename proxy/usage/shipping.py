@@ -1,8 +1,8 @@
 """Continuous shipping: in a command, or in a separate process that the proxy starts and watches.
 
-`python -m proxy.usage.shipping` reads an Order as a line of JSON from standard input and writes its totals as lines of
-JSON to standard output. When standard input is closed, it sends the files that are complete, for at most `GRACE_S`, and
-ends. So it ends with the proxy, however the proxy ends.
+`python -m kafka_throttle.proxy.usage.shipping` reads an Order as a line of JSON from standard input and writes its
+totals as lines of JSON to standard output. When standard input is closed, it sends the files that are complete, for at
+most `GRACE_S`, and ends. So it ends with the proxy, however the proxy ends.
 
 It is a separate process because compressing lines holds Python's interpreter lock: sending the files of a long outage
 of the cluster would delay all clients of the proxy.
@@ -23,12 +23,12 @@ from typing import Any, Literal, Self
 
 import structlog
 
-from common.backoff import Backoff
-from common.duties import Duty
-from common.token_endpoint import SECRET_PLACES, SecretPlace
-from proxy.observe import logs
-from proxy.usage.kafka_topic import KafkaTopic
-from proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
+from kafka_throttle.common.backoff import Backoff
+from kafka_throttle.common.duties import Duty
+from kafka_throttle.common.token_endpoint import SECRET_PLACES, SecretPlace
+from kafka_throttle.proxy.observe import logs
+from kafka_throttle.proxy.usage.kafka_topic import KafkaTopic
+from kafka_throttle.proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
 
 log = structlog.get_logger()
 
@@ -213,7 +213,7 @@ class Shipping:
 
     async def _ship(self) -> int:
         pipe = asyncio.subprocess.PIPE
-        command = (sys.executable, "-m", "proxy.usage.shipping")
+        command = (sys.executable, "-m", "kafka_throttle.proxy.usage.shipping")
         process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
         assert process.stdin is not None
         assert process.stdout is not None

@@ -17,10 +17,19 @@ from pathlib import Path
 
 import structlog
 
-from common.atomic_file import sync_directory
-from common.private_directory import DirectoryUnusable, check_directory, keep_directory
-from proxy.usage.spool_file import FILE_LOST, SpoolFile, salvage
-from quotas.records.usage_record import TRACE, USAGE, Dropped, Header, Row, TraceEvent, UsageRecord, file_name
+from kafka_throttle.common.atomic_file import sync_directory
+from kafka_throttle.common.private_directory import DirectoryUnusable, check_directory, keep_directory
+from kafka_throttle.proxy.usage.spool_file import FILE_LOST, SpoolFile, salvage
+from kafka_throttle.quotas.records.usage_record import (
+    TRACE,
+    USAGE,
+    Dropped,
+    Header,
+    Row,
+    TraceEvent,
+    UsageRecord,
+    file_name,
+)
 
 log = structlog.get_logger()
 

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.atomic_file import is_at, publish, sync, sync_directory
-from common.file_lock import Lock, lock
-from quotas.records.usage_record import (
+from kafka_throttle.common.atomic_file import is_at, publish, sync, sync_directory
+from kafka_throttle.common.file_lock import Lock, lock
+from kafka_throttle.quotas.records.usage_record import (
     BadLine,
     Dropped,
     End,

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from proxy.clock import Clock
-from quotas.client_quotas import WHOLE_CLUSTER
-from quotas.connection_quotas import Admission, Outcome
-from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
-from quotas.limits import UNLIMITED
-from quotas.records.trace import NO_USE, Operation
-from quotas.records.traced_sensors import Traced
-from quotas.records.usage_record import TRACE, Row, TraceEvent
-from quotas.sensors.token_buckets import TokenBuckets
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER
+from kafka_throttle.quotas.connection_quotas import Admission, Outcome
+from kafka_throttle.quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.records.trace import NO_USE, Operation
+from kafka_throttle.quotas.records.traced_sensors import Traced
+from kafka_throttle.quotas.records.usage_record import TRACE, Row, TraceEvent
+from kafka_throttle.quotas.sensors.token_buckets import TokenBuckets
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 
 TOO_FAST = "too_fast"
 """The reason for dropped events: more events in a second than the limit."""

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from quotas.records.usage_record import ROWS, VERSION, Row, columns
+from kafka_throttle.quotas.records.usage_record import ROWS, VERSION, Row, columns
 
 _NULL = rb"\N"
 _PATTERNS = {

@@ -7,12 +7,12 @@ line reports.
 
 from enum import StrEnum
 
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.limits import UNLIMITED
-from quotas.records.usage_record import TraceEvent
-from quotas.sensors.address_rates import AddressRates
-from quotas.sensors.token_buckets import TokenBuckets
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.records.usage_record import TraceEvent
+from kafka_throttle.quotas.sensors.address_rates import AddressRates
+from kafka_throttle.quotas.sensors.token_buckets import TokenBuckets
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 
 MAX_SENSORS = 65_536
 

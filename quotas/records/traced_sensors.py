@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from quotas.entities import QuotaType
-from quotas.records.trace import Operation
-from quotas.sensors.rows import PACE, ROW_MASK
-from quotas.sensors.token_buckets import TokenBuckets
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.entities import QuotaType
+from kafka_throttle.quotas.records.trace import Operation
+from kafka_throttle.quotas.sensors.rows import PACE, ROW_MASK
+from kafka_throttle.quotas.sensors.token_buckets import TokenBuckets
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 
 
 class Subject(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from quotas.sensors.windowed_rate import SensorReading, Sensors
+from kafka_throttle.quotas.sensors.windowed_rate import SensorReading, Sensors
 
 _CLOSED_AT_ONCE: Final = 2
 """How many empty rows may be closed for each one opened: they do not pile up, and no connection waits long."""

@@ -28,8 +28,8 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from quotas.sensors.rows import LIMIT, PACE, ROW_MASK, WAITS_MS, Rows
-from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, rounded
+from kafka_throttle.quotas.sensors.rows import LIMIT, PACE, ROW_MASK, WAITS_MS, Rows
+from kafka_throttle.quotas.sensors.windowed_rate import MAX_THROTTLE_MS, rounded
 
 _ROW_WORDS: Final = 12
 

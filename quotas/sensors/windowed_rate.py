@@ -34,10 +34,10 @@ from typing import Final
 
 from mypy_extensions import mypyc_attr
 
-from quotas.limits import UNLIMITED
-from quotas.sensors.rows import GENERATION, HEAD_WORDS, LIMIT, PACE, ROW_BITS, ROW_MASK, WAITS_MS, Rows
-from quotas.sensors.rows import SensorsFull as SensorsFull
-from quotas.sensors.rows import StaleSensor as StaleSensor
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.sensors.rows import GENERATION, HEAD_WORDS, LIMIT, PACE, ROW_BITS, ROW_MASK, WAITS_MS, Rows
+from kafka_throttle.quotas.sensors.rows import SensorsFull as SensorsFull
+from kafka_throttle.quotas.sensors.rows import StaleSensor as StaleSensor
 
 MAX_THROTTLE_MS: Final = 2**31 - 1
 """Throttle times are int32 on the wire. As a maximum it leaves Kafka's throttle times unchanged."""

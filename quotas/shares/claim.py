@@ -3,11 +3,11 @@
 from collections.abc import Set
 from typing import Final
 
-from quotas.shares.demand import Demand
-from quotas.shares.division import Budget, Claim, Division, is_short
-from quotas.shares.document import Entry, rounded_down, size_of
-from quotas.shares.history import NOTHING, Freed, Windows, added, scaled
-from quotas.shares.moves import Key, Use
+from kafka_throttle.quotas.shares.demand import Demand
+from kafka_throttle.quotas.shares.division import Budget, Claim, Division, is_short
+from kafka_throttle.quotas.shares.document import Entry, rounded_down, size_of
+from kafka_throttle.quotas.shares.history import NOTHING, Freed, Windows, added, scaled
+from kafka_throttle.quotas.shares.moves import Key, Use
 
 _WAITS_FOR_MS: Final = 10_000
 _CLAIM_TIMEOUT_MS: Final = 5_000

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from quotas.shares.moves import Use
+from kafka_throttle.quotas.shares.moves import Use
 
 _MARGIN: Final = 1.05
 """A demand is this much above the rate, so that a steady client is rarely throttled."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any, Final, NamedTuple, NoReturn
 
-from quotas.shares.history import ByAge
-from quotas.shares.moves import Key
+from kafka_throttle.quotas.shares.history import ByAge
+from kafka_throttle.quotas.shares.moves import Key
 
 FORMAT: Final = 1
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
-from quotas.shares.claim import OwnClaim
-from quotas.shares.division import (
+from kafka_throttle.quotas.shares.claim import OwnClaim
+from kafka_throttle.quotas.shares.division import (
     COUNT,
     LEAST,
     RATE,
@@ -19,12 +19,12 @@ from quotas.shares.division import (
     implicit_share,
     is_ample,
 )
-from quotas.shares.document import MAX_BYTES, Document, rounded_down
-from quotas.shares.history import ByAge, Windows, scaled
-from quotas.shares.moves import Enforced, Key, Move, Use
-from quotas.shares.publications import Publications
-from quotas.shares.view import OtherMembers
-from quotas.shares.whole import divide_whole
+from kafka_throttle.quotas.shares.document import MAX_BYTES, Document, rounded_down
+from kafka_throttle.quotas.shares.history import ByAge, Windows, scaled
+from kafka_throttle.quotas.shares.moves import Enforced, Key, Move, Use
+from kafka_throttle.quotas.shares.publications import Publications
+from kafka_throttle.quotas.shares.view import OtherMembers
+from kafka_throttle.quotas.shares.whole import divide_whole
 
 _UNUSED_MS: Final = 60_000
 """A claim without use for so long ends."""

@@ -2,7 +2,7 @@
 
 from typing import Any, Final, NamedTuple
 
-from quotas.shares.history import ByAge, added, scaled
+from kafka_throttle.quotas.shares.history import ByAge, added, scaled
 
 Key = tuple[Any, ...]
 """What one share divides: values that JSON has, such as the key of a `quotas.row_copies.RowCopy`. Never empty."""

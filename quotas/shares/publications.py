@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from quotas.shares.document import Document
-from quotas.shares.moves import Key
+from kafka_throttle.quotas.shares.document import Document
+from kafka_throttle.quotas.shares.moves import Key
 
 
 class Publications:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from quotas.shares.document import Document, Entry
-from quotas.shares.history import Freed, Windows
-from quotas.shares.moves import Key
+from kafka_throttle.quotas.shares.document import Document, Entry
+from kafka_throttle.quotas.shares.history import Freed, Windows
+from kafka_throttle.quotas.shares.moves import Key
 
 
 class Changes(NamedTuple):

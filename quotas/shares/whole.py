@@ -6,7 +6,7 @@ Parts are from 0 to 1; a unit is one connection as part of the limit.
 from collections.abc import Mapping
 from math import ceil
 
-from quotas.shares.division import Claim, Division, is_short
+from kafka_throttle.quotas.shares.division import Claim, Division, is_short
 
 
 def whole_parts(demands: Mapping[str, int], units: int) -> dict[str, int]:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from protocol.errors import ProtocolError
-from protocol.messages.client_quotas import (
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.messages.client_quotas import (
     AlteredEntity,
     EntityOperations,
     EntityPart,
@@ -14,10 +14,18 @@ from protocol.messages.client_quotas import (
     alteration_request,
     read_described,
 )
-from protocol.own_requests import OwnRequest
-from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable, following
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey
-from quotas.limits import WHOLE_WITHIN, valid_limit
+from kafka_throttle.protocol.own_requests import OwnRequest
+from kafka_throttle.quotas.changes import (
+    NO_QUOTAS,
+    Alteration,
+    AlterationRefused,
+    Limit,
+    Quotas,
+    SourceUnavailable,
+    following,
+)
+from kafka_throttle.quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey
+from kafka_throttle.quotas.limits import WHOLE_WITHIN, valid_limit
 
 LAYER: Final = "cluster"
 """Where all quotas of this source stand."""

@@ -9,19 +9,19 @@ from hashlib import blake2b
 from math import inf
 from typing import Final, Literal, TypeVar
 
-from common.connecting import connected
-from common.destinations import ANYWHERE, Destinations
-from common.login_secrets import Attempt, GivenSecret, SecretHeldBack, SecretUnusable
-from common.look_ups import in_daemon_thread
-from common.plain_words import words_of
-from common.tls_trust import trust
-from common.token_endpoint import SecretPlace, TokenEndpoint
-from protocol.errors import ProtocolError
-from protocol.frames import INT32_MAX
-from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
-from protocol.own_requests import OwnRequest
-from quotas.sources.cluster_conversation import Conversation, Mechanism, SaslLogin
-from quotas.sources.cluster_faults import (
+from kafka_throttle.common.connecting import connected
+from kafka_throttle.common.destinations import ANYWHERE, Destinations
+from kafka_throttle.common.login_secrets import Attempt, GivenSecret, SecretHeldBack, SecretUnusable
+from kafka_throttle.common.look_ups import in_daemon_thread
+from kafka_throttle.common.plain_words import words_of
+from kafka_throttle.common.tls_trust import trust
+from kafka_throttle.common.token_endpoint import SecretPlace, TokenEndpoint
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.frames import INT32_MAX
+from kafka_throttle.protocol.identity.proxy_header import LOCAL_PROXY_HEADER
+from kafka_throttle.protocol.own_requests import OwnRequest
+from kafka_throttle.quotas.sources.cluster_conversation import Conversation, Mechanism, SaslLogin
+from kafka_throttle.quotas.sources.cluster_faults import (
     ADDRESSES,
     FILES,
     PROTOCOL,
@@ -35,8 +35,8 @@ from quotas.sources.cluster_faults import (
     known_fault_of_tls,
     login_setting,
 )
-from quotas.sources.cluster_look import spoken_at
-from quotas.sources.cluster_stream import ClusterStream, opened
+from kafka_throttle.quotas.sources.cluster_look import spoken_at
+from kafka_throttle.quotas.sources.cluster_stream import ClusterStream, opened
 
 Result = TypeVar("Result")
 

@@ -8,19 +8,26 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from common.printable import printable
-from protocol.frames import INT32_MAX
-from protocol.identity.scram import ScramClient, ScramFailed
-from protocol.messages.api_versions import offer_request
-from protocol.messages.sasl import (
+from kafka_throttle.common.printable import printable
+from kafka_throttle.protocol.frames import INT32_MAX
+from kafka_throttle.protocol.identity.scram import ScramClient, ScramFailed
+from kafka_throttle.protocol.messages.api_versions import offer_request
+from kafka_throttle.protocol.messages.sasl import (
     ILLEGAL_SASL_STATE,
     UNSUPPORTED_SASL_MECHANISM,
     SaslToken,
     authenticate_request,
     handshake_request,
 )
-from protocol.own_requests import Offer, OwnRequest
-from quotas.sources.cluster_faults import ADDRESSES, MECHANISM, PROTOCOL, Fault, NodeRefuses, login_setting
+from kafka_throttle.protocol.own_requests import Offer, OwnRequest
+from kafka_throttle.quotas.sources.cluster_faults import (
+    ADDRESSES,
+    MECHANISM,
+    PROTOCOL,
+    Fault,
+    NodeRefuses,
+    login_setting,
+)
 
 Result = TypeVar("Result")
 

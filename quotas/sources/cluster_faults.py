@@ -4,8 +4,8 @@ import ssl
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from common.plain_words import words_of
-from quotas.changes import SourceUnavailable
+from kafka_throttle.common.plain_words import words_of
+from kafka_throttle.quotas.changes import SourceUnavailable
 
 _HOST_MISMATCH: Final = (62, 64)
 """X509_V_ERR_HOSTNAME_MISMATCH and _IP_ADDRESS_MISMATCH of OpenSSL."""

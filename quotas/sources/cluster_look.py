@@ -9,12 +9,12 @@ import contextlib
 import socket
 import ssl
 
-from common.connecting import connected
-from protocol.errors import ProtocolError
-from protocol.messages.sasl import UNSUPPORTED_SASL_MECHANISM, Handshake, handshake_request
-from quotas.sources.cluster_conversation import Conversation
-from quotas.sources.cluster_faults import NodeRefuses, Spoken
-from quotas.sources.cluster_stream import ClusterStream, opened
+from kafka_throttle.common.connecting import connected
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.messages.sasl import UNSUPPORTED_SASL_MECHANISM, Handshake, handshake_request
+from kafka_throttle.quotas.sources.cluster_conversation import Conversation
+from kafka_throttle.quotas.sources.cluster_faults import NodeRefuses, Spoken
+from kafka_throttle.quotas.sources.cluster_stream import ClusterStream, opened
 
 _LOOK_S = 3.0
 _WORD_S = 1.0

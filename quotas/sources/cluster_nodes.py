@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Final, TypeVar
 
-from protocol.messages.described_configs import node_configs_request
-from protocol.messages.metadata import MetadataNode, nodes_request
-from protocol.own_requests import OwnRequest
-from quotas.changes import SourceUnavailable
-from quotas.sources.cluster_connection import ClusterClient, Credentials
+from kafka_throttle.protocol.messages.described_configs import node_configs_request
+from kafka_throttle.protocol.messages.metadata import MetadataNode, nodes_request
+from kafka_throttle.protocol.own_requests import OwnRequest
+from kafka_throttle.quotas.changes import SourceUnavailable
+from kafka_throttle.quotas.sources.cluster_connection import ClusterClient, Credentials
 
 Result = TypeVar("Result")
 

@@ -6,8 +6,8 @@ import socket
 import ssl
 from typing import TypeVar
 
-from protocol.errors import MalformedMessage
-from quotas.sources.cluster_conversation import Asked, Step
+from kafka_throttle.protocol.errors import MalformedMessage
+from kafka_throttle.quotas.sources.cluster_conversation import Asked, Step
 
 Result = TypeVar("Result")
 

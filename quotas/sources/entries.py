@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import model_validator
 
-from common.kinds import INT32_MAX, Number, Text, Whole
-from common.problems import Problem, either
-from common.settings import Settings, valid
-from quotas.changes import check_scope
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, Scope, is_ip, is_name
-from quotas.limits import MAX_BYTE_RATE, MAX_CONNECTION_RATE, valid_limit
-from quotas.sources.overlay import Entry
+from kafka_throttle.common.kinds import INT32_MAX, Number, Text, Whole
+from kafka_throttle.common.problems import Problem, either
+from kafka_throttle.common.settings import Settings, valid
+from kafka_throttle.quotas.changes import check_scope
+from kafka_throttle.quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, Scope, is_ip, is_name
+from kafka_throttle.quotas.limits import MAX_BYTE_RATE, MAX_CONNECTION_RATE, valid_limit
+from kafka_throttle.quotas.sources.overlay import Entry
 
 LONGEST_DELAY_MS = 8_000
 """Below the 10 s that franz-go waits for a response, and KafkaJS's 30 s."""

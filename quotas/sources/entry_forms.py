@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from quotas.changes import Limit, limit_of, scope_of
-from quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, QuotaKey, Scope
-from quotas.limits import valid_limit
+from kafka_throttle.quotas.changes import Limit, limit_of, scope_of
+from kafka_throttle.quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, QuotaKey, Scope
+from kafka_throttle.quotas.limits import valid_limit
 
 _NOT_WRITTEN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 """What is raised for JSON that `entry_form` does not write."""

@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from common.atomic_file import write_whole
-from common.duties import Duty
-from common.file_lock import locked
-from common.file_signature import Signature, signature_of
-from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable
-from quotas.entities import Entity, QuotaKey
-from quotas.shared_map import SharedMap
-from quotas.sources.overlay import (
+from kafka_throttle.common.atomic_file import write_whole
+from kafka_throttle.common.duties import Duty
+from kafka_throttle.common.file_lock import locked
+from kafka_throttle.common.file_signature import Signature, signature_of
+from kafka_throttle.quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable
+from kafka_throttle.quotas.entities import Entity, QuotaKey
+from kafka_throttle.quotas.shared_map import SharedMap
+from kafka_throttle.quotas.sources.overlay import (
     DamagedOverlay,
     Entries,
     Layers,
@@ -33,7 +33,7 @@ from quotas.sources.overlay import (
     parse_overlay,
     reverted,
 )
-from quotas.sources.source import SourceState
+from kafka_throttle.quotas.sources.source import SourceState
 
 MAX_STATE_BYTES = 64 * 1024 * 1024
 """No state file is larger, read or written: some 300,000 entities."""

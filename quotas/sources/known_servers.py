@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from protocol.messages.metadata import MetadataNode
+from kafka_throttle.protocol.messages.metadata import MetadataNode
 
 _MOST_NODES: Final = 32
 _FRESH_S: Final = 30.0

@@ -7,13 +7,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from common.atomic_file import write_whole
-from common.backoff import Backoff
-from common.duties import Duty
-from quotas.changes import NO_QUOTAS, Alteration, Limit, Quotas, following
-from quotas.entities import Entity, QuotaKey
-from quotas.sources.entry_forms import InvalidEntry, entry_form, readable_part_of
-from quotas.sources.source import Source, SourceState
+from kafka_throttle.common.atomic_file import write_whole
+from kafka_throttle.common.backoff import Backoff
+from kafka_throttle.common.duties import Duty
+from kafka_throttle.quotas.changes import NO_QUOTAS, Alteration, Limit, Quotas, following
+from kafka_throttle.quotas.entities import Entity, QuotaKey
+from kafka_throttle.quotas.sources.entry_forms import InvalidEntry, entry_form, readable_part_of
+from kafka_throttle.quotas.sources.source import Source, SourceState
 
 VERSION: Final = 1
 MAX_BYTES: Final = 1 << 30

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from quotas.changes import Alteration, AlterationRefused, Limit, Quotas, check_scope, has_scope, limit_of
-from quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, Name, QuotaKey, Scope
-from quotas.limits import limit_text, valid_limit
+from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Limit, Quotas, check_scope, has_scope, limit_of
+from kafka_throttle.quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, Name, QuotaKey, Scope
+from kafka_throttle.quotas.limits import limit_text, valid_limit
 
 
 class Entry(NamedTuple):

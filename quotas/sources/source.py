@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from quotas.changes import NO_QUOTAS, Alteration, Quotas
+from kafka_throttle.quotas.changes import NO_QUOTAS, Alteration, Quotas
 
 
 class SourceState(NamedTuple):

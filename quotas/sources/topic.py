@@ -10,13 +10,21 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from common.backoff import Backoff
-from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
-from quotas.entities import Entity, InvalidQuota
-from quotas.sources.cluster_connection import ClusterClient, Credentials
-from quotas.sources.source import SourceState
-from quotas.sources.topic_log import Client, LedElsewhere, LogPlace, OffsetGone, TopicLog, TopicMissing, TopicRefused
-from quotas.sources.topic_table import NOTHING, TopicTable, key_of, records_of
+from kafka_throttle.common.backoff import Backoff
+from kafka_throttle.quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
+from kafka_throttle.quotas.entities import Entity, InvalidQuota
+from kafka_throttle.quotas.sources.cluster_connection import ClusterClient, Credentials
+from kafka_throttle.quotas.sources.source import SourceState
+from kafka_throttle.quotas.sources.topic_log import (
+    Client,
+    LedElsewhere,
+    LogPlace,
+    OffsetGone,
+    TopicLog,
+    TopicMissing,
+    TopicRefused,
+)
+from kafka_throttle.quotas.sources.topic_table import NOTHING, TopicTable, key_of, records_of
 
 Result = TypeVar("Result")
 

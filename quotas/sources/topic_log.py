@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from protocol.messages.described_configs import topic_configs_request
-from protocol.messages.metadata import TopicPlace, nodes_request, topic_request
-from protocol.messages.topic_log import (
+from kafka_throttle.protocol.messages.described_configs import topic_configs_request
+from kafka_throttle.protocol.messages.metadata import TopicPlace, nodes_request, topic_request
+from kafka_throttle.protocol.messages.topic_log import (
     EARLIEST,
     LATEST,
     append_request,
@@ -21,11 +21,11 @@ from protocol.messages.topic_log import (
     fetch_request,
     offset_request,
 )
-from protocol.own_requests import OwnRequest
-from quotas.changes import AlterationRefused, SourceUnavailable
-from quotas.sources.cluster_connection import ClusterClient, Credentials
-from quotas.sources.known_servers import KnownServers, address_of
-from quotas.sources.topic_records import Batches, UnreadableBatch, batch_of, records_in
+from kafka_throttle.protocol.own_requests import OwnRequest
+from kafka_throttle.quotas.changes import AlterationRefused, SourceUnavailable
+from kafka_throttle.quotas.sources.cluster_connection import ClusterClient, Credentials
+from kafka_throttle.quotas.sources.known_servers import KnownServers, address_of
+from kafka_throttle.quotas.sources.topic_records import Batches, UnreadableBatch, batch_of, records_in
 
 Result = TypeVar("Result")
 

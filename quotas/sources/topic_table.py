@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from quotas.changes import Alteration, Limit, Quotas, check_scope, has_scope, limit_of, scope_of
-from quotas.entities import SCOPE, Entity, InvalidQuota, QuotaKey, Scope, check_names
-from quotas.limits import valid_limit
-from quotas.shared_map import SharedMap
-from quotas.sources.entry_forms import InvalidEntry, entity_form, entity_of
-from quotas.sources.topic_records import Record
+from kafka_throttle.quotas.changes import Alteration, Limit, Quotas, check_scope, has_scope, limit_of, scope_of
+from kafka_throttle.quotas.entities import SCOPE, Entity, InvalidQuota, QuotaKey, Scope, check_names
+from kafka_throttle.quotas.limits import valid_limit
+from kafka_throttle.quotas.shared_map import SharedMap
+from kafka_throttle.quotas.sources.entry_forms import InvalidEntry, entity_form, entity_of
+from kafka_throttle.quotas.sources.topic_records import Record
 
 FORMAT: Final = 1
 MAX_RECORD_BYTES: Final = 256 << 10

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
-from common.backoff import Backoff
-from protocol.messages.client_quotas import Verbatim, all_quotas_request
-from protocol.messages.metadata import nodes_request
-from protocol.own_requests import OwnRequest
-from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
-from quotas.entities import Entity, Scope
-from quotas.sources.client_quotas import (
+from kafka_throttle.common.backoff import Backoff
+from kafka_throttle.protocol.messages.client_quotas import Verbatim, all_quotas_request
+from kafka_throttle.protocol.messages.metadata import nodes_request
+from kafka_throttle.protocol.own_requests import OwnRequest
+from kafka_throttle.quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
+from kafka_throttle.quotas.entities import Entity, Scope
+from kafka_throttle.quotas.sources.client_quotas import (
     NOTHING_REPORTED,
     Reported,
     alter_request,
@@ -22,9 +22,9 @@ from quotas.sources.client_quotas import (
     reported,
     shows,
 )
-from quotas.sources.cluster_connection import ClusterConnection, Credentials
-from quotas.sources.known_servers import KnownServers
-from quotas.sources.source import SourceState
+from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, Credentials
+from kafka_throttle.quotas.sources.known_servers import KnownServers
+from kafka_throttle.quotas.sources.source import SourceState
 
 Result = TypeVar("Result")
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 
-from quotas.changes import Alteration, AlterationRefused, SourceUnavailable
-from quotas.entities import Entity, InvalidQuota, Scope
-from quotas.sources.znodes import (
+from kafka_throttle.quotas.changes import Alteration, AlterationRefused, SourceUnavailable
+from kafka_throttle.quotas.entities import Entity, InvalidQuota, Scope
+from kafka_throttle.quotas.sources.znodes import (
     CHANGE_PREFIX,
     CHANGES,
     ROOTS,

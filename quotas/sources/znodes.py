@@ -14,10 +14,10 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
-from quotas.changes import NO_QUOTAS, Limit, Quotas, check_scope, has_scope, limit_of, scope_of
-from quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, Name, QuotaKey, QuotaType, Scope
-from quotas.limits import MAX_BYTE_RATE, MAX_CONNECTION_RATE, valid_limit
-from quotas.shared_map import SharedMap
+from kafka_throttle.quotas.changes import NO_QUOTAS, Limit, Quotas, check_scope, has_scope, limit_of, scope_of
+from kafka_throttle.quotas.entities import DEFAULT, SCOPE, Entity, InvalidQuota, Name, QuotaKey, QuotaType, Scope
+from kafka_throttle.quotas.limits import MAX_BYTE_RATE, MAX_CONNECTION_RATE, valid_limit
+from kafka_throttle.quotas.shared_map import SharedMap
 
 ROOTS: Final = ("users", "clients", "ips")
 """Below which the nodes of entities are."""

@@ -11,12 +11,21 @@ from typing import Any, NamedTuple
 from kazoo import exceptions
 from kazoo.protocol.states import KazooState, KeeperState
 
-from common.login_secrets import SecretUnusable
-from common.zookeeper import LOST, Ensemble, LastKazooError, acl_of, close, new_client, words_for
-from quotas.changes import NO_QUOTAS, Alteration, Quotas, SourceUnavailable
-from quotas.sources.source import SourceState
-from quotas.sources.znode_follower import BATCH, Conflict, ConnectionLost, Failure, Follower, Forbidden
-from quotas.sources.znodes import CHANGE_PREFIX, CHANGES, Create, Delete, EntityNodes, Replace, Seen, Step
+from kafka_throttle.common.login_secrets import SecretUnusable
+from kafka_throttle.common.zookeeper import LOST, Ensemble, LastKazooError, acl_of, close, new_client, words_for
+from kafka_throttle.quotas.changes import NO_QUOTAS, Alteration, Quotas, SourceUnavailable
+from kafka_throttle.quotas.sources.source import SourceState
+from kafka_throttle.quotas.sources.znode_follower import BATCH, Conflict, ConnectionLost, Failure, Follower, Forbidden
+from kafka_throttle.quotas.sources.znodes import (
+    CHANGE_PREFIX,
+    CHANGES,
+    Create,
+    Delete,
+    EntityNodes,
+    Replace,
+    Seen,
+    Step,
+)
 
 _RETRY_S = 0.2
 """Between two attempts to connect. It is short because what ZooKeeper returns with has to be in force in a second."""

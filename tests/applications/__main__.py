@@ -25,8 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from common.jars import ToolMissing
 from demo.kafka_cluster import ClusterFailed, KafkaCluster
+from kafka_throttle.common.jars import ToolMissing
 from tests.applications.figures import MOST_OUTAGE_S, Run, line, problems, table
 from tests.applications.programs import VERSION, ApplicationFailed
 from tests.applications.restarting import RESTARTS

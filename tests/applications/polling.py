@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from protocol.api_key import METADATA
-from protocol.primitives import int32
+from kafka_throttle.protocol.api_key import METADATA
+from kafka_throttle.protocol.primitives import int32
 from tests.relay.frames import request
 from tests.timeouts import TIMEOUT_S
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.child_process import die_with_parent
-from common.jars import kafka_application_jars
 from demo.kafka_cluster import free_ports, java_argv, logging_properties
+from kafka_throttle.common.child_process import die_with_parent
+from kafka_throttle.common.jars import kafka_application_jars
 from tests.java_program import compile_java
 
 VERSION = "4.3.1"

@@ -19,7 +19,7 @@ from pathlib import Path
 from confluent_kafka import Producer
 
 from demo.kafka_cluster import KafkaCluster
-from protocol.api_key import PRODUCE
+from kafka_throttle.protocol.api_key import PRODUCE
 from tests.applications.committed import Committed
 from tests.applications.programs import Programs, Streams
 from tests.applications.rig import PARTITIONS, make_topics

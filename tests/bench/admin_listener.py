@@ -23,20 +23,20 @@ from typing import Self
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from proxy.installed import build_in_use, take_build
+from kafka_throttle.proxy.installed import build_in_use, take_build
 
 take_build()
 
 import structlog  # noqa: E402
 
 from demo.proxy_process import free_port_run  # noqa: E402
-from proxy.clock import SystemClock  # noqa: E402
-from proxy.config.load import config_of  # noqa: E402
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts  # noqa: E402
-from proxy.observe.throttle_episode import ThrottleEpisode  # noqa: E402
-from proxy.relay.actions import Throttled  # noqa: E402
-from proxy.server.service import Service  # noqa: E402
-from quotas.entities import QuotaType  # noqa: E402
+from kafka_throttle.proxy.clock import SystemClock  # noqa: E402
+from kafka_throttle.proxy.config.load import config_of  # noqa: E402
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts  # noqa: E402
+from kafka_throttle.proxy.observe.throttle_episode import ThrottleEpisode  # noqa: E402
+from kafka_throttle.proxy.relay.actions import Throttled  # noqa: E402
+from kafka_throttle.proxy.server.service import Service  # noqa: E402
+from kafka_throttle.quotas.entities import QuotaType  # noqa: E402
 from tests.bench import machine  # noqa: E402
 from tests.bench.loop_lag import figures_during, table  # noqa: E402
 from tests.bench.processes import say  # noqa: E402

@@ -21,7 +21,7 @@ from struct import pack
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from proxy.installed import build_in_use, take_build
+from kafka_throttle.proxy.installed import build_in_use, take_build
 
 CALLS = 20_000
 BLOCKS = 5
@@ -73,15 +73,15 @@ def ns_of(call: Callable[[int], object]) -> float:
 
 def calls() -> dict[str, Callable[[int], object]]:
     """What is measured. Imported here: by now it is known which build runs."""
-    from protocol.api_key import METADATA
-    from protocol.api_table import APIS
-    from protocol.frames import acks_at
-    from protocol.primitives import Reader
-    from protocol.splices import Splice, splice_frame
-    from protocol.walk import Walk
-    from quotas.request_costs import RequestCosts
-    from quotas.sensors.token_buckets import TokenBuckets
-    from quotas.sensors.windowed_rate import Sensors
+    from kafka_throttle.protocol.api_key import METADATA
+    from kafka_throttle.protocol.api_table import APIS
+    from kafka_throttle.protocol.frames import acks_at
+    from kafka_throttle.protocol.primitives import Reader
+    from kafka_throttle.protocol.splices import Splice, splice_frame
+    from kafka_throttle.protocol.walk import Walk
+    from kafka_throttle.quotas.request_costs import RequestCosts
+    from kafka_throttle.quotas.sensors.token_buckets import TokenBuckets
+    from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 
     sensors, buckets, costs = Sensors(2), TokenBuckets(1), RequestCosts().of_node(1)
     free, full, bucket = sensors.open(1e15, 0), sensors.open(1000.0, 0), buckets.open(1e9, 0)

@@ -137,7 +137,7 @@ def read_when_written(file: Path) -> list[tuple[str, int, str, int, int]]:
 
 def place(path: str, line: int, name: str) -> str:
     """Where a function stands, as short as can be."""
-    file = Path(path)
+    file = Path(path).resolve()
     shown = file.relative_to(ROOT) if file.is_relative_to(ROOT) else Path(file.parent.name, file.name)
     return f"{shown}:{line} {name}"
 

@@ -29,7 +29,7 @@ if not __package__:  # started as a script: what is imported below counts from t
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from demo.proxy_process import free_port_run
-from protocol.primitives import compact_string, string, uvarint
+from kafka_throttle.protocol.primitives import compact_string, string, uvarint
 from tests.bench.processes import ROOT, end_group, say
 from tests.relay.frames import frame, produce, produced, request
 from tests.topic_frames import metadata_by_name, new_topic

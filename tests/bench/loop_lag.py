@@ -24,23 +24,23 @@ if not __package__:  # started as a script: what is imported below counts from t
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
-from protocol.messages.api_versions import carried
-from proxy.clock import SystemClock
-from proxy.decisions.decide import decide
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.decisions.steps import QuotaAlteration, SlowDecision
-from proxy.net.turns import finish_in_turns
-from proxy.observe.metrics import Metrics
-from proxy.observe.top_entities import EntitySource, EntityUse
-from proxy.relay.actions import Decision, DecisionKind, DecisionRequest
-from proxy.server.quota_store import QuotaStore
-from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import QuotaKey, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
-from quotas.sources.file import FileSource
-from quotas.sources.overlay import Change, Changed, Entry, format_overlay
+from kafka_throttle.protocol.messages.api_versions import carried
+from kafka_throttle.proxy.clock import SystemClock
+from kafka_throttle.proxy.decisions.decide import decide
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from kafka_throttle.proxy.decisions.steps import QuotaAlteration, SlowDecision
+from kafka_throttle.proxy.net.turns import finish_in_turns
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.observe.top_entities import EntitySource, EntityUse
+from kafka_throttle.proxy.relay.actions import Decision, DecisionKind, DecisionRequest
+from kafka_throttle.proxy.server.quota_store import QuotaStore
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import QuotaKey, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.sources.file import FileSource
+from kafka_throttle.quotas.sources.overlay import Change, Changed, Entry, format_overlay
 from tests.bench import machine
 from tests.bench.processes import say
 from tests.bench.quota_relays import DEFAULTS, NEVER_EXCEEDED, client_name, entities

@@ -26,9 +26,9 @@ if not __package__:  # started as a script: what is imported below counts from t
 
 from pyspark.sql import SparkSession
 
-from pipeline.jobs.ingest import ingest_spool
-from pipeline.table.table import read_usage, root_of
-from quotas.records.usage_record import VERSION, UsageRecord, columns
+from kafka_throttle.pipeline.jobs.ingest import ingest_spool
+from kafka_throttle.pipeline.table.table import read_usage, root_of
+from kafka_throttle.quotas.records.usage_record import VERSION, UsageRecord, columns
 from tests.bench.spark_cost import CORES, add_place, measured, session
 from tests.pipeline.spools import Fleet, records, write_many, write_spool
 

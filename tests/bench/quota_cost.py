@@ -27,8 +27,8 @@ if not __package__:  # started as a script: what is imported below counts from t
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from demo.proxy_process import free_port_run
-from quotas.entities import QuotaKey
-from quotas.sources.overlay import Change, format_overlay
+from kafka_throttle.quotas.entities import QuotaKey
+from kafka_throttle.quotas.sources.overlay import Change, format_overlay
 from tests.bench import machine, quota_relays
 from tests.bench.candidates import Candidate, Command
 from tests.bench.columns import COLUMNS

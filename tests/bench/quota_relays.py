@@ -13,17 +13,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from protocol.messages.api_versions import carried
-from proxy.decisions.decide import decide
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.relay.actions import Action, Close, Decision, DecisionRequest, RelayLimits, Send, WakeAt
-from proxy.relay.relay import Relay
-from proxy.relay.relay_counters import RelayCounters
-from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.protocol.messages.api_versions import carried
+from kafka_throttle.proxy.decisions.decide import decide
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from kafka_throttle.proxy.relay.actions import Action, Close, Decision, DecisionRequest, RelayLimits, Send, WakeAt
+from kafka_throttle.proxy.relay.relay import Relay
+from kafka_throttle.proxy.relay.relay_counters import RelayCounters
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.bench.memory import FETCH_RESPONSE, PRODUCE_RESPONSE, RESPONSE_HEADER, TOPIC
 
 CONNECTIONS = 64

@@ -19,16 +19,16 @@ from statistics import median
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from proxy.installed import build_in_use, take_build
+from kafka_throttle.proxy.installed import build_in_use, take_build
 
 take_build()
 
-from protocol.messages.api_versions import carried  # noqa: E402
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts  # noqa: E402
-from proxy.relay.actions import Action, RelayLimits, WakeAt  # noqa: E402
-from proxy.relay.relay import Relay  # noqa: E402
-from proxy.relay.relay_counters import RelayCounters  # noqa: E402
-from proxy.side import Side  # noqa: E402
+from kafka_throttle.protocol.messages.api_versions import carried  # noqa: E402
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts  # noqa: E402
+from kafka_throttle.proxy.relay.actions import Action, RelayLimits, WakeAt  # noqa: E402
+from kafka_throttle.proxy.relay.relay import Relay  # noqa: E402
+from kafka_throttle.proxy.relay.relay_counters import RelayCounters  # noqa: E402
+from kafka_throttle.proxy.side import Side  # noqa: E402
 from tests.bench.counting_proxy import Bytecodes  # noqa: E402
 from tests.relay.frames import fetch, fetched, produce, produced  # noqa: E402
 from tests.relay.script import FixedNodes, quota_manager_with  # noqa: E402

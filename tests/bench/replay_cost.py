@@ -13,8 +13,8 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from pipeline.simulate.backlog import Window, replay_run
-from pipeline.simulate.candidate import Rules
+from kafka_throttle.pipeline.simulate.backlog import Window, replay_run
+from kafka_throttle.pipeline.simulate.candidate import Rules
 from tests.bench.usage_table import BIG_LIMITS, LIMITS, PER_LIMIT, WINDOW_MS, throttled_records
 
 _MINUTES = 10

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from pipeline.spark.session import spark_session
+from kafka_throttle.pipeline.spark.session import spark_session
 from tests.bench.processes import ROOT, Process, family_of
 from tests.pipeline.spark_cluster import ON_CLUSTER, spark_cluster
 

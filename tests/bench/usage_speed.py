@@ -30,10 +30,10 @@ if not __package__:  # started as a script: what is imported below counts from t
 
 from pyspark.sql import SparkSession
 
-from pipeline.jobs import report
-from pipeline.jobs.simulate import simulate
-from pipeline.table import summaries
-from pipeline.table.table import local_path, read_usage
+from kafka_throttle.pipeline.jobs import report
+from kafka_throttle.pipeline.jobs.simulate import simulate
+from kafka_throttle.pipeline.table import summaries
+from kafka_throttle.pipeline.table.table import local_path, read_usage
 from tests.bench.processes import say
 from tests.bench.spark_cost import CORES, KINDS, add_place, measured, session
 from tests.bench.usage_table import BIG_LIMITS, CANDIDATES, LIMITS, candidate_of, table_at, until_ms

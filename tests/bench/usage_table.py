@@ -15,15 +15,15 @@ from pathlib import Path
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.simulate.candidate import Candidate, Rules
-from pipeline.simulate.meter import Meter
-from pipeline.table.accounts import Account, Writer, rows_of
-from pipeline.table.schemas import NUMBERS, ROWS, defaults, schema_of
-from pipeline.table.table import make_tables, root_of
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.records.trace import Operation
-from quotas.records.usage_record import USAGE, UsageRecord
+from kafka_throttle.pipeline.simulate.candidate import Candidate, Rules
+from kafka_throttle.pipeline.simulate.meter import Meter
+from kafka_throttle.pipeline.table.accounts import Account, Writer, rows_of
+from kafka_throttle.pipeline.table.schemas import NUMBERS, ROWS, defaults, schema_of
+from kafka_throttle.pipeline.table.table import make_tables, root_of
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.records.trace import Operation
+from kafka_throttle.quotas.records.usage_record import USAGE, UsageRecord
 from tests.pipeline.live_runs import REPORTED, LiveWindow
 from tests.pipeline.spools import MONDAY_MS, Fleet, records
 

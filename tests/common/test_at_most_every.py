@@ -1,4 +1,4 @@
-from common.at_most_every import AtMostEvery
+from kafka_throttle.common.at_most_every import AtMostEvery
 
 
 def test_it_is_due_at_first_and_again_an_interval_after_it_was_done():

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from common import atomic_file
-from common.atomic_file import is_at, obstacle, publish, sync, sync_directory, write_whole
+from kafka_throttle.common import atomic_file
+from kafka_throttle.common.atomic_file import is_at, obstacle, publish, sync, sync_directory, write_whole
 
 ROOT = Path(__file__).parents[2]
 OLD, NEW = b"what was there", b"what is to be there"
@@ -165,7 +165,7 @@ def test_a_file_that_is_a_mount_is_in_the_way_and_is_named_when_it_is_written(pa
 MOUNTED = """
 import subprocess, sys
 from pathlib import Path
-from common.atomic_file import obstacle, write_whole
+from kafka_throttle.common.atomic_file import obstacle, write_whole
 folder = Path(sys.argv[1])
 subprocess.run(["mount", "--bind", folder / "alone", folder / "alone"], check=True)
 subprocess.run(["mount", "--bind", folder / "fixed", folder / "fixed"], check=True)

@@ -1,4 +1,4 @@
-from common.backoff import Backoff
+from kafka_throttle.common.backoff import Backoff
 
 
 def test_each_failure_is_waited_for_twice_as_long_up_to_the_longest_wait():

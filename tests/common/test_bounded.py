@@ -1,4 +1,4 @@
-from common.bounded import Bounded
+from kafka_throttle.common.bounded import Bounded
 
 
 def test_what_was_set_the_longest_ago_makes_room():

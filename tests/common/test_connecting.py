@@ -8,7 +8,7 @@ import socket
 import pytest
 import uvloop
 
-from common.connecting import connected, connected_to_first
+from kafka_throttle.common.connecting import connected, connected_to_first
 from tests.deaf import deaf_address
 from tests.timeouts import TIMEOUT_S
 

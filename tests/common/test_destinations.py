@@ -5,7 +5,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from common.destinations import ANYWHERE, Destinations
+from kafka_throttle.common.destinations import ANYWHERE, Destinations
 
 OWN = "it is a listener of this proxy"
 OUTSIDE = "it is outside of upstream.node_networks"
@@ -70,13 +70,15 @@ def test_without_a_descriptor_no_address_is_known_to_be_of_this_machine(monkeypa
     monkeypatch.setattr(socket, "socket", none_left)
     assert destinations.refusal("127.0.0.6", "127.0.0.6", PORTS.start) is None
     for nonlocal_bind in (True, False):
-        monkeypatch.setattr("common.destinations._can_be_bound_to", lambda _address, can=nonlocal_bind: can)
+        monkeypatch.setattr(
+            "kafka_throttle.common.destinations._can_be_bound_to", lambda _address, can=nonlocal_bind: can
+        )
         assert destinations.refusal("10.0.0.6", "10.0.0.6", PORTS.start) is None
 
 
 def test_where_any_address_can_be_bound_to_only_those_of_this_machine_are_of_a_listener(monkeypatch):
     """So it is with the system's setting ip_nonlocal_bind, beside balancers whose address moves."""
-    monkeypatch.setattr("common.destinations._can_be_bound_to", lambda address: True)
+    monkeypatch.setattr("kafka_throttle.common.destinations._can_be_bound_to", lambda address: True)
     for_all = Destinations([("0.0.0.0", PORTS), ("::", PORTS)])
     for own in ("127.0.0.1", "127.9.9.9"):
         assert for_all.refusal(own, own, PORTS.start)

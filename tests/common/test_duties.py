@@ -6,8 +6,8 @@ import threading
 import pytest
 import structlog
 
-from common import duties
-from common.duties import Duty
+from kafka_throttle.common import duties
+from kafka_throttle.common.duties import Duty
 from tests.timeouts import TIMEOUT_S
 
 

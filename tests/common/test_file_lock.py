@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from common.file_lock import Lock, lock, locked
+from kafka_throttle.common.file_lock import Lock, lock, locked
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-from common.file_signature import signature
+from kafka_throttle.common.file_signature import signature
 
 
 def test_a_file_of_the_same_size_that_takes_the_place_of_another_is_noticed(tmp_path):

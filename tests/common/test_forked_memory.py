@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from common.forked_memory import ForkedMemory
+from kafka_throttle.common.forked_memory import ForkedMemory
 
 
 def put(memory, key, **fields):

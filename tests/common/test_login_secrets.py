@@ -6,8 +6,15 @@ from multiprocessing import get_context
 
 import pytest
 
-from common import login_secrets
-from common.login_secrets import Password, PasswordFile, SecretHeldBack, SecretUnusable, TokenFile, read_secret
+from kafka_throttle.common import login_secrets
+from kafka_throttle.common.login_secrets import (
+    Password,
+    PasswordFile,
+    SecretHeldBack,
+    SecretUnusable,
+    TokenFile,
+    read_secret,
+)
 from tests.timeouts import TIMEOUT_S
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from common.look_ups import LookUps, _in_turn, at_port, look_up
+from kafka_throttle.common.look_ups import LookUps, _in_turn, at_port, look_up
 from tests.fakes.clock import FakeClock
 from tests.timeouts import TIMEOUT_S
 
@@ -78,7 +78,7 @@ async def test_an_older_response_serves_where_none_comes_but_not_for_ever(look_u
     await learn(look_ups, resolver, "a", [A])
     clock.advance(299_000)
     assert await learn(look_ups, resolver, "a", OSError("no answer")) == [A]
-    monkeypatch.setattr("common.look_ups._LONGEST_WAIT_S", 0)
+    monkeypatch.setattr("kafka_throttle.common.look_ups._LONGEST_WAIT_S", 0)
     assert await look_ups.of("a") == [A]
     await resolver.response("a", OSError("no answer"))
     clock.advance(2_000)

@@ -5,7 +5,7 @@ import ssl
 import pytest
 from kafka.errors import SaslAuthenticationFailedError
 
-from common.plain_words import plain_words, words_of
+from kafka_throttle.common.plain_words import plain_words, words_of
 
 
 @pytest.mark.parametrize(

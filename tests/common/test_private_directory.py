@@ -4,7 +4,12 @@ import os
 
 import pytest
 
-from common.private_directory import DirectoryUnusable, check_directory, keep_directory, look_at_directory
+from kafka_throttle.common.private_directory import (
+    DirectoryUnusable,
+    check_directory,
+    keep_directory,
+    look_at_directory,
+)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from common.race import AllFailed, Slow, race
+from kafka_throttle.common.race import AllFailed, Slow, race
 from tests.fakes.clock import FakeClock
 from tests.timeouts import TIMEOUT_S
 

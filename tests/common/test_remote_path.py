@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.remote_path import RemotePath, path_of, replace_whole, writable_folder
+from kafka_throttle.common.remote_path import RemotePath, path_of, replace_whole, writable_folder
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_the_parts_of_a_path():
 
 def test_a_file_of_this_machine_needs_no_pyarrow(tmp_path):
     code = (
-        "import sys; from common.remote_path import *\n"
+        "import sys; from kafka_throttle.common.remote_path import *\n"
         f"replace_whole(writable_folder({str(tmp_path / 'a')!r}) / 'b', b'c')\n"
         "sys.exit('pyarrow' in sys.modules)"
     )
@@ -79,7 +79,7 @@ def test_a_file_of_this_machine_needs_no_pyarrow(tmp_path):
 
 def test_several_processes_put_a_file_at_once(tmp_path):
     code = (
-        "import sys; from common.remote_path import *\n"
+        "import sys; from kafka_throttle.common.remote_path import *\n"
         f"for _ in range(300): put(writable_folder({str(tmp_path)!r}) / 'a', sys.argv[1].encode() * 99999)"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, text], cwd=Path(__file__).parents[2]) for text in "ab"]
@@ -93,7 +93,7 @@ def test_several_processes_put_a_file_at_once(tmp_path):
 def test_a_file_that_cannot_be_put_is_named_and_the_old_one_stays(tmp_path):
     (tmp_path / "a").write_text("old")
     code = (
-        "import resource; from common.remote_path import *\n"
+        "import resource; from kafka_throttle.common.remote_path import *\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4, 4))\n"
         f"try: put(path_of({str(tmp_path / 'a')!r}), b'longer')\n"
         "except ValueError as error: print(error, end='')"

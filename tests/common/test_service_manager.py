@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from common.service_manager import PassedFd, notify, passed_fds
+from kafka_throttle.common.service_manager import PassedFd, notify, passed_fds
 
 
 @pytest.fixture

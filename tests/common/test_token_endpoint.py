@@ -10,9 +10,9 @@ from urllib.parse import parse_qs, unquote_plus
 
 import pytest
 
-from common import token_endpoint
-from common.login_secrets import SecretHeldBack, SecretUnusable
-from common.token_endpoint import ClientRefused, Issued, TokenEndpoint, Tokens, TokenUnavailable, issued
+from kafka_throttle.common import token_endpoint
+from kafka_throttle.common.login_secrets import SecretHeldBack, SecretUnusable
+from kafka_throttle.common.token_endpoint import ClientRefused, Issued, TokenEndpoint, Tokens, TokenUnavailable, issued
 from tests.certificates import Authority, server_context
 from tests.timeouts import TIMEOUT_S
 

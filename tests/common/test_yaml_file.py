@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.yaml_file import MAX_VALUES, YamlFileError, parse_yaml, yaml_nodes
+from kafka_throttle.common.yaml_file import MAX_VALUES, YamlFileError, parse_yaml, yaml_nodes
 
 
 @pytest.mark.parametrize(

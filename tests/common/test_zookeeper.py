@@ -3,8 +3,8 @@
 import pytest
 from kazoo.protocol.states import KeeperState
 
-from common.login_secrets import PasswordFile
-from common.zookeeper import Ensemble, LastKazooError, Login, new_client
+from kafka_throttle.common.login_secrets import PasswordFile
+from kafka_throttle.common.zookeeper import Ensemble, LastKazooError, Login, new_client
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from quotas.entities import QuotaType
+from kafka_throttle.quotas.entities import QuotaType
 from tests.conformance.oracle import Comparison
 from tests.conformance.proofs import VERSIONS, Proof, other_tags
 

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import Entity, QuotaType, SensorTags
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import Entity, QuotaType, SensorTags
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors
 from tests.conformance.entities import (
     EVENTS_BETWEEN_CHANGES,
     QuotaChange,

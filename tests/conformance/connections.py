@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from quotas.connection_quotas import (
+from kafka_throttle.quotas.connection_quotas import (
     NO_LIMIT,
     AddressKey,
     AddressLimits,

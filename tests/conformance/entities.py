@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from quotas.entities import DEFAULT, Entity, Name
+from kafka_throttle.quotas.entities import DEFAULT, Entity, Name
 
 USERS = ["alice", "bob", "carol", "dave", "ANONYMOUS", "CN=x,O=y"]
 CLIENT_IDS = ["etl", "app", "web", "a b", "<default>", ""]

@@ -4,11 +4,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import QuotaType, SensorTags
-from quotas.quota_table import QuotaTable
-from quotas.sensors.token_buckets import TokenBuckets, remaining_ms
-from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import QuotaType, SensorTags
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.token_buckets import TokenBuckets, remaining_ms
+from kafka_throttle.quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors
 from tests.conformance.client_quotas import BEGIN_MS, ROWS, ByManager, ByTags, quota_step, state
 from tests.conformance.entities import EVENTS_BETWEEN_CHANGES, USERS, RandomQuotas, random_client, random_step_ms
 from tests.conformance.oracle import Step

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from quotas.entities import QuotaType
+from kafka_throttle.quotas.entities import QuotaType
 from tests.conformance.client_quotas import client_script
 from tests.conformance.connections import connection_script
 from tests.conformance.mutations import mutation_script

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quotas.entities import QuotaType
+from kafka_throttle.quotas.entities import QuotaType
 from tests.conformance.client_quotas import client_script
 from tests.conformance.proofs import VERSIONS, Proof, other_tags
 

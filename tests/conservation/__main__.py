@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from common.jars import ToolMissing
 from demo.kafka_cluster import ClusterFailed
+from kafka_throttle.common.jars import ToolMissing
 from tests.conservation.checker import KINDS, Round, cluster_behind_the_wire
 from tests.conservation.clients import ChildFailed
 from tests.conservation.faults import FaultFailed

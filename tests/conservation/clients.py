@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common.child_process import die_with_parent
+from kafka_throttle.common.child_process import die_with_parent
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,9 +10,9 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Self
 
-from common.child_process import die_with_parent
-from common.jars import need_program
 from demo.proxy_process import free_port_run
+from kafka_throttle.common.child_process import die_with_parent
+from kafka_throttle.common.jars import need_program
 from tests.deploy.tools import DEPLOY
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.timeouts import TIMEOUT_S

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from common.yaml_file import parse_yaml
-from proxy.config.load import config_of
+from kafka_throttle.common.yaml_file import parse_yaml
+from kafka_throttle.proxy.config.load import config_of
 from tests.deploy.tools import CHART, DEPLOY, helm, passes
 from tests.go_program import go_program
 

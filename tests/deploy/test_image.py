@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from common.yaml_file import read_yaml_file
 from demo.kafka_cluster import KafkaCluster
-from proxy.config.load import load_config
+from kafka_throttle.common.yaml_file import read_yaml_file
+from kafka_throttle.proxy.config.load import load_config
 from tests.deploy.tools import DEPLOY, ROOT, hadolint, passes
 from tests.go_program import go_program
 from tests.integration.proxy_process import ProxyProcess

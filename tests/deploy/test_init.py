@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from proxy.cli.main import main
-from proxy.config.load import load_config
-from proxy.config.warnings import ephemeral_ports, warnings_of
+from kafka_throttle.proxy.cli.main import main
+from kafka_throttle.proxy.config.load import load_config
+from kafka_throttle.proxy.config.warnings import ephemeral_ports, warnings_of
 from tests.quotas.sources.test_cluster_faults import TAKES_PLAIN, WANTS_SASL, Listener
 from tests.quotas.sources.test_cluster_nodes import metadata
 
@@ -225,7 +225,7 @@ def test_a_folder_that_is_not_there_is_said(tmp_path):
 def test_on_a_full_disk_nothing_is_left(path):
     program = f"""if True:
         import resource, signal
-        from proxy.cli.main import main
+        from kafka_throttle.proxy.cli.main import main
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         main(["init", "--offline", "--bootstrap", "a:1", "--out", {str(path)!r}])

@@ -6,7 +6,7 @@ import runpy
 
 import pytest
 
-from common.yaml_file import read_yaml_file
+from kafka_throttle.common.yaml_file import read_yaml_file
 from tests.deploy.tools import DEPLOY, ROOT, passes, promtool
 from tests.test_docs import anchors
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from pipeline.rollout.plan_file import read_plan
+from kafka_throttle.pipeline.rollout.plan_file import read_plan
 from tests.deploy.tools import DEPLOY, ROOT
 from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import DAY_MS, Fleet, records, write_file

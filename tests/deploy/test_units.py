@@ -10,11 +10,11 @@ import urllib.request
 
 import pytest
 
-from common.child_process import die_with_parent
-from common.jars import need_program
 from demo.proxy_process import free_port_run
-from proxy.cli.init import BOOTSTRAP_PORT, METRICS_PORT
-from proxy.config.load import config_of, load_config
+from kafka_throttle.common.child_process import die_with_parent
+from kafka_throttle.common.jars import need_program
+from kafka_throttle.proxy.cli.init import BOOTSTRAP_PORT, METRICS_PORT
+from kafka_throttle.proxy.config.load import config_of, load_config
 from tests.deploy.tools import DEPLOY, ROOT, passes
 from tests.integration.proxy_process import HOST
 from tests.timeouts import TIMEOUT_S

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.jars import ToolMissing, cache_dir, need_program
+from kafka_throttle.common.jars import ToolMissing, cache_dir, need_program
 from tests.go_program import go_program
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,6 @@
 """Members of a fleet without ZooKeeper: documents in one dict, and rows that are only written down."""
 
-from proxy.server.fleet.transport import TransportLost
+from kafka_throttle.proxy.server.fleet.transport import TransportLost
 
 
 class FakeTransport:

@@ -5,8 +5,8 @@ import contextlib
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from proxy.observe.http_listener import HttpListener
-from proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.observe.http_listener import HttpListener
+from kafka_throttle.proxy.observe.metrics import Metrics
 
 
 def admin_listener(routes, **bounds):

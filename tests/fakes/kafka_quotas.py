@@ -7,10 +7,10 @@ from kafka.protocol.admin import (
     DescribeClientQuotasResponse,
 )
 
-from protocol.api_key import METADATA
-from protocol.fields import FieldReader, FieldWriter
-from protocol.messages.metadata import ClusterNodes
-from quotas.changes import SourceUnavailable
+from kafka_throttle.protocol.api_key import METADATA
+from kafka_throttle.protocol.fields import FieldReader, FieldWriter
+from kafka_throttle.protocol.messages.metadata import ClusterNodes
+from kafka_throttle.quotas.changes import SourceUnavailable
 
 _VERSION = 1
 _REQUESTS = {48: DescribeClientQuotasRequest, 49: AlterClientQuotasRequest}

@@ -10,12 +10,12 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import ProduceRequest
 from kafka.record.memory_records import MemoryRecords
 
-from protocol.fields import FieldWriter
-from protocol.messages.described_configs import TopicConfigs
-from protocol.messages.metadata import MetadataNode, TopicPartition, TopicPlace
-from protocol.messages.topic_log import LATEST, Appended, Created, Fetched, Offset
-from quotas.changes import SourceUnavailable
-from quotas.sources.topic_records import batch_of
+from kafka_throttle.protocol.fields import FieldWriter
+from kafka_throttle.protocol.messages.described_configs import TopicConfigs
+from kafka_throttle.protocol.messages.metadata import MetadataNode, TopicPartition, TopicPlace
+from kafka_throttle.protocol.messages.topic_log import LATEST, Appended, Created, Fetched, Offset
+from kafka_throttle.quotas.changes import SourceUnavailable
+from kafka_throttle.quotas.sources.topic_records import batch_of
 
 UNKNOWN_TOPIC, NOT_LEADER, UNKNOWN_ID = 3, 6, 100
 _LONGEST_WAIT_S = 0.3

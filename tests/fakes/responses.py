@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 
-from proxy.observe.api import ENDPOINTS
+from kafka_throttle.proxy.observe.api import ENDPOINTS
 
 _CONFIG = ConfigDict(extra="forbid", strict=True)
 _FORMS = {endpoint.path: TypeAdapter(list[endpoint.form], config=_CONFIG) for endpoint in ENDPOINTS}

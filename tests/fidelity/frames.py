@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from struct import pack, pack_into, unpack_from
 
-from protocol.api_key import (
+from kafka_throttle.protocol.api_key import (
     API_VERSIONS,
     CREATE_TOPICS,
     FETCH,
@@ -18,7 +18,7 @@ from protocol.api_key import (
     PRODUCE,
     SYNC_GROUP,
 )
-from protocol.primitives import Reader, string
+from kafka_throttle.protocol.primitives import Reader, string
 from tests.integration.raw_client import records
 from tests.topic_frames import create_topics, new_topic
 

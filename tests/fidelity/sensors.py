@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from common.child_process import die_with_parent
-from common.jars import need_program
 from demo.kafka_cluster import KafkaCluster
+from kafka_throttle.common.child_process import die_with_parent
+from kafka_throttle.common.jars import need_program
 
 _JAVA = Path(__file__).parents[1] / "java" / "SensorReader.java"
 _WINDOWS = 10

@@ -3,12 +3,18 @@
 from functools import cache
 from typing import Any, Final
 
-from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, ClientSensors, SensorKey
-from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas, ListenerKey, Outcome
-from quotas.entities import Entity, QuotaKey, QuotaType, SensorTags
-from quotas.quota_table import QuotaTable
-from quotas.sensors.token_buckets import TokenBuckets
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, ClientSensors, SensorKey
+from kafka_throttle.quotas.connection_quotas import (
+    AddressLimits,
+    ConnectionLimits,
+    ConnectionQuotas,
+    ListenerKey,
+    Outcome,
+)
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType, SensorTags
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.token_buckets import TokenBuckets
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.fleet.events import Events
 from tests.fleet.plan import Plan
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isfinite
 
-from quotas.shares.division import floor_share
+from kafka_throttle.quotas.shares.division import floor_share
 
 EPSILON = 1e-9
 """Sums of doubles that are 1 on paper."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.server.fleet.transport import TransportLost
+from kafka_throttle.proxy.server.fleet.transport import TransportLost
 from tests.fleet.ensemble import Ensemble, EnsemblePlan
 from tests.fleet.events import PROCESS, Events, Process, SimulatedLoop
 from tests.fleet.transport import Network, SimulatedTransport

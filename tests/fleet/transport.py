@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from proxy.server.fleet.transport import RefusedRecord, TransportLost
+from kafka_throttle.proxy.server.fleet.transport import RefusedRecord, TransportLost
 from tests.fleet.ensemble import Connected, Ensemble, Link, Node, NoNode, SessionExpired
 from tests.fleet.events import Events, Process
 

@@ -10,10 +10,10 @@ from typing import Final
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from proxy.server.fleet.fleet import Fleet
-from quotas.entities import QuotaType
-from quotas.share_rows import SharedRows
-from quotas.shares.member import Member
+from kafka_throttle.proxy.server.fleet.fleet import Fleet
+from kafka_throttle.quotas.entities import QuotaType
+from kafka_throttle.quotas.share_rows import SharedRows
+from kafka_throttle.quotas.shares.member import Member
 from tests.fleet.clients import Balancer, Connection, Sent
 from tests.fleet.ensemble import Ensemble, Traffic
 from tests.fleet.events import PROCESS, Events, Process, SimulatedLoop

@@ -8,13 +8,13 @@ from contextlib import suppress
 from itertools import product
 from typing import Any
 
-from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
-from protocol.api_table import APIS
-from protocol.errors import ProtocolError
-from protocol.fields import FieldReader, FieldWriter
-from protocol.identity.scram import HASHES, ScramClient
-from protocol.messages.api_versions import offer_request
-from protocol.messages.client_quotas import (
+from kafka_throttle.protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.fields import FieldReader, FieldWriter
+from kafka_throttle.protocol.identity.scram import HASHES, ScramClient
+from kafka_throttle.protocol.messages.api_versions import offer_request
+from kafka_throttle.protocol.messages.client_quotas import (
     AlterReader,
     EntityOperations,
     EntityPart,
@@ -24,20 +24,26 @@ from protocol.messages.client_quotas import (
     alteration_request,
     read_describe_request,
 )
-from protocol.messages.described_configs import node_configs_request, topic_configs_request
-from protocol.messages.metadata import nodes_request, topic_request
-from protocol.messages.sasl import authenticate_request, handshake_request
-from protocol.messages.scram_credentials import only_user, without_refusal
-from protocol.messages.topic_log import EARLIEST, append_request, creation_request, fetch_request, offset_request
-from protocol.messages.topic_mutations import MutationReader, MutationResponseReader
-from protocol.messages.topic_partitions import BY_ID_VERSION, BY_NAME_VERSION, read_topic_partitions
-from protocol.own_requests import OwnRequest
-from protocol.primitives import float64, int16, int32, string
-from protocol.splices import splice_frame
-from quotas.changes import NO_QUOTAS, SourceUnavailable
-from quotas.sources.client_quotas import reported
-from quotas.sources.cluster_conversation import Conversation, SaslLogin, Step
-from quotas.sources.cluster_faults import NodeRefuses
+from kafka_throttle.protocol.messages.described_configs import node_configs_request, topic_configs_request
+from kafka_throttle.protocol.messages.metadata import nodes_request, topic_request
+from kafka_throttle.protocol.messages.sasl import authenticate_request, handshake_request
+from kafka_throttle.protocol.messages.scram_credentials import only_user, without_refusal
+from kafka_throttle.protocol.messages.topic_log import (
+    EARLIEST,
+    append_request,
+    creation_request,
+    fetch_request,
+    offset_request,
+)
+from kafka_throttle.protocol.messages.topic_mutations import MutationReader, MutationResponseReader
+from kafka_throttle.protocol.messages.topic_partitions import BY_ID_VERSION, BY_NAME_VERSION, read_topic_partitions
+from kafka_throttle.protocol.own_requests import OwnRequest
+from kafka_throttle.protocol.primitives import float64, int16, int32, string
+from kafka_throttle.protocol.splices import splice_frame
+from kafka_throttle.quotas.changes import NO_QUOTAS, SourceUnavailable
+from kafka_throttle.quotas.sources.client_quotas import reported
+from kafka_throttle.quotas.sources.cluster_conversation import Conversation, SaslLogin, Step
+from kafka_throttle.quotas.sources.cluster_faults import NodeRefuses
 from tests.fuzz.target import Target
 from tests.quota_frames import alter_request, describe_request
 from tests.sasl_frames import FIRST, NONCE, VERIFIER

@@ -5,7 +5,13 @@ import sys
 import atheris
 
 with atheris.instrument_imports(
-    include=["protocol", "proxy.relay", "proxy.decisions.sasl", "quotas.sources", "tests.fuzz"]
+    include=[
+        "protocol",
+        "kafka_throttle.proxy.relay",
+        "kafka_throttle.proxy.decisions.sasl",
+        "kafka_throttle.quotas.sources",
+        "tests.fuzz",
+    ]
 ):
     from tests.fuzz.targets import TARGETS
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 
 from kafka.record.util import calc_crc32c
 
-from protocol.errors import ProtocolError
-from protocol.identity.cloud_names import access_key_of_json, access_key_of_url, shared_access_key_name
-from protocol.identity.distinguished_names import host_names_of, subject_of, validity_of
-from protocol.identity.principal_rules import InvalidPrincipalRules, NoPrincipalRule, principal_rules
-from protocol.identity.proxy_header import (
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.identity.cloud_names import access_key_of_json, access_key_of_url, shared_access_key_name
+from kafka_throttle.protocol.identity.distinguished_names import host_names_of, subject_of, validity_of
+from kafka_throttle.protocol.identity.principal_rules import InvalidPrincipalRules, NoPrincipalRule, principal_rules
+from kafka_throttle.protocol.identity.proxy_header import (
     LOCAL_PROXY_HEADER,
     Endpoint,
     MalformedProxyHeader,
@@ -22,21 +22,21 @@ from protocol.identity.proxy_header import (
     proxy_header_v2,
     read_proxy_header,
 )
-from protocol.identity.sasl_names import AWS_MSK_IAM, OAUTHBEARER, PLAIN, SCRAM, claimed_names, succeeds
-from protocol.messages.sasl import (
+from kafka_throttle.protocol.identity.sasl_names import AWS_MSK_IAM, OAUTHBEARER, PLAIN, SCRAM, claimed_names, succeeds
+from kafka_throttle.protocol.messages.sasl import (
     bare_token,
     read_authenticate,
     read_authenticate_response,
     read_handshake,
     read_handshake_response,
 )
-from proxy.decisions.sasl import Identity
-from proxy.relay.actions import RelayLimits
-from proxy.relay.relay import Relay
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.proxy.decisions.sasl import Identity
+from kafka_throttle.proxy.relay.actions import RelayLimits
+from kafka_throttle.proxy.relay.relay import Relay
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.fuzz import messages
 from tests.fuzz.messages import TURN
 from tests.fuzz.target import Target

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.jars import need_program
+from kafka_throttle.common.jars import need_program
 from tests.integration.proxy_process import ROOT
 
 _PORT = re.compile(r"sa_family=AF_INET6?, sin6?_port=htons\((\d+)\)")

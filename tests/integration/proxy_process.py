@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from common.child_process import die_with_parent
 from demo.proxy_process import free_port_run
+from kafka_throttle.common.child_process import die_with_parent
 from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]

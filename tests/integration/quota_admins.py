@@ -17,8 +17,8 @@ from kafka.protocol.admin import (
     DescribeClientQuotasResponse,
 )
 
-from protocol.own_requests import OwnRequest
-from quotas.sources.cluster_connection import ClusterConnection, Credentials
+from kafka_throttle.protocol.own_requests import OwnRequest
+from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, Credentials
 from tests.go_program import go_program
 from tests.java_program import java_program
 

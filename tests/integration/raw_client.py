@@ -11,7 +11,7 @@ from typing import Self
 
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-from protocol.api_key import PRODUCE as _PRODUCE
+from kafka_throttle.protocol.api_key import PRODUCE as _PRODUCE
 
 _VERSION = 7
 _NO_SUCH_TOPIC = b"no-such-topic"

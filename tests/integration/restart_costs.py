@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 import click
 
 from demo.kafka_cluster import KafkaCluster
-from protocol.api_key import API_VERSIONS, FETCH
+from kafka_throttle.protocol.api_key import API_VERSIONS, FETCH
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.restarts import ActivatedProxy, RelayedProxy, is_running
 from tests.integration.topics import leaders_of, make_topic

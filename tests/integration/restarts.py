@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import psutil
 
-from protocol.api_key import API_VERSIONS
+from kafka_throttle.protocol.api_key import API_VERSIONS
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.relay.frames import request
 from tests.timeouts import TIMEOUT_S

@@ -6,7 +6,7 @@ import struct
 import threading
 from collections.abc import Iterator
 
-from protocol.api_key import API_VERSIONS, METADATA
+from kafka_throttle.protocol.api_key import API_VERSIONS, METADATA
 
 _SERVED = {METADATA: (0, 1), API_VERSIONS: (0, 0)}
 _UNSUPPORTED_VERSION = 35

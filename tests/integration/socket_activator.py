@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 
-from common.child_process import die_with_parent
+from kafka_throttle.common.child_process import die_with_parent
 
 _FIRST_FD = 3
 _SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD}

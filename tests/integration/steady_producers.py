@@ -18,9 +18,9 @@ from aiokafka import AIOKafkaProducer
 from confluent_kafka import KafkaError, Message, Producer
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from common.child_process import die_with_parent
-from common.jars import ToolMissing
 from demo.kafka_cluster import KafkaCluster
+from kafka_throttle.common.child_process import die_with_parent
+from kafka_throttle.common.jars import ToolMissing
 from tests.go_program import go_program
 from tests.integration.proxy_process import ROOT
 from tests.timeouts import TIMEOUT_S

@@ -12,14 +12,14 @@ from struct import pack
 
 import pytest
 
-from common.jars import kafka_jars, release
 from demo.kafka_cluster import KafkaCluster, java_argv, logging_properties, modes_of
-from protocol.api_key import CREATE_TOPICS, FETCH, METADATA
-from protocol.messages.client_quotas import all_quotas_request
-from proxy.usage.kafka_topic import KafkaTopic
-from quotas.sources.cluster_connection import ClusterConnection, Credentials
-from quotas.sources.cluster_faults import ConnectionFault
-from quotas.sources.cluster_nodes import default_partitions_of
+from kafka_throttle.common.jars import kafka_jars, release
+from kafka_throttle.protocol.api_key import CREATE_TOPICS, FETCH, METADATA
+from kafka_throttle.protocol.messages.client_quotas import all_quotas_request
+from kafka_throttle.proxy.usage.kafka_topic import KafkaTopic
+from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, Credentials
+from kafka_throttle.quotas.sources.cluster_faults import ConnectionFault
+from kafka_throttle.quotas.sources.cluster_nodes import default_partitions_of
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
 from tests.timeouts import TIMEOUT_S

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from proxy.cli.main import main
+from kafka_throttle.proxy.cli.main import main
 from tests.integration import logins
 from tests.integration.proxy_process import HOST
 from tests.integration.quota_client import QuotaClient

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from protocol.api_key import METADATA as _METADATA
-from protocol.api_key import PRODUCE as _PRODUCE
+from kafka_throttle.protocol.api_key import METADATA as _METADATA
+from kafka_throttle.protocol.api_key import PRODUCE as _PRODUCE
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.timeouts import TIMEOUT_S
 

@@ -10,8 +10,8 @@ from kafka.admin import NewTopic
 from kafka.errors import KafkaError
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from common.jars import kafka_jars
 from demo.kafka_cluster import KafkaCluster
+from kafka_throttle.common.jars import kafka_jars
 from tests.integration import logins
 from tests.integration.proxy_process import ProxyProcess
 from tests.java_program import compile_java

@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from common.child_process import die_with_parent
+from kafka_throttle.common.child_process import die_with_parent
 from tests.conservation.faults import APIS, BACK, FRONT
 from tests.integration.proxy_process import ROOT
 

@@ -9,19 +9,19 @@ import sys
 import pytest
 from kazoo.security import make_digest_acl
 
-from common.zookeeper import Ensemble, Login
-from proxy.clock import SystemClock
-from proxy.server.fleet.member_id import member_id
-from proxy.server.fleet.transport import TransportLost
-from proxy.server.fleet.zookeeper import ZooKeeperTransport
-from quotas.shares.document import MAX_BYTES
+from kafka_throttle.common.zookeeper import Ensemble, Login
+from kafka_throttle.proxy.clock import SystemClock
+from kafka_throttle.proxy.server.fleet.member_id import member_id
+from kafka_throttle.proxy.server.fleet.transport import TransportLost
+from kafka_throttle.proxy.server.fleet.zookeeper import ZooKeeperTransport
+from kafka_throttle.quotas.shares.document import MAX_BYTES
 from tests.integration.zookeeper_process import ZooKeeper, ZooKeeperEnsemble
 from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.kafka
 
 SESSION_MS = 6_000
-_MEMBER_ID = "from proxy.server.fleet.member_id import member_id; print(member_id('a'))"
+_MEMBER_ID = "from kafka_throttle.proxy.server.fleet.member_id import member_id; print(member_id('a'))"
 
 _paths = map("/kafka-throttle/test-{}/fleet".format, itertools.count())
 

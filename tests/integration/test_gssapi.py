@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from common.child_process import die_with_parent
 from demo.kafka_cluster import KafkaCluster, accepts, free_ports
+from kafka_throttle.common.child_process import die_with_parent
 from tests.bench.processes import need_tool
 from tests.integration.logins import PASSWORDS, PLAIN
 from tests.integration.proxy_process import HOST, ProxyProcess

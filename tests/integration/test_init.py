@@ -5,7 +5,7 @@ import sys
 
 from kafka.admin import KafkaAdminClient
 
-from proxy.config.load import load_config
+from kafka_throttle.proxy.config.load import load_config
 from tests.integration.proxy_process import ROOT, ProxyProcess
 from tests.timeouts import TIMEOUT_S
 

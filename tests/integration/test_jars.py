@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.jars import (
+from kafka_throttle.common.jars import (
     ToolMissing,
     delta_package,
     kafka_jars,
@@ -23,7 +23,7 @@ from common.jars import (
 from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
-FETCH = "import sys; from common.jars import kafka_jars; print(kafka_jars('4.3.1', lambda line: print(line)))"
+FETCH = "from kafka_throttle.common.jars import kafka_jars; print(kafka_jars('4.3.1', lambda line: print(line)))"
 
 
 @pytest.fixture
@@ -148,19 +148,19 @@ def test_a_missing_program_is_an_error_with_the_line_that_installs_it(
 
 def test_jars_for_spark_are_those_that_are_meant_or_none(played_maven, tmp_path, monkeypatch):
     played_maven('echo 3 > "$to/three-1.jar"; echo 4 > "$to/four-1.jar"')
-    monkeypatch.setattr("common.jars.kafka_source_package", lambda: "org:three:1")
-    monkeypatch.setattr("common.jars._SPARK_KAFKA", ("org:four:1",))
+    monkeypatch.setattr("kafka_throttle.common.jars.kafka_source_package", lambda: "org:three:1")
+    monkeypatch.setattr("kafka_throttle.common.jars._SPARK_KAFKA", ("org:four:1",))
     jars = (("three-1.jar", b"3\n"), ("four-1.jar", b"4\n"))
     meant = {name: hashlib.sha256(content).hexdigest() for name, content in jars}
-    monkeypatch.setattr("common.jars._SUMS", {**meant, "four-1.jar": "0" * 64})
+    monkeypatch.setattr("kafka_throttle.common.jars._SUMS", {**meant, "four-1.jar": "0" * 64})
     with pytest.raises(RuntimeError, match=r"four-1\.jar: expected the SHA-256 0{64}, got [0-9a-f]{64}"):
         spark_kafka_jars()
     assert in_cache(tmp_path) == ["spark-kafka-1.lock"]
-    monkeypatch.setattr("common.jars._SPARK_KAFKA", ("org:four:1", "org:five:1"))
-    monkeypatch.setattr("common.jars._SUMS", {**meant, "five-1.jar": "0" * 64})
+    monkeypatch.setattr("kafka_throttle.common.jars._SPARK_KAFKA", ("org:four:1", "org:five:1"))
+    monkeypatch.setattr("kafka_throttle.common.jars._SUMS", {**meant, "five-1.jar": "0" * 64})
     with pytest.raises(RuntimeError, match=r"five-1\.jar: .*, got nothing"):
         spark_kafka_jars()
-    monkeypatch.setattr("common.jars._SPARK_KAFKA", ("org:four:1",))
+    monkeypatch.setattr("kafka_throttle.common.jars._SPARK_KAFKA", ("org:four:1",))
     assert {path.name for path in spark_kafka_jars()} >= meant.keys()
     assert len(runs(tmp_path)) == 3
 
@@ -170,13 +170,13 @@ def test_jars_for_spark_are_those_that_are_meant_or_none(played_maven, tmp_path,
     [("4.0.5", "4.0_2.13:4.4.0", "4.0.4"), ("4.1.4", "4.1_2.13:4.4.0", "4.1.3"), ("4.2.0", "4.2_2.13:4.4.0", "4.2.0")],
 )
 def test_jars_are_those_of_this_pyspark(monkeypatch, version, delta, source):
-    monkeypatch.setattr("common.jars.metadata.version", lambda name: version)
+    monkeypatch.setattr("kafka_throttle.common.jars.metadata.version", lambda name: version)
     assert delta_package() == f"io.delta:delta-spark_{delta}"
     assert kafka_source_package() == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{source}"
 
 
 def test_another_pyspark_is_refused(monkeypatch):
-    monkeypatch.setattr("common.jars.metadata.version", lambda name: "3.5.9")
+    monkeypatch.setattr("kafka_throttle.common.jars.metadata.version", lambda name: "3.5.9")
     for jars in (spark_delta_jars, spark_kafka_jars):
         with pytest.raises(ValueError, match=r"expected PySpark 4\.0, 4\.1, 4\.2, found 3\.5\.9: pip install"):
             jars()

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from demo.proxy_process import free_port_run
-from protocol.api_key import API_VERSIONS
+from kafka_throttle.protocol.api_key import API_VERSIONS
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.quotas.sources.test_cluster_faults import Listener
 from tests.quotas.sources.test_cluster_nodes import metadata

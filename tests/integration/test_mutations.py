@@ -14,8 +14,12 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from demo.kafka_cluster import KafkaCluster
-from protocol.messages.topic_mutations import STRICT_SINCE
-from protocol.messages.topic_partitions import BY_NAME_VERSION, partitions_by_name_request, read_topic_partitions
+from kafka_throttle.protocol.messages.topic_mutations import STRICT_SINCE
+from kafka_throttle.protocol.messages.topic_partitions import (
+    BY_NAME_VERSION,
+    partitions_by_name_request,
+    read_topic_partitions,
+)
 from tests.disturbance import Disturbance
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.topics import make_topic

@@ -9,7 +9,7 @@ from struct import pack, unpack
 
 import pytest
 
-from protocol.api_key import METADATA
+from kafka_throttle.protocol.api_key import METADATA
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.test_leadership import Reader, Writer, follows
 from tests.integration.topics import make_topic

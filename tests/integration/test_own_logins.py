@@ -13,12 +13,12 @@ import pytest
 from kafka import KafkaProducer
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from common.login_secrets import PasswordFile, TokenFile
-from common.token_endpoint import TokenEndpoint
 from demo.kafka_cluster import KafkaCluster
-from protocol.messages.metadata import nodes_request
-from quotas.changes import SourceUnavailable
-from quotas.sources.cluster_connection import ClusterConnection, Credentials
+from kafka_throttle.common.login_secrets import PasswordFile, TokenFile
+from kafka_throttle.common.token_endpoint import TokenEndpoint
+from kafka_throttle.protocol.messages.metadata import nodes_request
+from kafka_throttle.quotas.changes import SourceUnavailable
+from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, Credentials
 from tests.fakes.authorization_server import AUDIENCE, AuthorizationServer
 from tests.integration.proxy_process import ProxyProcess
 from tests.timeouts import TIMEOUT_S

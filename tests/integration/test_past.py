@@ -8,8 +8,8 @@ from datetime import datetime
 
 from click.testing import CliRunner
 
-from proxy.cli.main import main
-from proxy.observe.past.moments import second_text
+from kafka_throttle.proxy.cli.main import main
+from kafka_throttle.proxy.observe.past.moments import second_text
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.test_explain import kafka_throttle, write_all
 from tests.integration.topics import make_topic

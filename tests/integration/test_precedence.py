@@ -4,7 +4,7 @@ from contextlib import closing
 
 import pytest
 
-from quotas.sources.cluster_connection import ClusterConnection, Credentials
+from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, Credentials
 from tests.integration import certified, logins, quota_admins
 from tests.integration.logins import PASSWORDS, SHA_256
 from tests.integration.proxy_process import HOST, ProxyProcess

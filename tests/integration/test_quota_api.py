@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from quotas.entities import plain_ip
+from kafka_throttle.quotas.entities import plain_ip
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_admins import (
     altering,

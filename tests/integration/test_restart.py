@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import psutil
 import pytest
 
-from protocol.api_key import API_VERSIONS
+from kafka_throttle.protocol.api_key import API_VERSIONS
 from tests.integration import restart_costs
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.restarts import ActivatedProxy, Prober, RelayedProxy, is_running

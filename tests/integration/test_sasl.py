@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
 
-from protocol.messages.api_versions import versions_request
-from proxy.cli.main import main
+from kafka_throttle.protocol.messages.api_versions import versions_request
+from kafka_throttle.proxy.cli.main import main
 from tests.integration import logins, steady_producers
 from tests.integration.logins import LIBRARIES, MECHANISMS, OAUTHBEARER, PASSWORDS, PLAIN, SHA_512, Client
 from tests.integration.proxy_process import HOST, ProxyProcess

@@ -14,7 +14,7 @@ import kafka
 import pytest
 
 from demo.proxy_process import free_port_run
-from protocol.messages.api_versions import versions_request
+from kafka_throttle.protocol.messages.api_versions import versions_request
 from tests.certificates import client_context
 from tests.integration import certified, steady_producers
 from tests.integration.certified import BOOTSTRAP_NAME, DOMAIN, NODE_NAME, USER

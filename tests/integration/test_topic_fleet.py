@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from proxy.clock import SystemClock
-from proxy.server.fleet.topic import TopicTransport
-from proxy.server.fleet.transport import TransportLost
-from quotas.sources.cluster_connection import ClusterClient, Credentials
+from kafka_throttle.proxy.clock import SystemClock
+from kafka_throttle.proxy.server.fleet.topic import TopicTransport
+from kafka_throttle.proxy.server.fleet.transport import TransportLost
+from kafka_throttle.quotas.sources.cluster_connection import ClusterClient, Credentials
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.test_fleet import QUOTAS, SESSION_S, Load, are_dividing, are_known, share
 from tests.integration.test_kafka_cluster import eventually, healed

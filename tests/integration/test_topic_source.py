@@ -9,12 +9,12 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from demo.kafka_cluster import KafkaCluster
-from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
-from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.sources.cluster_connection import Credentials
-from quotas.sources.last_good import LastGood
-from quotas.sources.topic import TopicSettings, TopicSource
-from quotas.sources.topic_table import key_of
+from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.sources.cluster_connection import Credentials
+from kafka_throttle.quotas.sources.last_good import LastGood
+from kafka_throttle.quotas.sources.topic import TopicSettings, TopicSource
+from kafka_throttle.quotas.sources.topic_table import key_of
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_client import QuotaClient
 from tests.integration.test_explain import kafka_throttle

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import Consumer, Producer
 
-from common.child_process import die_with_parent
-from protocol.identity.proxy_header import Endpoint, proxy_header_v2
-from proxy.cli.main import main
+from kafka_throttle.common.child_process import die_with_parent
+from kafka_throttle.protocol.identity.proxy_header import Endpoint, proxy_header_v2
+from kafka_throttle.proxy.cli.main import main
 from tests.bench.processes import need_tool
 from tests.certificates import Authority
 from tests.integration import certified, steady_producers

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from demo.proxy_process import free_port_run
-from protocol.messages.metadata import nodes_request
-from proxy.cli.main import main
-from quotas.sources.cluster_connection import ClusterConnection, Credentials
-from quotas.sources.cluster_faults import CA_FILE, LOGIN, OWN_CERTIFICATE, PROTOCOL, ConnectionFault
+from kafka_throttle.protocol.messages.metadata import nodes_request
+from kafka_throttle.proxy.cli.main import main
+from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, Credentials
+from kafka_throttle.quotas.sources.cluster_faults import CA_FILE, LOGIN, OWN_CERTIFICATE, PROTOCOL, ConnectionFault
 from tests.certificates import Authority
 from tests.integration import certified, logins
 from tests.timeouts import TIMEOUT_S
@@ -37,7 +37,7 @@ CASES = {
 def test_a_node_that_does_not_respond_is_reported_with_the_setting_to_look_at(
     case, newest_kafka, certificates, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("quotas.sources.cluster_look._WORD_S", TIMEOUT_S)
+    monkeypatch.setattr("kafka_throttle.quotas.sources.cluster_look._WORD_S", TIMEOUT_S)
     listener, protocol, settings, reason, setting = CASES[case]
     authorities = {"ours": certificates.authority, "strange": Authority(tmp_path)}
     if "ssl_cafile" in settings:

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from demo.kafka_cluster import KafkaCluster
-from protocol.messages.client_quotas import Verbatim, all_quotas_request
-from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.sources.cluster_connection import ClusterConnection, Credentials
-from quotas.sources.last_good import LastGood
-from quotas.sources.upstream import THE_CLUSTER, UpstreamSettings, UpstreamSource
+from kafka_throttle.protocol.messages.client_quotas import Verbatim, all_quotas_request
+from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, Credentials
+from kafka_throttle.quotas.sources.last_good import LastGood
+from kafka_throttle.quotas.sources.upstream import THE_CLUSTER, UpstreamSettings, UpstreamSource
 from tests.integration.test_kafka_cluster import eventually, healed
 from tests.timeouts import TIMEOUT_S
 

@@ -14,12 +14,12 @@ from confluent_kafka import Consumer, Producer
 from deltalake import DeltaTable
 from kafka import KafkaConsumer, KafkaProducer
 
-from pipeline.ingest.frames import Frames
-from pipeline.ingest.summary import gap_lines
-from pipeline.table.accounts import Account, Writer, added, lost_ends
-from pipeline.table.intervals import union
-from quotas.records.trace import Replay
-from quotas.records.usage_record import Dropped, End, Header, TraceEvent, UsageRecord, read_line
+from kafka_throttle.pipeline.ingest.frames import Frames
+from kafka_throttle.pipeline.ingest.summary import gap_lines
+from kafka_throttle.pipeline.table.accounts import Account, Writer, added, lost_ends
+from kafka_throttle.pipeline.table.intervals import union
+from kafka_throttle.quotas.records.trace import Replay
+from kafka_throttle.quotas.records.usage_record import Dropped, End, Header, TraceEvent, UsageRecord, read_line
 from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
 from tests.integration.restarts import RelayedProxy, is_running
 from tests.integration.topics import make_topic

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
 
-from proxy.cli.main import main
+from kafka_throttle.proxy.cli.main import main
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.topics import make_topic
 from tests.timeouts import TIMEOUT_S

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from confluent_kafka import Producer
 
-from pipeline.table.accounts import Writer, lost_ends
+from kafka_throttle.pipeline.table.accounts import Writer, lost_ends
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_admins import altering, ask_with_kafka_python, describing
 from tests.integration.restarts import ActivatedProxy, Prober, is_running

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from proxy.decisions.quota_api import REQUEST_TIMED_OUT
-from quotas.sources.znodes import notification
+from kafka_throttle.proxy.decisions.quota_api import REQUEST_TIMED_OUT
+from kafka_throttle.quotas.sources.znodes import notification
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_client import QuotaClient
 from tests.integration.raw_client import RawClient

@@ -13,12 +13,12 @@ from confluent_kafka import Producer
 from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE, READ_ACL_UNSAFE, make_digest_acl
 
-from common.login_secrets import PasswordFile
-from common.zookeeper import Ensemble, Login, Tls
-from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
-from quotas.sources.znodes import keys_of, notification, written
-from quotas.sources.zookeeper import ZooKeeperSettings, ZooKeeperSource
+from kafka_throttle.common.login_secrets import PasswordFile
+from kafka_throttle.common.zookeeper import Ensemble, Login, Tls
+from kafka_throttle.quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
+from kafka_throttle.quotas.sources.znodes import keys_of, notification, written
+from kafka_throttle.quotas.sources.zookeeper import ZooKeeperSettings, ZooKeeperSource
 from tests.deaf import deaf_address
 from tests.integration.test_kafka_cluster import eventually
 from tests.integration.topics import make_topic
@@ -66,7 +66,7 @@ def kazoo(zookeeper):
 def patient(monkeypatch):
     """No session ends because a process stood still, unless a test wants it."""
     for name in ("_START_S", "_ALTER_S", "_REQUEST_S"):
-        monkeypatch.setattr(f"quotas.sources.zookeeper.{name}", TIMEOUT_S)
+        monkeypatch.setattr(f"kafka_throttle.quotas.sources.zookeeper.{name}", TIMEOUT_S)
 
 
 @pytest.fixture
@@ -479,13 +479,13 @@ def test_a_zookeeper_that_does_not_respond_holds_up_nothing_for_ever(zookeeper, 
     with source_at(zookeeper.address, chroot, session_timeout_ms=4_000) as source:
         # A process that stands still loses a session that is so short, and makes a new one.
         eventually(lambda: source.alter([Alteration(ALICE, {PRODUCE: 1.0})]) == [None])
-        monkeypatch.setattr("quotas.sources.zookeeper._REQUEST_S", 2.0)
+        monkeypatch.setattr("kafka_throttle.quotas.sources.zookeeper._REQUEST_S", 2.0)
         with zookeeper.frozen():
             [outcome] = source.alter([Alteration(ALICE, {PRODUCE: 2.0})])
             assert isinstance(outcome, SourceUnavailable)
             eventually(lambda: "zookeeper" in source.problems)
             assert values(source) == {ALICE: {PRODUCE: 1}}
-        monkeypatch.setattr("quotas.sources.zookeeper._REQUEST_S", TIMEOUT_S)
+        monkeypatch.setattr("kafka_throttle.quotas.sources.zookeeper._REQUEST_S", TIMEOUT_S)
         eventually(lambda: source.problems == {})
         eventually(lambda: source.alter([Alteration(ALICE, {PRODUCE: 3.0})]) == [None])
         assert values(source) == {ALICE: {PRODUCE: 3}}

@@ -7,7 +7,11 @@ from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import InvalidReplicationFactorError, KafkaError, TopicAlreadyExistsError
 
 from demo.kafka_cluster import KafkaCluster
-from protocol.messages.topic_partitions import BY_NAME_VERSION, partitions_by_name_request, read_topic_partitions
+from kafka_throttle.protocol.messages.topic_partitions import (
+    BY_NAME_VERSION,
+    partitions_by_name_request,
+    read_topic_partitions,
+)
 from tests.timeouts import TIMEOUT_S
 
 

@@ -13,9 +13,9 @@ from typing import Self
 
 from kazoo.client import KazooClient
 
-from common.jars import kafka_jars
 from demo.kafka_cluster import ZOOKEEPER_CLASS, free_ports, java_argv, logging_properties, zookeeper_properties
 from demo.keeper import await_standstill, die_with_parent
+from kafka_throttle.common.jars import kafka_jars
 
 HOST = "127.0.0.1"
 

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.jars import kafka_jars
+from kafka_throttle.common.jars import kafka_jars
 from tests.live_fleet import cost, page, plot
 from tests.live_fleet.chaos import Chaos
 from tests.live_fleet.network import enter_own_network

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from common.child_process import die_with_parent
 from demo.kafka_cluster import accepts
+from kafka_throttle.common.child_process import die_with_parent
 from tests.bench.processes import need_tool
 
 _SETTINGS = """

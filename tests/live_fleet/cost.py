@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from common.child_process import die_with_parent
+from kafka_throttle.common.child_process import die_with_parent
 from tests.integration.proxy_process import ROOT
 from tests.live_fleet.network import processor_time_s
 from tests.live_fleet.rig import INSTANCES, LEADER, Rig

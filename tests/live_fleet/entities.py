@@ -10,7 +10,7 @@ import sys
 from struct import pack
 from typing import Any
 
-from protocol.api_key import PRODUCE
+from kafka_throttle.protocol.api_key import PRODUCE
 from tests.integration.raw_client import records
 
 _OPENED_PER_SECOND = 200

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from common.child_process import die_with_parent
+from kafka_throttle.common.child_process import die_with_parent
 from tests.bench.processes import need_tool
 
 DATA, FLEET = "10.77.0", "10.78.0"

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from kazoo.exceptions import KazooException, NoNodeError
 
-from common.child_process import die_with_parent
+from kafka_throttle.common.child_process import die_with_parent
 from tests.integration.proxy_process import ROOT, TIMEOUT_S, ProxyFailed
 from tests.live_fleet.figures import by_second
 from tests.live_fleet.load import BATCH_BYTES, VALUE_BYTES

@@ -29,8 +29,8 @@ from struct import unpack_from
 
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 
-from common.child_process import die_with_parent
 from demo.kafka_cluster import KafkaCluster
+from kafka_throttle.common.child_process import die_with_parent
 from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
 from tests.live_fleet.figures import SETTLED_AFTER_S, jain
 from tests.parity.batches import fill, make_topic

@@ -28,9 +28,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
-from common.child_process import die_with_parent
-from common.jars import cache_dir, need_program
 from demo.kafka_cluster import KafkaCluster
+from kafka_throttle.common.child_process import die_with_parent
+from kafka_throttle.common.jars import cache_dir, need_program
 from tests.go_program import go_program
 from tests.integration.proxy_process import ProxyProcess
 from tests.live_fleet.figures import WINDOWS_S

@@ -4,8 +4,8 @@ from struct import pack
 
 import pytest
 
-from protocol.api_key import END_TXN, PRODUCE
-from protocol.primitives import compact_string, int16, int32, int64, string, uvarint
+from kafka_throttle.protocol.api_key import END_TXN, PRODUCE
+from kafka_throttle.protocol.primitives import compact_string, int16, int32, int64, string, uvarint
 from tests.parity import transactional
 from tests.parity.transactional import CONCURRENT_TRANSACTIONS, OUT_OF_ORDER_SEQUENCE_NUMBER, Case, Compared, Seen
 from tests.parity.wire import Batch, Exchange, RecordedConnection

@@ -20,9 +20,9 @@ from typing import Any
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from common.child_process import die_with_parent
 from demo.kafka_cluster import KafkaCluster
-from protocol.api_key import PRODUCE
+from kafka_throttle.common.child_process import die_with_parent
+from kafka_throttle.protocol.api_key import PRODUCE
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.java_program import java_source
 from tests.parity.sides import alter_client_quotas

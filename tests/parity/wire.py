@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
-from protocol.api_key import END_TXN, INIT_PRODUCER_ID, PRODUCE
-from protocol.api_table import APIS
-from protocol.primitives import Reader
-from proxy.relay.plans import PLANS, plan_key
+from kafka_throttle.protocol.api_key import END_TXN, INIT_PRODUCER_ID, PRODUCE
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.protocol.primitives import Reader
+from kafka_throttle.proxy.relay.plans import PLANS, plan_key
 
 _READ_BYTES = 1 << 16
 _TOPIC_ID_BYTES = 16

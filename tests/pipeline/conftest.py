@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.jars import spark_kafka_jars, spark_s3_jars
-from pipeline.spark.session import spark_session
+from kafka_throttle.common.jars import spark_kafka_jars, spark_s3_jars
+from kafka_throttle.pipeline.spark.session import spark_session
 
 IN_MAKE_TEST = "test_what_was_written_is_read_and_nothing_comes_twice"
 

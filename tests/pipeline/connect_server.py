@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from common.child_process import die_with_parent
-from common.jars import spark_delta_jars
+from kafka_throttle.common.child_process import die_with_parent
+from kafka_throttle.common.jars import spark_delta_jars
 from tests.bench.processes import end_group
 from tests.pipeline.spark_cluster import SMALL_JAVA, SPARK
 

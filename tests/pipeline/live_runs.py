@@ -8,13 +8,13 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
-from pipeline.simulate.candidate import Candidate, Rules
-from pipeline.simulate.meter import PERCENT_SECONDS_PER_MS, type_of
-from quotas.client_quotas import ClientQuotaManager
-from quotas.fetch_rooms import FetchRooms, Place
-from quotas.limits import UNLIMITED
-from quotas.quota_table import QuotaTable
-from quotas.records.usage_record import (
+from kafka_throttle.pipeline.simulate.candidate import Candidate, Rules
+from kafka_throttle.pipeline.simulate.meter import PERCENT_SECONDS_PER_MS, type_of
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.fetch_rooms import FetchRooms, Place
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.records.usage_record import (
     MOST_REPORTED,
     SecondOfUse,
     ThrottledUse,
@@ -23,8 +23,8 @@ from quotas.records.usage_record import (
     is_even,
     profile_text,
 )
-from quotas.sensors.address_rates import AddressRates
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.sensors.address_rates import AddressRates
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 
 EPOCH_MS = 1_795_000_000_000
 BEGIN_MS = 5_000_000

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyarrow.fs import FileSystem
 
-from common.child_process import die_with_parent
+from kafka_throttle.common.child_process import die_with_parent
 from tests.bench.processes import end_group
 
 BUCKET = "usage"

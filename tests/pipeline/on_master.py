@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from proxy.cli.main import main
+from kafka_throttle.proxy.cli.main import main
 
 
 def run(spool: str, folder: Path, candidate: str) -> None:

@@ -14,11 +14,11 @@ from collections.abc import Hashable, Iterator
 from random import Random
 from typing import NamedTuple
 
-from pipeline.simulate.backlog import Window, replay_run
-from pipeline.simulate.candidate import Rules
-from pipeline.simulate.meter import type_of, value_of
-from quotas.entities import DEFAULT, Entity
-from quotas.quota_table import QuotaTable
+from kafka_throttle.pipeline.simulate.backlog import Window, replay_run
+from kafka_throttle.pipeline.simulate.candidate import Rules
+from kafka_throttle.pipeline.simulate.meter import type_of, value_of
+from kafka_throttle.quotas.entities import DEFAULT, Entity
+from kafka_throttle.quotas.quota_table import QuotaTable
 from tests.pipeline.live_runs import (
     CONNECTION,
     FETCH,

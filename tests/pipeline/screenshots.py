@@ -8,12 +8,12 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from pipeline.jobs import report
-from pipeline.report.findings import Missing
-from pipeline.report.price_sheet import price_sheet
-from pipeline.spark.session import spark_session
-from pipeline.table.schemas import schema_of
-from quotas.records.usage_record import UsageRecord
+from kafka_throttle.pipeline.jobs import report
+from kafka_throttle.pipeline.report.findings import Missing
+from kafka_throttle.pipeline.report.price_sheet import price_sheet
+from kafka_throttle.pipeline.spark.session import spark_session
+from kafka_throttle.pipeline.table.schemas import schema_of
+from kafka_throttle.quotas.records.usage_record import UsageRecord
 from tests.browser import chromium
 from tests.pipeline import story
 from tests.pipeline.spools import MONDAY_MS

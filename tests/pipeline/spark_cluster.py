@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyspark
 
-from common.child_process import die_with_parent
+from kafka_throttle.common.child_process import die_with_parent
 from tests.bench.processes import end_group
 
 ON_CLUSTER = {

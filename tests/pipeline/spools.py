@@ -13,8 +13,18 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from zlib import crc32
 
-from pipeline.spark.day import DAY_MS
-from quotas.records.usage_record import USAGE, VERSION, End, Header, Row, TraceEvent, UsageRecord, columns, line_of
+from kafka_throttle.pipeline.spark.day import DAY_MS
+from kafka_throttle.quotas.records.usage_record import (
+    USAGE,
+    VERSION,
+    End,
+    Header,
+    Row,
+    TraceEvent,
+    UsageRecord,
+    columns,
+    line_of,
+)
 
 MONDAY_MS = 1_792_972_800_000
 """2026-10-26, 00:00 UTC."""

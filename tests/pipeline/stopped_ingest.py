@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.ingest.ingest import _Batch
-from proxy.cli.main import main
+from kafka_throttle.pipeline.ingest.ingest import _Batch
+from kafka_throttle.proxy.cli.main import main
 
 TABLES = ("usage", "trace", "quarantine", "numbers")
 STEPS = tuple(f"{when}-{table}" for table in TABLES for when in ("before", "after"))

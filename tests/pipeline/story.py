@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.table.schemas import schema_of
-from quotas.records.usage_record import UsageRecord
+from kafka_throttle.pipeline.table.schemas import schema_of
+from kafka_throttle.quotas.records.usage_record import UsageRecord
 from tests.pipeline.spools import MONDAY_MS
 
 DAYS = 42

@@ -8,15 +8,15 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from pipeline.jobs import apply as job
-from pipeline.rollout.author import who
-from pipeline.rollout.place import Place, in_words_of_commands
-from pipeline.rollout.plan import Bounds, planned
-from pipeline.rollout.plan_file import Made, PlanFile, read_plan, write_plan
-from proxy.cli.main import main
-from quotas.changes import SourceUnavailable
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.sources.upstream import UpstreamSettings, UpstreamSource
+from kafka_throttle.pipeline.jobs import apply as job
+from kafka_throttle.pipeline.rollout.author import who
+from kafka_throttle.pipeline.rollout.place import Place, in_words_of_commands
+from kafka_throttle.pipeline.rollout.plan import Bounds, planned
+from kafka_throttle.pipeline.rollout.plan_file import Made, PlanFile, read_plan, write_plan
+from kafka_throttle.proxy.cli.main import main
+from kafka_throttle.quotas.changes import SourceUnavailable
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.sources.upstream import UpstreamSettings, UpstreamSource
 from tests.fakes.kafka_quotas import FakeCluster
 
 PRODUCE = QuotaType.PRODUCE
@@ -382,7 +382,7 @@ def test_no_jvm_and_no_spark_is_needed(folder):
     (folder / "q.yaml").write_text("entries: [{user: alice, producer_byte_rate: 600}]")
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['pyspark', 'pandas', 'pyarrow', 'rich', 'jinja2']))\n"
-        "from proxy.cli.main import main\nmain()"
+        "from kafka_throttle.proxy.cli.main import main\nmain()"
     )
     command = [sys.executable, "-c", code, "usage", "plan", "--quotas", "q.yaml", "-c", "proxy.yaml"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=_environment())

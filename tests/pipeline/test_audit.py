@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from pipeline.rollout.audit import AuditLog
+from kafka_throttle.pipeline.rollout.audit import AuditLog
 
 LINE = {"at": "2026-11-25T12:00:00Z", "event": "intended", "entity": {"user": "alice"}}
 

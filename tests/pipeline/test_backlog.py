@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.simulate.backlog import MAX_REQUESTS, Replayed, Window, connections, replay_run
-from pipeline.simulate.candidate import Rules
-from pipeline.simulate.meter import Meter
-from pipeline.simulate.quiet import Most, line_of, memory_of, runs
-from pipeline.simulate.traced import Client
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.records.usage_record import SecondOfUse, profile_text
+from kafka_throttle.pipeline.simulate.backlog import MAX_REQUESTS, Replayed, Window, connections, replay_run
+from kafka_throttle.pipeline.simulate.candidate import Rules
+from kafka_throttle.pipeline.simulate.meter import Meter
+from kafka_throttle.pipeline.simulate.quiet import Most, line_of, memory_of, runs
+from kafka_throttle.pipeline.simulate.traced import Client
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.records.usage_record import SecondOfUse, profile_text
 from tests.pipeline.live_runs import Connection, greedy, live_run, steady
 from tests.pipeline.record_fidelity import KINDS, found, one_user, windows_of
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.problems import Problems
-from common.yaml_file import parse_yaml
-from pipeline.simulate.candidate import candidate_of, load_candidate
-from proxy.config.load import config_of
-from proxy.config.settings import quota_entries
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
-from quotas.sources.overlay import Change, Changed, format_overlay
+from kafka_throttle.common.problems import Problems
+from kafka_throttle.common.yaml_file import parse_yaml
+from kafka_throttle.pipeline.simulate.candidate import candidate_of, load_candidate
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.config.settings import quota_entries
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
+from kafka_throttle.quotas.sources.overlay import Change, Changed, format_overlay
 
 ENTRIES = """
 entries:
@@ -187,7 +187,7 @@ def test_rules_hold_in_another_process_too():
     code = """
 import pickle, sys
 rules = pickle.loads(sys.stdin.buffer.read()).rules("any")
-from quotas.entities import QuotaType
+from kafka_throttle.quotas.entities import QuotaType
 print(rules.table.tags_and_limit(QuotaType.PRODUCE, "alice", "x").limit, rules.samples, rules.max_throttle_ms)
 """
     environment = {**os.environ, "PYTHONHASHSEED": "7"}

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from common.jars import spark_delta_jars
-from pipeline.jobs import report
-from pipeline.jobs.ingest import ingest_spool
-from pipeline.jobs.simulate import simulate
-from pipeline.simulate.candidate import load_candidate
-from pipeline.table.table import read_usage
+from kafka_throttle.common.jars import spark_delta_jars
+from kafka_throttle.pipeline.jobs import report
+from kafka_throttle.pipeline.jobs.ingest import ingest_spool
+from kafka_throttle.pipeline.jobs.simulate import simulate
+from kafka_throttle.pipeline.simulate.candidate import load_candidate
+from kafka_throttle.pipeline.table.table import read_usage
 from tests.pipeline.spark_cluster import ON_CLUSTER, SMALL_JAVA, SPARK, spark_cluster
 from tests.pipeline.spools import Fleet, write_many
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from common.problems import Problems
-from pipeline.rollout.command_config import read_command_config
-from quotas.sources.cluster_connection import Credentials
+from kafka_throttle.common.problems import Problems
+from kafka_throttle.pipeline.rollout.command_config import read_command_config
+from kafka_throttle.quotas.sources.cluster_connection import Credentials
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.ingest.frames import plain
-from pipeline.jobs import report
-from pipeline.jobs.ingest import ingest_spool
-from pipeline.jobs.simulate import simulate
-from pipeline.simulate.candidate import load_candidate
-from pipeline.table.table import read_usage
+from kafka_throttle.pipeline.ingest.frames import plain
+from kafka_throttle.pipeline.jobs import report
+from kafka_throttle.pipeline.jobs.ingest import ingest_spool
+from kafka_throttle.pipeline.jobs.simulate import simulate
+from kafka_throttle.pipeline.simulate.candidate import load_candidate
+from kafka_throttle.pipeline.table.table import read_usage
 from tests.pipeline.connect_server import connect_server
 from tests.pipeline.spools import write_many
 from tests.pipeline.test_cluster import CANDIDATE, FLEET, ROWS, rows_of
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 ANOTHER_PROGRAM = """
 import sys
 from pyspark.sql import SparkSession
-from pipeline.jobs import gaps
+from kafka_throttle.pipeline.jobs import gaps
 
 spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
 assert gaps.main(table=sys.argv[2]) == 0

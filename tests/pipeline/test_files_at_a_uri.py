@@ -5,8 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from common.remote_path import path_of, replace_whole, writable_folder
-from proxy.cli.main import main
+from kafka_throttle.common.remote_path import path_of, replace_whole, writable_folder
+from kafka_throttle.proxy.cli.main import main
 from tests.pipeline.object_store import BUCKET, object_store
 
 ROOT = f"s3a://{BUCKET}/files"

@@ -4,7 +4,7 @@ from datetime import date, timedelta
 import numpy as np
 import pytest
 
-from pipeline.report.forecast import forecast
+from kafka_throttle.pipeline.report.forecast import forecast
 
 FIRST = date(2026, 9, 7)
 

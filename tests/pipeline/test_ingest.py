@@ -21,16 +21,16 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from pipeline.ingest.checkpoint import Planned, planned
-from pipeline.ingest.ingest import Batch, Ingest, _Batch
-from pipeline.jobs import gaps
-from pipeline.jobs.ingest import _alone_at, ingest_spool
-from pipeline.spark.day import now_ms
-from pipeline.spark.unreadable import problem_of
-from pipeline.table.accounts import Account, Writer, read_accounts
-from pipeline.table.maintenance import expired, optimized, vacuum
-from pipeline.table.schemas import schema_of
-from pipeline.table.table import (
+from kafka_throttle.pipeline.ingest.checkpoint import Planned, planned
+from kafka_throttle.pipeline.ingest.ingest import Batch, Ingest, _Batch
+from kafka_throttle.pipeline.jobs import gaps
+from kafka_throttle.pipeline.jobs.ingest import _alone_at, ingest_spool
+from kafka_throttle.pipeline.spark.day import now_ms
+from kafka_throttle.pipeline.spark.unreadable import problem_of
+from kafka_throttle.pipeline.table.accounts import Account, Writer, read_accounts
+from kafka_throttle.pipeline.table.maintenance import expired, optimized, vacuum
+from kafka_throttle.pipeline.table.schemas import schema_of
+from kafka_throttle.pipeline.table.table import (
     TABLES,
     BadTable,
     make_tables,
@@ -40,7 +40,16 @@ from pipeline.table.table import (
     version_at,
     version_of,
 )
-from quotas.records.usage_record import VERSION, Dropped, End, Header, TraceEvent, UsageRecord, columns, line_of
+from kafka_throttle.quotas.records.usage_record import (
+    VERSION,
+    Dropped,
+    End,
+    Header,
+    TraceEvent,
+    UsageRecord,
+    columns,
+    line_of,
+)
 from tests.pipeline.spools import (
     DAY_MS,
     MONDAY_MS,

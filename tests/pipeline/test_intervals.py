@@ -6,11 +6,11 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.table import accounts
-from pipeline.table.accounts import Account, Writer, added, read_accounts, rows_of
-from pipeline.table.intervals import size, union, without
-from pipeline.table.schemas import NUMBERS
-from pipeline.table.table import make_tables
+from kafka_throttle.pipeline.table import accounts
+from kafka_throttle.pipeline.table.accounts import Account, Writer, added, read_accounts, rows_of
+from kafka_throttle.pipeline.table.intervals import size, union, without
+from kafka_throttle.pipeline.table.schemas import NUMBERS
+from kafka_throttle.pipeline.table.table import make_tables
 
 INTERVALS = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 8)).map(lambda pair: (pair[0], sum(pair))))
 

@@ -5,8 +5,8 @@ import shutil
 import pytest
 from pyspark.sql import DataFrame
 
-from pipeline.spark import kept as kept_module
-from pipeline.spark.kept import Kept
+from kafka_throttle.pipeline.spark import kept as kept_module
+from kafka_throttle.pipeline.spark.kept import Kept
 
 ROWS = 1_000
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from pipeline.jobs.ingest import ingest_spool
-from pipeline.table.maintenance import expired, optimized, vacuum
-from pipeline.table.migration import migrated
+from kafka_throttle.pipeline.jobs.ingest import ingest_spool
+from kafka_throttle.pipeline.table.maintenance import expired, optimized, vacuum
+from kafka_throttle.pipeline.table.migration import migrated
 from tests.pipeline.killed import kill, wait_for
 from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import Fleet, records, write_file
@@ -21,8 +21,8 @@ MINE = records(Fleet(entities=20, per_window=5), 90)
 OF_ONE = MINE[0].user
 VACUUM = """
 import sys
-from pipeline.spark.session import spark_session
-from pipeline.table.maintenance import vacuum
+from kafka_throttle.pipeline.spark.session import spark_session
+from kafka_throttle.pipeline.table.maintenance import vacuum
 vacuum(spark_session(), sys.argv[1], 0)
 """
 

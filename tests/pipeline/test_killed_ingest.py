@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from pipeline.table.intervals import union
-from quotas.records.usage_record import UsageRecord, columns
+from kafka_throttle.pipeline.table.intervals import union
+from kafka_throttle.quotas.records.usage_record import UsageRecord, columns
 from tests.pipeline.killed import kill, wait_for
 from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import Fleet, event, records, write_file

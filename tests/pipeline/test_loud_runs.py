@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.simulate import simulation
-from pipeline.simulate.backlog import Window
-from pipeline.simulate.candidate import Rules
-from pipeline.simulate.loud_runs import COLUMNS, Run, runs_in
-from pipeline.simulate.quiet import Most, allowed, line_of, memory_of, most_in_span, runs
+from kafka_throttle.pipeline.simulate import simulation
+from kafka_throttle.pipeline.simulate.backlog import Window
+from kafka_throttle.pipeline.simulate.candidate import Rules
+from kafka_throttle.pipeline.simulate.loud_runs import COLUMNS, Run, runs_in
+from kafka_throttle.pipeline.simulate.quiet import Most, allowed, line_of, memory_of, most_in_span, runs
 from tests.pipeline.live_runs import candidate_with
 from tests.pipeline.record_fidelity import one_user
 

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.jobs.ingest import ingest_spool
-from pipeline.table.accounts import Account, Writer, read_accounts
-from pipeline.table.migration import migrated
-from pipeline.table.table import BadTable, read_quarantine, read_trace, read_usage
-from quotas.records.usage_record import TraceEvent, UsageRecord
+from kafka_throttle.pipeline.jobs.ingest import ingest_spool
+from kafka_throttle.pipeline.table.accounts import Account, Writer, read_accounts
+from kafka_throttle.pipeline.table.migration import migrated
+from kafka_throttle.pipeline.table.table import BadTable, read_quarantine, read_trace, read_usage
+from kafka_throttle.quotas.records.usage_record import TraceEvent, UsageRecord
 from tests.pipeline.spools import Fleet, event, records, write_spool
 
 FLEET = Fleet(entities=20, per_window=5)
@@ -100,7 +100,7 @@ def test_an_old_table_becomes_a_new_one(spark, tmp_path):
 def test_a_migration_that_was_stopped_is_run_again(spark, tmp_path, monkeypatch):
     mine, table = old_table(tmp_path), str(tmp_path / "new")
     with monkeypatch.context() as patched:
-        patched.setattr("pipeline.table.migration.rows_of", None)
+        patched.setattr("kafka_throttle.pipeline.table.migration.rows_of", None)
         with pytest.raises(TypeError):
             migrated(spark, str(tmp_path / "old"), table)
     migrated(spark, str(tmp_path / "old"), table)

@@ -17,11 +17,11 @@ from click.testing import CliRunner
 from deltalake import DeltaTable
 from pyarrow.fs import FileSystem, LocalFileSystem, copy_files
 
-from common.jars import spark_s3_jars
-from common.remote_path import path_of
-from pipeline.table.intervals import union
-from pipeline.table.table import read_quarantine, read_usage, stored
-from proxy.cli.main import main
+from kafka_throttle.common.jars import spark_s3_jars
+from kafka_throttle.common.remote_path import path_of
+from kafka_throttle.pipeline.table.intervals import union
+from kafka_throttle.pipeline.table.table import read_quarantine, read_usage, stored
+from kafka_throttle.proxy.cli.main import main
 from tests.pipeline.object_store import BUCKET, object_store, reached_by_spark
 from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import Fleet, records, write_spool

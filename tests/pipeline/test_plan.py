@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.problems import Problems
-from pipeline.rollout.apply import alterations_of
-from pipeline.rollout.page import plan_page, warnings_of
-from pipeline.rollout.plan import Bounds, Change, Inherited, other_scopes, planned, same, step
-from pipeline.rollout.plan_file import Made, PlanFile, parse_plan, read_plan, write_plan
-from quotas.entities import BYTE_RATES, DEFAULT, Entity, QuotaType, Scope
-from quotas.quota_table import QuotaTable
+from kafka_throttle.common.problems import Problems
+from kafka_throttle.pipeline.rollout.apply import alterations_of
+from kafka_throttle.pipeline.rollout.page import plan_page, warnings_of
+from kafka_throttle.pipeline.rollout.plan import Bounds, Change, Inherited, other_scopes, planned, same, step
+from kafka_throttle.pipeline.rollout.plan_file import Made, PlanFile, parse_plan, read_plan, write_plan
+from kafka_throttle.quotas.entities import BYTE_RATES, DEFAULT, Entity, QuotaType, Scope
+from kafka_throttle.quotas.quota_table import QuotaTable
 
 PRODUCE, FETCH, REQUEST, CONNECTION = QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.REQUEST, QuotaType.CONNECTION
 MUTATION = QuotaType.CONTROLLER_MUTATION

@@ -6,10 +6,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.problems import Problems
-from pipeline.report.chargeback import bills
-from pipeline.report.price_sheet import UNITS, price_sheet, regex_of
-from proxy.cli.main import main
+from kafka_throttle.common.problems import Problems
+from kafka_throttle.pipeline.report.chargeback import bills
+from kafka_throttle.pipeline.report.price_sheet import UNITS, price_sheet, regex_of
+from kafka_throttle.proxy.cli.main import main
 
 SHEET = {
     "currency": "EUR",

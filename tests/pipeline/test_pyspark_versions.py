@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from common.jars import cache_dir
-from pipeline.jobs import report
-from pipeline.jobs.ingest import ingest_spool
-from pipeline.jobs.simulate import simulate
-from pipeline.simulate.candidate import load_candidate
-from pipeline.table.table import read_usage
+from kafka_throttle.common.jars import cache_dir
+from kafka_throttle.pipeline.jobs import report
+from kafka_throttle.pipeline.jobs.ingest import ingest_spool
+from kafka_throttle.pipeline.jobs.simulate import simulate
+from kafka_throttle.pipeline.simulate.candidate import load_candidate
+from kafka_throttle.pipeline.table.table import read_usage
 from tests.pipeline.spools import write_many
 from tests.pipeline.test_cluster import CANDIDATE, FLEET, ROWS, Made, rows_of
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.simulate.backlog import Window, replay_run
-from pipeline.simulate.candidate import Rules
-from pipeline.simulate.quiet import Most, allowed, line_of, loud_windows, memory_of, most_in_span
-from quotas.fetch_rooms import PIECE_S
-from quotas.records.usage_record import SecondOfUse, profile_text
+from kafka_throttle.pipeline.simulate.backlog import Window, replay_run
+from kafka_throttle.pipeline.simulate.candidate import Rules
+from kafka_throttle.pipeline.simulate.quiet import Most, allowed, line_of, loud_windows, memory_of, most_in_span
+from kafka_throttle.quotas.fetch_rooms import PIECE_S
+from kafka_throttle.quotas.records.usage_record import SecondOfUse, profile_text
 
 LIMIT = 1_000.0
 MEMORY = memory_of(Rules(), "produce")

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.jobs.recommend import recommended, write
-from pipeline.jobs.report import Steps
-from pipeline.recommend.advice import Settings
-from pipeline.recommend.capacity import capacity_of
-from pipeline.report.findings import KilledProcess
-from pipeline.simulate.candidate import load_candidate
-from pipeline.table.schemas import schema_of
-from quotas.entities import Entity, QuotaType, Scope
-from quotas.records.usage_record import UsageRecord
+from kafka_throttle.pipeline.jobs.recommend import recommended, write
+from kafka_throttle.pipeline.jobs.report import Steps
+from kafka_throttle.pipeline.recommend.advice import Settings
+from kafka_throttle.pipeline.recommend.capacity import capacity_of
+from kafka_throttle.pipeline.report.findings import KilledProcess
+from kafka_throttle.pipeline.simulate.candidate import load_candidate
+from kafka_throttle.pipeline.table.schemas import schema_of
+from kafka_throttle.quotas.entities import Entity, QuotaType, Scope
+from kafka_throttle.quotas.records.usage_record import UsageRecord
 from tests.pipeline.spools import DAY_MS, MONDAY_MS, Fleet, records
 
 MB = 1e6

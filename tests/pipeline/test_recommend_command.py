@@ -2,7 +2,7 @@
 
 from click.testing import CliRunner
 
-from proxy.cli.main import main
+from kafka_throttle.proxy.cli.main import main
 
 
 def refused(*arguments):

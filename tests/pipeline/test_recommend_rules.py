@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.problems import Problems
-from common.yaml_file import parse_yaml, yaml_of
-from pipeline.jobs.recommend import write
-from pipeline.recommend.advice import Settings, advise, judged
-from pipeline.recommend.capacity import Capacity, capacity_of
-from pipeline.recommend.evidence import (
+from kafka_throttle.common.problems import Problems
+from kafka_throttle.common.yaml_file import parse_yaml, yaml_of
+from kafka_throttle.pipeline.jobs.recommend import write
+from kafka_throttle.pipeline.recommend.advice import Settings, advise, judged
+from kafka_throttle.pipeline.recommend.capacity import Capacity, capacity_of
+from kafka_throttle.pipeline.recommend.evidence import (
     AtNode,
     ConfidencePenalty,
     Evidence,
@@ -26,16 +26,16 @@ from pipeline.recommend.evidence import (
     penalties,
     too_thin,
 )
-from pipeline.recommend.fairness import fair_shares
-from pipeline.recommend.limits import path_to, rounded_down, rounded_up, wanted
-from pipeline.recommend.outcome import outcomes
-from pipeline.recommend.page import print_advice
-from pipeline.recommend.quota_file import document
-from pipeline.recommend.rows import csv_table, plain
-from pipeline.recommend.subject import Subject
-from pipeline.report.tables import csv_of
-from pipeline.simulate.candidate import candidate_of, load_candidate
-from quotas.entities import Entity, QuotaType, Scope
+from kafka_throttle.pipeline.recommend.fairness import fair_shares
+from kafka_throttle.pipeline.recommend.limits import path_to, rounded_down, rounded_up, wanted
+from kafka_throttle.pipeline.recommend.outcome import outcomes
+from kafka_throttle.pipeline.recommend.page import print_advice
+from kafka_throttle.pipeline.recommend.quota_file import document
+from kafka_throttle.pipeline.recommend.rows import csv_table, plain
+from kafka_throttle.pipeline.recommend.subject import Subject
+from kafka_throttle.pipeline.report.tables import csv_of
+from kafka_throttle.pipeline.simulate.candidate import candidate_of, load_candidate
+from kafka_throttle.quotas.entities import Entity, QuotaType, Scope
 
 MB = 1_000_000
 MONDAY = date(2026, 10, 26)

@@ -6,15 +6,15 @@ from fractions import Fraction
 
 import pytest
 
-from pipeline.jobs import report
-from pipeline.report import figures
-from pipeline.report.figures import utilisation
-from pipeline.report.findings import KilledProcess
-from pipeline.report.price_sheet import price_sheet
-from pipeline.report.views import named, tables_of
-from pipeline.table.accounts import Account, Writer
-from pipeline.table.schemas import schema_of
-from quotas.records.usage_record import UsageRecord
+from kafka_throttle.pipeline.jobs import report
+from kafka_throttle.pipeline.report import figures
+from kafka_throttle.pipeline.report.figures import utilisation
+from kafka_throttle.pipeline.report.findings import KilledProcess
+from kafka_throttle.pipeline.report.price_sheet import price_sheet
+from kafka_throttle.pipeline.report.views import named, tables_of
+from kafka_throttle.pipeline.table.accounts import Account, Writer
+from kafka_throttle.pipeline.table.schemas import schema_of
+from kafka_throttle.quotas.records.usage_record import UsageRecord
 from tests.pipeline.spools import MONDAY_MS, Fleet, records
 
 WINDOW_MS = 10_000

@@ -1,8 +1,8 @@
 import pytest
 
-from pipeline.report.next_commands import next_commands
-from pipeline.report.page import page_of
-from pipeline.report.views import named, tables_of
+from kafka_throttle.pipeline.report.next_commands import next_commands
+from kafka_throttle.pipeline.report.page import page_of
+from kafka_throttle.pipeline.report.views import named, tables_of
 from tests.browser import chromium
 from tests.pipeline.spools import MONDAY_MS
 from tests.pipeline.test_report_page import findings

@@ -11,9 +11,9 @@ from zlib import crc32
 import pytest
 from pyspark.sql import functions as F
 
-from pipeline.ingest.frames import KINDS
-from pipeline.ingest.ingest import Batch, Ingest
-from pipeline.ingest.rules import (
+from kafka_throttle.pipeline.ingest.frames import KINDS
+from kafka_throttle.pipeline.ingest.ingest import Batch, Ingest
+from kafka_throttle.pipeline.ingest.rules import (
     NO_VALUE,
     is_broken,
     kind_of,
@@ -25,10 +25,18 @@ from pipeline.ingest.rules import (
     split_lines,
     with_columns,
 )
-from pipeline.table.accounts import read_accounts
-from pipeline.table.schemas import HAS_IP, HAS_NO_MOST, MAY_BE_NEGATIVE, MOST, QUOTA_TYPES, ROWS, time_column
-from pipeline.table.table import DAY, read_quarantine, read_trace, read_usage
-from quotas.records.usage_record import (
+from kafka_throttle.pipeline.table.accounts import read_accounts
+from kafka_throttle.pipeline.table.schemas import (
+    HAS_IP,
+    HAS_NO_MOST,
+    MAY_BE_NEGATIVE,
+    MOST,
+    QUOTA_TYPES,
+    ROWS,
+    time_column,
+)
+from kafka_throttle.pipeline.table.table import DAY, read_quarantine, read_trace, read_usage
+from kafka_throttle.quotas.records.usage_record import (
     VERSION,
     BadLine,
     Header,

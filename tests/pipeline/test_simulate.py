@@ -6,14 +6,14 @@ import json
 import pytest
 from pyspark.sql import functions as F
 
-from pipeline.jobs import simulate as job
-from pipeline.jobs.simulate import response_of, write
-from pipeline.simulate.trace_simulation import simulated_traces
-from pipeline.table.schemas import schema_of
-from quotas.client_quotas import WHOLE_CLUSTER
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.records.usage_record import TraceEvent, UsageRecord, columns
+from kafka_throttle.pipeline.jobs import simulate as job
+from kafka_throttle.pipeline.jobs.simulate import response_of, write
+from kafka_throttle.pipeline.simulate.trace_simulation import simulated_traces
+from kafka_throttle.pipeline.table.schemas import schema_of
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.records.usage_record import TraceEvent, UsageRecord, columns
 from tests.pipeline.live_runs import Connection, candidate_with, greedy, live_run, steady
 
 MB = 1_000_000

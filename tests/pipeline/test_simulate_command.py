@@ -6,9 +6,9 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from pipeline.jobs.simulate import write
-from pipeline.simulate.page import CSV_COLUMNS
-from proxy.cli.main import main
+from kafka_throttle.pipeline.jobs.simulate import write
+from kafka_throttle.pipeline.simulate.page import CSV_COLUMNS
+from kafka_throttle.proxy.cli.main import main
 
 ROW = {
     "virtual_cluster": "main",
@@ -65,7 +65,7 @@ def test_a_time_that_is_none_is_refused(tmp_path):
 
 @pytest.mark.parametrize("time", ["2026-11-17", "2026-11-17T00:00:00+00:00", "2026-11-17T01:00:00+01:00"])
 def test_times_are_iso_8601_and_utc(time):
-    from proxy.cli.period import Moment
+    from kafka_throttle.proxy.cli.period import Moment
 
     assert Moment().convert(time, None, None) == 1_794_873_600_000
 

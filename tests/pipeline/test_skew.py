@@ -3,12 +3,20 @@
 import pytest
 from pyspark.sql import functions as F
 
-from pipeline.jobs.simulate import response_of
-from pipeline.simulate.simulation import in_runs, loud_rows, loud_stretches, placed, rows_of, runs_of, summarised
-from pipeline.table.schemas import schema_of
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.records.usage_record import UsageRecord, columns
+from kafka_throttle.pipeline.jobs.simulate import response_of
+from kafka_throttle.pipeline.simulate.simulation import (
+    in_runs,
+    loud_rows,
+    loud_stretches,
+    placed,
+    rows_of,
+    runs_of,
+    summarised,
+)
+from kafka_throttle.pipeline.table.schemas import schema_of
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.records.usage_record import UsageRecord, columns
 from tests.pipeline.live_runs import candidate_with
 from tests.pipeline.spools import MONDAY_MS, Fleet, records
 

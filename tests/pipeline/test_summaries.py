@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.jobs import compact
-from pipeline.jobs.ingest import ingest_spool
-from pipeline.simulate.simulation import BUCKET_MS, summarised
-from pipeline.table import summaries
-from pipeline.table.maintenance import expired, optimized, vacuum
-from pipeline.table.summaries import keep_summaries, summary_of
-from pipeline.table.table import read_usage, stored, version_of
+from kafka_throttle.pipeline.jobs import compact
+from kafka_throttle.pipeline.jobs.ingest import ingest_spool
+from kafka_throttle.pipeline.simulate.simulation import BUCKET_MS, summarised
+from kafka_throttle.pipeline.table import summaries
+from kafka_throttle.pipeline.table.maintenance import expired, optimized, vacuum
+from kafka_throttle.pipeline.table.summaries import keep_summaries, summary_of
+from kafka_throttle.pipeline.table.table import read_usage, stored, version_of
 from tests.pipeline.spools import DAY_MS, MONDAY_MS, Fleet, records, write_file
 
 STEP_MS = 1_200_000

@@ -14,18 +14,18 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
 from demo.kafka_cluster import KafkaCluster
-from pipeline.ingest.frames import Frames
-from pipeline.ingest.ingest import Batch, Ingest
-from pipeline.ingest.rules import NO_VALUE
-from pipeline.ingest.topic import Topic, lines_of, problem_of_topic
-from pipeline.jobs.ingest import ingest_spool, ingest_topic
-from pipeline.table.accounts import Account, Writer, read_accounts
-from pipeline.table.table import read_quarantine, read_usage
-from proxy.cli.main import main
-from proxy.usage.kafka_topic import KafkaTopic
-from proxy.usage.shipper import LONGEST_BYTES, Shipper, TopicUnavailable
-from quotas.records.topic_message import message_of
-from quotas.records.usage_record import Dropped, End, UsageRecord, line_of
+from kafka_throttle.pipeline.ingest.frames import Frames
+from kafka_throttle.pipeline.ingest.ingest import Batch, Ingest
+from kafka_throttle.pipeline.ingest.rules import NO_VALUE
+from kafka_throttle.pipeline.ingest.topic import Topic, lines_of, problem_of_topic
+from kafka_throttle.pipeline.jobs.ingest import ingest_spool, ingest_topic
+from kafka_throttle.pipeline.table.accounts import Account, Writer, read_accounts
+from kafka_throttle.pipeline.table.table import read_quarantine, read_usage
+from kafka_throttle.proxy.cli.main import main
+from kafka_throttle.proxy.usage.kafka_topic import KafkaTopic
+from kafka_throttle.proxy.usage.shipper import LONGEST_BYTES, Shipper, TopicUnavailable
+from kafka_throttle.quotas.records.topic_message import message_of
+from kafka_throttle.quotas.records.usage_record import Dropped, End, UsageRecord, line_of
 from tests.integration import logins
 from tests.integration.certified import Certificates
 from tests.integration.proxy_process import ROOT, ProxyProcess

@@ -6,10 +6,10 @@ import json
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from pipeline.ingest.rules import NO_VALUE
-from pipeline.ingest.topic import lines_of
-from quotas.records.topic_message import message_of
-from quotas.records.usage_record import ROWS, Dropped, End, Header, UsageRecord, columns, line_of
+from kafka_throttle.pipeline.ingest.rules import NO_VALUE
+from kafka_throttle.pipeline.ingest.topic import lines_of
+from kafka_throttle.quotas.records.topic_message import message_of
+from kafka_throttle.quotas.records.usage_record import ROWS, Dropped, End, Header, UsageRecord, columns, line_of
 from tests.pipeline.spools import Fleet, event, records
 from tests.pipeline.test_rules import NUMBERS, TEXTS, VERSIONS, summed
 from tests.quotas.test_usage_record import rows

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.spark.unreadable import problem_of, problem_of_file
-from pipeline.table.table import make_tables, read_usage
+from kafka_throttle.pipeline.spark.unreadable import problem_of, problem_of_file
+from kafka_throttle.pipeline.table.table import make_tables, read_usage
 
 
 @pytest.mark.parametrize(

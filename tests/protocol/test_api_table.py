@@ -7,10 +7,9 @@ from struct import Struct
 
 import pytest
 
-import protocol.api_key
-import protocol.api_table
-from common.jars import kafka_jars
-from protocol.api import (
+from kafka_throttle.common.jars import kafka_jars
+from kafka_throttle.protocol import api_key, api_table
+from kafka_throttle.protocol.api import (
     COMPACT_ENDPOINT,
     ENDPOINT,
     THROTTLE,
@@ -18,9 +17,9 @@ from protocol.api import (
     request_header_version,
     response_header_version,
 )
-from protocol.api_table import APIS
-from protocol.primitives import Reader
-from protocol.walk import Walk
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.protocol.primitives import Reader
+from kafka_throttle.protocol.walk import Walk
 from tests.message_vectors import KAFKA_VERSIONS, Vector, message_vectors
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +53,7 @@ def make_table(out: Path, *jars: Path) -> subprocess.CompletedProcess[str]:
 def test_making_the_table_anew_gives_the_committed_bytes(tmp_path: Path) -> None:
     made = make_table(tmp_path, *map(clients_jar, KAFKA_VERSIONS))
     assert made.returncode == 0, made.stderr
-    for module in (protocol.api_table, protocol.api_key):
+    for module in (api_table, api_key):
         committed = Path(module.__file__)
         assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
 

@@ -4,8 +4,8 @@ from struct import pack
 
 import pytest
 
-from protocol.messages.api_versions import ANSWERED, carried, intersect
-from protocol.splices import splice_frame
+from kafka_throttle.protocol.messages.api_versions import ANSWERED, carried, intersect
+from kafka_throttle.protocol.splices import splice_frame
 
 TAG = b"\x01\x05\x02hi"
 LAST = 4

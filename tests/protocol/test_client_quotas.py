@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.api_key import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
-from protocol.errors import MalformedMessage, ProtocolError
-from protocol.messages.client_quotas import (
+from kafka_throttle.protocol.api_key import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from kafka_throttle.protocol.errors import MalformedMessage, ProtocolError
+from kafka_throttle.protocol.messages.client_quotas import (
     AlteredEntity,
     DescribedEntity,
     EntityPart,

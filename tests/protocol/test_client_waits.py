@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from protocol.api_table import APIS
-from protocol.messages.client_waits import CLIENT_WAITS_SINCE, client_waits
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.protocol.messages.client_waits import CLIENT_WAITS_SINCE, client_waits
 from tests.java_program import java_program
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.identity.sasl_names import MAX_TOKEN_BYTES, claimed_names
+from kafka_throttle.protocol.identity.sasl_names import MAX_TOKEN_BYTES, claimed_names
 from tests.sasl_frames import msk_token, oauthbearer, plain
 
 KEY = "ASIAIOSFODNN7EXAMPLE"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.numbers_by_key import NO_NUMBER, NumbersByKey
+from kafka_throttle.protocol.numbers_by_key import NO_NUMBER, NumbersByKey
 
 keys = st.lists(st.binary(max_size=1) | st.integers(0, 300).map(b"%d".__mod__))
 

@@ -22,12 +22,12 @@ from kafka.protocol.consumer import FetchRequest, FetchResponse, ListOffsetsRequ
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
-from protocol.api_table import APIS
-from protocol.errors import MalformedMessage, ProtocolError
-from protocol.fields import FieldReader, FieldWriter
-from protocol.frames import HEAD
-from protocol.messages.api_versions import offer_request, versions_request
-from protocol.messages.client_quotas import (
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.protocol.errors import MalformedMessage, ProtocolError
+from kafka_throttle.protocol.fields import FieldReader, FieldWriter
+from kafka_throttle.protocol.frames import HEAD
+from kafka_throttle.protocol.messages.api_versions import offer_request, versions_request
+from kafka_throttle.protocol.messages.client_quotas import (
     EntityOperations,
     EntityPart,
     Operation,
@@ -35,18 +35,24 @@ from protocol.messages.client_quotas import (
     alteration_request,
     read_described,
 )
-from protocol.messages.described_configs import node_configs_request, topic_configs_request
-from protocol.messages.metadata import nodes_request, topic_request
-from protocol.messages.sasl import (
+from kafka_throttle.protocol.messages.described_configs import node_configs_request, topic_configs_request
+from kafka_throttle.protocol.messages.metadata import nodes_request, topic_request
+from kafka_throttle.protocol.messages.sasl import (
     authenticate_request,
     handshake_request,
     read_authenticate,
     read_authenticate_response,
     read_handshake,
 )
-from protocol.messages.topic_log import EARLIEST, append_request, creation_request, fetch_request, offset_request
-from protocol.own_requests import CLIENT_ID, OwnRequest
-from proxy.relay.request import read_request
+from kafka_throttle.protocol.messages.topic_log import (
+    EARLIEST,
+    append_request,
+    creation_request,
+    fetch_request,
+    offset_request,
+)
+from kafka_throttle.protocol.own_requests import CLIENT_ID, OwnRequest
+from kafka_throttle.proxy.relay.request import read_request
 from tests.message_vectors import KAFKA_VERSIONS, message_vectors
 
 OPERATIONS = (Operation("producer_byte_rate", 5.5, False), Operation("request_percentage", 0.0, True))

@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import ProtocolError
-from protocol.identity.distinguished_names import distinguished_name, host_names_of, not_after, subject_of
-from protocol.identity.java_patterns import UnsupportedPattern, java_pattern
-from protocol.identity.principal_rules import InvalidPrincipalRules, NoPrincipalRule, principal_rules
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.identity.distinguished_names import (
+    distinguished_name,
+    host_names_of,
+    not_after,
+    subject_of,
+)
+from kafka_throttle.protocol.identity.java_patterns import UnsupportedPattern, java_pattern
+from kafka_throttle.protocol.identity.principal_rules import InvalidPrincipalRules, NoPrincipalRule, principal_rules
 from tests.java_program import java_program
 
 UTF8, NUMERIC, PRINTABLE, T61, IA5, VISIBLE, GENERAL, UNIVERSAL, BMP = 12, 18, 19, 20, 22, 26, 27, 28, 30

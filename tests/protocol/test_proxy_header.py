@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kafka.record.util import calc_crc32c
 
-from protocol.identity.proxy_header import (
+from kafka_throttle.protocol.identity.proxy_header import (
     LOCAL_PROXY_HEADER,
     MAX_PROXY_HEADER_BYTES,
     V1_MAX_BYTES,

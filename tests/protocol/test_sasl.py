@@ -10,17 +10,17 @@ from kafka.net.sasl.oauth import AbstractTokenProvider, SaslMechanismOAuth
 from kafka.net.sasl.plain import SaslMechanismPlain
 from kafka.net.sasl.scram import SaslMechanismScram
 
-from protocol.api_key import SASL_AUTHENTICATE, SASL_HANDSHAKE
-from protocol.errors import ProtocolError
-from protocol.identity.sasl_names import MAX_TOKEN_BYTES, Claim, claimed_names, jwt_subject, succeeds
-from protocol.messages.sasl import (
+from kafka_throttle.protocol.api_key import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.identity.sasl_names import MAX_TOKEN_BYTES, Claim, claimed_names, jwt_subject, succeeds
+from kafka_throttle.protocol.messages.sasl import (
     bare_token,
     read_authenticate,
     read_authenticate_response,
     read_handshake,
     read_handshake_response,
 )
-from proxy.relay.request import read_request
+from kafka_throttle.proxy.relay.request import read_request
 from tests.message_vectors import KAFKA_VERSIONS, message_vectors
 from tests.sasl_frames import (
     authenticate,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.identity.scram import HASHES, MAX_ITERATIONS, ScramClient, ScramFailed
+from kafka_throttle.protocol.identity.scram import HASHES, MAX_ITERATIONS, ScramClient, ScramFailed
 from tests.sasl_frames import FIRST, NONCE, PROOF, VERIFIER
 
 

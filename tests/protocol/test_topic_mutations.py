@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
-from protocol.errors import MalformedMessage, ProtocolError
-from protocol.messages.topic_mutations import (
+from kafka_throttle.protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from kafka_throttle.protocol.errors import MalformedMessage, ProtocolError
+from kafka_throttle.protocol.messages.topic_mutations import (
     ELEMENTS_AT_ONCE,
     NO_TOPIC_ID,
     STRICT_SINCE,
@@ -19,7 +19,7 @@ from protocol.messages.topic_mutations import (
     TopicItem,
     refusal,
 )
-from protocol.splices import Splice, splice_frame
+from kafka_throttle.protocol.splices import Splice, splice_frame
 from tests.message_vectors import KAFKA_VERSIONS, message_vectors
 from tests.topic_frames import (
     create_partitions,

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.metadata import MetadataRequest
 
-from protocol.api_key import METADATA
-from protocol.errors import ProtocolError
-from protocol.messages.topic_partitions import (
+from kafka_throttle.protocol.api_key import METADATA
+from kafka_throttle.protocol.errors import ProtocolError
+from kafka_throttle.protocol.messages.topic_partitions import (
     BY_ID_VERSION,
     BY_NAME_VERSION,
     TopicPartitions,

@@ -2,16 +2,16 @@
 
 import asyncio
 
-from common.duties import troubles
-from proxy.config.settings import ClusterConnectionsConfig
-from proxy.gate.address_quotas import AddressQuotas, rates_of
-from proxy.gate.admission import Admission
-from proxy.gate.connection_gate import ConnectionGate
-from quotas.changes import Limit, tables_of
-from quotas.connection_quotas import NO_LIMIT, ConnectionLimits, ConnectionQuotas
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.quota_table import ConnectionRates
-from quotas.shared_map import SharedMap
+from kafka_throttle.common.duties import troubles
+from kafka_throttle.proxy.config.settings import ClusterConnectionsConfig
+from kafka_throttle.proxy.gate.address_quotas import AddressQuotas, rates_of
+from kafka_throttle.proxy.gate.admission import Admission
+from kafka_throttle.proxy.gate.connection_gate import ConnectionGate
+from kafka_throttle.quotas.changes import Limit, tables_of
+from kafka_throttle.quotas.connection_quotas import NO_LIMIT, ConnectionLimits, ConnectionQuotas
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.quota_table import ConnectionRates
+from kafka_throttle.quotas.shared_map import SharedMap
 from tests.fakes.clock import FakeClock
 
 RATE, SHADOW = QuotaKey(QuotaType.CONNECTION), QuotaKey(QuotaType.CONNECTION, shadow=True)

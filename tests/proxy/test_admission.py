@@ -6,16 +6,16 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.gate.admission import HELD, Admission, ClusterRules, ConnectionSlot, Refused, Step
-from proxy.relay.actions import CloseReason
-from quotas.connection_quotas import (
+from kafka_throttle.proxy.gate.admission import HELD, Admission, ClusterRules, ConnectionSlot, Refused, Step
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.quotas.connection_quotas import (
     NO_LIMIT,
     AddressLimits,
     ConnectionLimits,
     ConnectionQuotas,
     ListenerKey,
 )
-from quotas.entities import ANONYMOUS
+from kafka_throttle.quotas.entities import ANONYMOUS
 from tests.proxy.naive_gate import MANY, WINDOW_MS, Limits, NaiveGate
 
 FRONT, BACK = ListenerKey("main", "front"), ListenerKey("main", "back")

@@ -8,9 +8,9 @@ import pytest
 import schemathesis
 from hypothesis import settings
 
-from proxy.observe.api import ENDPOINTS, AdminApi
-from proxy.observe.http_access import Access, Account, Right
-from proxy.observe.openapi import openapi
+from kafka_throttle.proxy.observe.api import ENDPOINTS, AdminApi
+from kafka_throttle.proxy.observe.http_access import Access, Account, Right
+from kafka_throttle.proxy.observe.openapi import openapi
 from tests.fakes.clock import FakeClock
 from tests.fakes.http import admin_listener
 from tests.proxy.test_admin_api import Cluster, begin_episode, use_and_be_throttled

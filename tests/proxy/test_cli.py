@@ -9,13 +9,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from common.problems import Problem
-from proxy.cli.main import main
-from proxy.config.load import load_config
-from proxy.config.problems import ConfigErrors
-from proxy.config.settings import Config
-from quotas.changes import NO_QUOTAS
-from quotas.sources.last_good import content
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.proxy.cli.main import main
+from kafka_throttle.proxy.config.load import load_config
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.settings import Config
+from kafka_throttle.quotas.changes import NO_QUOTAS
+from kafka_throttle.quotas.sources.last_good import content
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "deploy" / "proxy.example.yaml"
@@ -37,7 +37,7 @@ def bad_file(tmp_path):
 @pytest.fixture
 def service(monkeypatch):
     """Stands for proxy.server.service; `outcome` is what its run returns or raises, `calls` what it was given."""
-    module = ModuleType("proxy.server.service")
+    module = ModuleType("kafka_throttle.proxy.server.service")
     module.calls, module.outcome = [], 0
 
     def run(path, config):
@@ -47,7 +47,7 @@ def service(monkeypatch):
         return module.outcome
 
     module.run = run
-    monkeypatch.setitem(sys.modules, "proxy.server.service", module)
+    monkeypatch.setitem(sys.modules, "kafka_throttle.proxy.server.service", module)
     return module
 
 
@@ -82,7 +82,7 @@ def test_check_prints_the_file_with_all_defaults(tmp_path):
 
 def test_without_an_option_the_file_of_the_environment_is_taken_or_one_at_a_usual_place(tmp_path, monkeypatch):
     places = [Path("proxy.yaml"), tmp_path / "etc" / "proxy.yaml"]
-    monkeypatch.setattr("proxy.cli.config_file.PLACES", places)
+    monkeypatch.setattr("kafka_throttle.proxy.cli.config_file.PLACES", places)
     monkeypatch.chdir(tmp_path)
     result = invoke("check")
     assert (result.exit_code, result.stdout) == (2, "")
@@ -124,7 +124,7 @@ def test_check_looks_at_the_directories_of_usage_records_and_of_the_history(tmp_
 
 
 def test_check_warns_without_failing(monkeypatch):
-    monkeypatch.setattr("proxy.cli.main.ephemeral_ports", lambda: range(19110, 20000))
+    monkeypatch.setattr("kafka_throttle.proxy.cli.main.ephemeral_ports", lambda: range(19110, 20000))
     result = invoke("check", "-c", EXAMPLE)
     assert result.exit_code == 0
     assert result.stderr == (
@@ -191,9 +191,8 @@ def test_the_package_can_be_started_with_python():
 
 
 def test_commands_are_found_without_loading_the_service_or_the_demo():
-    code = (
-        "import sys, proxy.cli.main; print([n for n in sys.modules if n.startswith(('proxy.server.service', 'demo'))])"
-    )
+    late = ("kafka_throttle.proxy.server.service", "demo")
+    code = f"import sys, kafka_throttle.proxy.cli.main; print([n for n in sys.modules if n.startswith({late})])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n"
 
@@ -250,7 +249,7 @@ def test_check_refuses_a_state_file_that_is_not_one_of_the_source(tmp_path, sour
     ("source", "lost"), [("file", "changes of quotas are refused"), ("upstream", "the last good quotas are not saved")]
 )
 def test_check_says_that_a_state_file_cannot_be_written(tmp_path, source, lost, monkeypatch):
-    monkeypatch.setattr("common.atomic_file.os.access", lambda where, mode: where != tmp_path)
+    monkeypatch.setattr("kafka_throttle.common.atomic_file.os.access", lambda where, mode: where != tmp_path)
     status, [line] = state_file_check(tmp_path, source, None)
     expected = f"cannot be written, because this process may not write to {tmp_path}; {lost}"
     assert status == 0

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.problems import Problems
-from common.settings import sections
-from common.yaml_file import parse_yaml
-from protocol.identity.sasl_names import Claim
-from proxy.config import load
-from proxy.config.effective import effective_file
-from proxy.config.kinds import HostPort
-from proxy.config.load import load_config
-from proxy.config.page import configuration_page
-from proxy.config.problems import ConfigErrors, ConfigUnreadable
-from proxy.config.reload import changes_needing_restart
-from proxy.config.settings import (
+from kafka_throttle.common.problems import Problems
+from kafka_throttle.common.settings import sections
+from kafka_throttle.common.yaml_file import parse_yaml
+from kafka_throttle.protocol.identity.sasl_names import Claim
+from kafka_throttle.proxy.config import load
+from kafka_throttle.proxy.config.effective import effective_file
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.config.load import load_config
+from kafka_throttle.proxy.config.page import configuration_page
+from kafka_throttle.proxy.config.problems import ConfigErrors, ConfigUnreadable
+from kafka_throttle.proxy.config.reload import changes_needing_restart
+from kafka_throttle.proxy.config.settings import (
     API_KEYS,
     AdminConfig,
     ClusterConnectionsConfig,
@@ -38,13 +38,13 @@ from proxy.config.settings import (
     pinned_costs,
     quota_entries,
 )
-from proxy.config.warnings import ephemeral_ports, warnings_of
-from proxy.relay.costs import SHIPPED, cost_kind
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
-from quotas.quota_table import QuotaTable
-from quotas.request_costs import KIB, Cost, RequestCosts
-from quotas.sources.entries import EntitySettings, QuotaEntry, ThrottleConfig
-from quotas.sources.overlay import Entry
+from kafka_throttle.proxy.config.warnings import ephemeral_ports, warnings_of
+from kafka_throttle.proxy.relay.costs import SHIPPED, cost_kind
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.request_costs import KIB, Cost, RequestCosts
+from kafka_throttle.quotas.sources.entries import EntitySettings, QuotaEntry, ThrottleConfig
+from kafka_throttle.quotas.sources.overlay import Entry
 
 NO_MONTH = f"month must be in 1..12{', not 99' if sys.version_info >= (3, 14) else ''}"
 ROOT = Path(__file__).parents[2]
@@ -1302,7 +1302,7 @@ def test_the_example_is_valid_and_shows_the_defaults():
 
 def test_the_page_about_the_configuration_is_in_step():
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == configuration_page(), "run: python -m proxy.config.page > docs/configuration.md"
+    assert page == configuration_page(), "run: python -m kafka_throttle.proxy.config.page > docs/configuration.md"
 
 
 def test_the_page_has_the_cost_of_an_api_that_the_proxy_comes_with_none_for():

@@ -7,12 +7,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from common import duties
-from common.duties import Duty, troubles
-from proxy.clock import SystemClock
-from proxy.config.load import load_config
-from proxy.observe.metrics import Metrics
-from proxy.server.config_watch import ConfigWatch
+from kafka_throttle.common import duties
+from kafka_throttle.common.duties import Duty, troubles
+from kafka_throttle.proxy.clock import SystemClock
+from kafka_throttle.proxy.config.load import load_config
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.server.config_watch import ConfigWatch
 from tests.timeouts import TIMEOUT_S
 
 

@@ -14,26 +14,26 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from protocol.api_key import CREATE_TOPICS, FIND_COORDINATOR, HEARTBEAT
-from protocol.messages.api_versions import carried
-from protocol.primitives import uvarint
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.decisions.sasl import Identity
-from proxy.observe.added_latency import AddedLatency
-from proxy.observe.last_throttles import LastThrottles
-from proxy.observe.throttle_episode import ThrottledClients
-from proxy.relay.actions import OWN_REQUEST_ID, CloseReason, RelayLimits, Throttled
-from proxy.relay.connection_timeouts import TimeOuts
-from proxy.relay.relay import Relay
-from proxy.relay.relay_counters import RelayCounters
-from proxy.server.connection import Connection
-from proxy.server.sharing import DecisionTurns
-from proxy.side import Side
-from proxy.upstream.node_socket import NodeSocket, NodeUnreachable
-from quotas.changes import Limit
-from quotas.entities import ANONYMOUS, Entity, QuotaKey, QuotaType
-from quotas.fair_queue import Whose, entity_of
-from quotas.quota_table import QuotaTable
+from kafka_throttle.protocol.api_key import CREATE_TOPICS, FIND_COORDINATOR, HEARTBEAT
+from kafka_throttle.protocol.messages.api_versions import carried
+from kafka_throttle.protocol.primitives import uvarint
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from kafka_throttle.proxy.decisions.sasl import Identity
+from kafka_throttle.proxy.observe.added_latency import AddedLatency
+from kafka_throttle.proxy.observe.last_throttles import LastThrottles
+from kafka_throttle.proxy.observe.throttle_episode import ThrottledClients
+from kafka_throttle.proxy.relay.actions import OWN_REQUEST_ID, CloseReason, RelayLimits, Throttled
+from kafka_throttle.proxy.relay.connection_timeouts import TimeOuts
+from kafka_throttle.proxy.relay.relay import Relay
+from kafka_throttle.proxy.relay.relay_counters import RelayCounters
+from kafka_throttle.proxy.server.connection import Connection
+from kafka_throttle.proxy.server.sharing import DecisionTurns
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.proxy.upstream.node_socket import NodeSocket, NodeUnreachable
+from kafka_throttle.quotas.changes import Limit
+from kafka_throttle.quotas.entities import ANONYMOUS, Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.fair_queue import Whose, entity_of
+from kafka_throttle.quotas.quota_table import QuotaTable
 from tests.fakes.clock import FakeClock
 from tests.fakes.stream import FakeStream
 from tests.quota_frames import alter_request, altered, describe_request, described
@@ -52,7 +52,7 @@ MALFORMED = b"\xff" * 4 + bytes(12)
 
 @pytest.fixture(autouse=True)
 def all_levels(monkeypatch):
-    monkeypatch.setattr("proxy.observe.logs._threshold", logging.DEBUG)
+    monkeypatch.setattr("kafka_throttle.proxy.observe.logs._threshold", logging.DEBUG)
 
 
 class Shell:

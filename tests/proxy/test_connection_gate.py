@@ -6,12 +6,12 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from proxy.gate.admission import Admission, ConnectionSlot
-from proxy.gate.connection_gate import ConnectionGate
-from proxy.gate.stages import IncomingConnection
-from proxy.relay.actions import CloseReason
-from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas, ListenerKey
-from quotas.entities import ANONYMOUS
+from kafka_throttle.proxy.gate.admission import Admission, ConnectionSlot
+from kafka_throttle.proxy.gate.connection_gate import ConnectionGate
+from kafka_throttle.proxy.gate.stages import IncomingConnection
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.quotas.connection_quotas import ConnectionLimits, ConnectionQuotas, ListenerKey
+from kafka_throttle.quotas.entities import ANONYMOUS
 from tests.fakes.clock import FakeClock
 
 KEY, OTHER = ListenerKey("main", "plain"), ListenerKey("main", "tls")

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from proxy.net.deadlines import Deadlines
+from kafka_throttle.proxy.net.deadlines import Deadlines
 from tests.timeouts import TIMEOUT_S
 
 

@@ -5,9 +5,9 @@ import resource
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.config.load import config_of
-from proxy.server.descriptors import clients_within_descriptors
-from proxy.server.service import Service
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.server.descriptors import clients_within_descriptors
+from kafka_throttle.proxy.server.service import Service
 from tests.fakes.clock import FakeClock
 
 

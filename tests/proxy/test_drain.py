@@ -2,8 +2,8 @@
 
 import pytest
 
-from protocol.api_key import FETCH, JOIN_GROUP, PRODUCE, SYNC_GROUP
-from proxy.server.drain import Drain
+from kafka_throttle.protocol.api_key import FETCH, JOIN_GROUP, PRODUCE, SYNC_GROUP
+from kafka_throttle.proxy.server.drain import Drain
 
 STEP_S = 0.02
 

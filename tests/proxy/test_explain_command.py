@@ -9,26 +9,26 @@ import pytest
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
-from proxy.cli.admin_client import AdminEndpoint
-from proxy.cli.main import main
-from proxy.config.settings import AdminConfig
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.gate.admission import AddressStanding
-from proxy.observe.api import AdminApi
-from proxy.observe.explained import Origin
-from proxy.observe.http_access import Access, Account, Right
-from proxy.observe.last_throttles import LastThrottles
-from proxy.observe.metrics import CapTotals
-from proxy.observe.throttle_episode import ThrottledClients
-from proxy.relay.actions import Throttled
-from quotas.changes import Limit, tables_of
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.explain import Client
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
-from quotas.shares.division import Claim
-from quotas.shares.member import Explained, Why
+from kafka_throttle.proxy.cli.admin_client import AdminEndpoint
+from kafka_throttle.proxy.cli.main import main
+from kafka_throttle.proxy.config.settings import AdminConfig
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from kafka_throttle.proxy.gate.admission import AddressStanding
+from kafka_throttle.proxy.observe.api import AdminApi
+from kafka_throttle.proxy.observe.explained import Origin
+from kafka_throttle.proxy.observe.http_access import Access, Account, Right
+from kafka_throttle.proxy.observe.last_throttles import LastThrottles
+from kafka_throttle.proxy.observe.metrics import CapTotals
+from kafka_throttle.proxy.observe.throttle_episode import ThrottledClients
+from kafka_throttle.proxy.relay.actions import Throttled
+from kafka_throttle.quotas.changes import Limit, tables_of
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.explain import Client
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.shares.division import Claim
+from kafka_throttle.quotas.shares.member import Explained, Why
 from tests.fakes.clock import FakeClock
 from tests.fakes.http import admin_listener, another_server
 

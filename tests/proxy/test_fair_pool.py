@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.gate.fair_pool import FairPool
+from kafka_throttle.proxy.gate.fair_pool import FairPool
 
 TICKETS = st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=40)
 

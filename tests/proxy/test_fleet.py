@@ -6,10 +6,10 @@ import json
 import pytest
 import structlog
 
-from proxy.server.fleet.fleet import LOOK_MS, WRITE_MS, Fleet
-from proxy.server.fleet.transport import RefusedRecord
-from quotas.shares.member import Member
-from quotas.shares.moves import Use
+from kafka_throttle.proxy.server.fleet.fleet import LOOK_MS, WRITE_MS, Fleet
+from kafka_throttle.proxy.server.fleet.transport import RefusedRecord
+from kafka_throttle.quotas.shares.member import Member
+from kafka_throttle.quotas.shares.moves import Use
 from tests.fakes.clock import FakeClock
 from tests.fakes.fleet import FakeRows, FakeTransport
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config.load import config_of
-from proxy.config.problems import ConfigErrors
-from proxy.server.fleet.membership import fleet_of, renew, transport_of
-from proxy.server.fleet.zookeeper import ZooKeeperTransport
-from quotas.client_quotas import ClientQuotaManager, SensorKey
-from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
-from quotas.entities import Entity, QuotaType, SensorTags
-from quotas.quota_table import QuotaTable
-from quotas.row_copies import values_of
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.server.fleet.membership import fleet_of, renew, transport_of
+from kafka_throttle.proxy.server.fleet.zookeeper import ZooKeeperTransport
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, SensorKey
+from kafka_throttle.quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
+from kafka_throttle.quotas.entities import Entity, QuotaType, SensorTags
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.row_copies import values_of
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
 
 ALICE = SensorKey("main", 1, QuotaType.PRODUCE, SensorTags("alice", ""))

@@ -2,7 +2,7 @@
 
 from structlog.testing import capture_logs
 
-from proxy.observe.full_tables import FullTables
+from kafka_throttle.proxy.observe.full_tables import FullTables
 
 
 def test_a_full_table_is_logged_once_a_minute_with_the_newcomers_since():

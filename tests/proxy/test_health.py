@@ -6,13 +6,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from proxy.config.load import config_of
-from proxy.observe.fleet_metrics import FleetTotals
-from proxy.observe.health import ClusterHealth, Muted, Readiness, unwritten
-from proxy.observe.metrics import Metrics
-from proxy.server.service import Service
-from quotas.changes import NO_QUOTAS
-from quotas.sources.source import SourceState
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.observe.fleet_metrics import FleetTotals
+from kafka_throttle.proxy.observe.health import ClusterHealth, Muted, Readiness, unwritten
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.server.service import Service
+from kafka_throttle.quotas.changes import NO_QUOTAS
+from kafka_throttle.quotas.sources.source import SourceState
 from tests.fakes.clock import FakeClock
 
 READ = SourceState(known=True, up=True, age_s=1.5)

@@ -12,16 +12,16 @@ from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
-from proxy.cli.main import main
-from proxy.clock import SystemClock
-from proxy.observe.explained import Origin
-from proxy.observe.metrics import Metrics
-from proxy.observe.past.history import History
-from proxy.observe.past.look_up import Past
-from proxy.observe.past.moments import second_text
-from proxy.observe.past.ring import Ring
-from quotas.changes import Limit
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from kafka_throttle.proxy.cli.main import main
+from kafka_throttle.proxy.clock import SystemClock
+from kafka_throttle.proxy.observe.explained import Origin
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.observe.past.history import History
+from kafka_throttle.proxy.observe.past.look_up import Past
+from kafka_throttle.proxy.observe.past.moments import second_text
+from kafka_throttle.proxy.observe.past.ring import Ring
+from kafka_throttle.quotas.changes import Limit
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from tests.proxy.test_past_seconds import Cluster as Throttling
 from tests.proxy.test_throttled_now import LIMIT, Proxy, respond
 from tests.relay.frames import produce

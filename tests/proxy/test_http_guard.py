@@ -14,12 +14,12 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 from yarl import URL
 
-from proxy.observe import http_guard
-from proxy.observe.http_access import Access, Account, Right
-from proxy.observe.http_listener import HttpListener
-from proxy.observe.http_refusals import Refusal
-from proxy.observe.metrics import Metrics
-from proxy.observe.metrics_site import MetricsSite
+from kafka_throttle.proxy.observe import http_guard
+from kafka_throttle.proxy.observe.http_access import Access, Account, Right
+from kafka_throttle.proxy.observe.http_listener import HttpListener
+from kafka_throttle.proxy.observe.http_refusals import Refusal
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.observe.metrics_site import MetricsSite
 from tests.timeouts import TIMEOUT_S
 
 READ_TOKEN, WRITE_TOKEN = "a-token-that-may-read", "a-token-that-may-write"

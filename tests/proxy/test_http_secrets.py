@@ -2,12 +2,12 @@
 
 import pytest
 
-from proxy.config.load import config_of
-from proxy.config.problems import ConfigErrors
-from proxy.config.reload import changes_needing_restart
-from proxy.config.settings import AdminConfig, MetricsConfig
-from proxy.observe.http_access import Access, Account, Right
-from proxy.observe.http_secrets import admin_access, metrics_access
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.reload import changes_needing_restart
+from kafka_throttle.proxy.config.settings import AdminConfig, MetricsConfig
+from kafka_throttle.proxy.observe.http_access import Access, Account, Right
+from kafka_throttle.proxy.observe.http_secrets import admin_access, metrics_access
 from tests.proxy.test_config import MINIMAL
 
 TOKEN, OTHER = "a-token-of-24-characters", "another-token-to-write-with"

@@ -15,11 +15,11 @@ from click.testing import CliRunner
 from structlog.testing import capture_logs
 
 from demo.proxy_process import free_port_run
-from proxy.cli.main import main
-from proxy.clock import SystemClock
-from proxy.config.load import load_config
-from proxy.server import certificate_watcher
-from proxy.server.service import Service
+from kafka_throttle.proxy.cli.main import main
+from kafka_throttle.proxy.clock import SystemClock
+from kafka_throttle.proxy.config.load import load_config
+from kafka_throttle.proxy.server import certificate_watcher
+from kafka_throttle.proxy.server.service import Service
 from tests.certificates import Authority, client_context
 from tests.timeouts import TIMEOUT_S
 

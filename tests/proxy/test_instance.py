@@ -9,13 +9,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from demo.proxy_process import free_port_run
-from proxy.clock import SystemClock
-from proxy.config.load import config_of
-from proxy.observe.metrics import Metrics
-from proxy.server import instance as instances
-from proxy.server.connection import Connection
-from proxy.server.instance import Instance
-from proxy.server.passed_sockets import PassedSockets
+from kafka_throttle.proxy.clock import SystemClock
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.server import instance as instances
+from kafka_throttle.proxy.server.connection import Connection
+from kafka_throttle.proxy.server.instance import Instance
+from kafka_throttle.proxy.server.passed_sockets import PassedSockets
 from tests.timeouts import TIMEOUT_S
 
 

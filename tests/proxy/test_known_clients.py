@@ -4,18 +4,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.net.turns import finish_at_once
-from proxy.observe.known_clients import MAX_EXPLAINED, KnownClient, KnownClients, Names, known_clients, merged_clients
-from proxy.observe.last_throttles import LastThrottles
-from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
-from proxy.relay.actions import Throttled
-from quotas.changes import Limit, tables_of
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.explain import Client
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from kafka_throttle.proxy.net.turns import finish_at_once
+from kafka_throttle.proxy.observe.known_clients import (
+    MAX_EXPLAINED,
+    KnownClient,
+    KnownClients,
+    Names,
+    known_clients,
+    merged_clients,
+)
+from kafka_throttle.proxy.observe.last_throttles import LastThrottles
+from kafka_throttle.proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
+from kafka_throttle.proxy.relay.actions import Throttled
+from kafka_throttle.quotas.changes import Limit, tables_of
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.explain import Client
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.observe.last_throttles import MAX_CLIENTS, LastThrottles
-from proxy.relay.actions import Throttled
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from kafka_throttle.proxy.observe.last_throttles import MAX_CLIENTS, LastThrottles
+from kafka_throttle.proxy.relay.actions import Throttled
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
 
 PRODUCE = QuotaType.PRODUCE

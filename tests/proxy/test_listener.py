@@ -12,21 +12,21 @@ import structlog
 from structlog.testing import capture_logs
 
 from demo.proxy_process import free_port_run
-from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
-from proxy.config.settings import ListenerConfig
-from proxy.decisions.sasl import Identity
-from proxy.gate.admission import Admission
-from proxy.gate.connection_gate import ConnectionGate
-from proxy.net.poller import Poller
-from proxy.observe.throttle_episode import ThrottledClients
-from proxy.relay.actions import CloseReason
-from proxy.relay.relay_counters import RelayCounters
-from proxy.server.caps import Caps
-from proxy.server.listener import Listener
-from proxy.server.sockets import PortsTaken, accept, bind_all
-from proxy.upstream.node_socket import NodeSocket, NodeUnreachable
-from proxy.upstream.topology import NodeDirectory
-from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas
+from kafka_throttle.protocol.identity.proxy_header import LOCAL_PROXY_HEADER
+from kafka_throttle.proxy.config.settings import ListenerConfig
+from kafka_throttle.proxy.decisions.sasl import Identity
+from kafka_throttle.proxy.gate.admission import Admission
+from kafka_throttle.proxy.gate.connection_gate import ConnectionGate
+from kafka_throttle.proxy.net.poller import Poller
+from kafka_throttle.proxy.observe.throttle_episode import ThrottledClients
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.relay.relay_counters import RelayCounters
+from kafka_throttle.proxy.server.caps import Caps
+from kafka_throttle.proxy.server.listener import Listener
+from kafka_throttle.proxy.server.sockets import PortsTaken, accept, bind_all
+from kafka_throttle.proxy.upstream.node_socket import NodeSocket, NodeUnreachable
+from kafka_throttle.proxy.upstream.topology import NodeDirectory
+from kafka_throttle.quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas
 from tests.fakes.clock import FakeClock
 from tests.relay.frames import heartbeat, heartbeaten
 from tests.relay.script import quota_manager_with
@@ -292,7 +292,7 @@ async def test_all_that_wait_are_accepted_before_the_port_is_closed(house):
 
 
 async def test_no_more_are_accepted_while_too_many_wait_for_a_turn(house, monkeypatch):
-    monkeypatch.setattr("proxy.gate.opening_turns._MOST_IN_TURN", 10)
+    monkeypatch.setattr("kafka_throttle.proxy.gate.opening_turns._MOST_IN_TURN", 10)
     house.come(*[STORM] * 40)
     for _ in range(5):
         house.accept_all()

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from common.problems import Problem
 from demo.proxy_process import free_port_run
-from proxy.cli.certificate_check import certificate_findings
-from proxy.cli.findings import Finding
-from proxy.cli.listener_check import listener_findings
-from proxy.cli.main import main
-from proxy.cli.node_check import ClientFault, reach
-from proxy.config.kinds import HostPort
-from proxy.config.load import config_of
-from proxy.config.settings import ListenerConfig, UpstreamConfig
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.proxy.cli.certificate_check import certificate_findings
+from kafka_throttle.proxy.cli.findings import Finding
+from kafka_throttle.proxy.cli.listener_check import listener_findings
+from kafka_throttle.proxy.cli.main import main
+from kafka_throttle.proxy.cli.node_check import ClientFault, reach
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.config.settings import ListenerConfig, UpstreamConfig
 from tests.certificates import Authority, server_context
 from tests.quotas.sources.test_cluster_faults import WANTS_SASL, Listener
 from tests.quotas.sources.test_cluster_nodes import metadata
@@ -72,14 +72,14 @@ def test_an_advertised_name_that_is_not_known_here_is_a_warning(monkeypatch):
     async def look_up(host):
         raise OSError(None, "Name or service not known")
 
-    monkeypatch.setattr("proxy.cli.listener_check.look_up", look_up)
+    monkeypatch.setattr("kafka_throttle.proxy.cli.listener_check.look_up", look_up)
     problem = "'kafka.example.com' is not known on this machine: Name or service not known"
     assert found(advertised_host="kafka.example.com") == [("at.advertised_host", problem, True)]
 
 
 @pytest.fixture
 def all_names_are_known(monkeypatch):
-    monkeypatch.setattr("proxy.cli.listener_check.look_up", lambda host: asyncio.sleep(0))
+    monkeypatch.setattr("kafka_throttle.proxy.cli.listener_check.look_up", lambda host: asyncio.sleep(0))
 
 
 CERTIFICATE_FILE = "virtual_clusters[0].listeners[0].tls.certificate_file"
@@ -358,7 +358,7 @@ def test_the_cluster_of_the_usage_records_is_looked_at_too(file, tmp_path):
 
 def test_warnings_do_not_fail(file, monkeypatch):
     finding = Finding(Problem("virtual_clusters[0].listeners[0].node_ids", "is strange"), is_warning=True)
-    monkeypatch.setattr("proxy.cli.main.findings_at", lambda config, path: [finding])
+    monkeypatch.setattr("kafka_throttle.proxy.cli.main.findings_at", lambda config, path: [finding])
     done = check(file, "--connect")
     assert done.exit_code == 0
     assert done.stderr.splitlines()[-1] == "warning: virtual_clusters[0].listeners[0].node_ids: is strange (line 6)"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.observe.log_writer import LogWriter
+from kafka_throttle.proxy.observe.log_writer import LogWriter
 from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +121,7 @@ def test_a_descriptor_that_does_not_block_is_waited_for():
 SAYS = """
 import logging, sys, threading, warnings
 import structlog
-from proxy.observe import logs
+from kafka_throttle.proxy.observe import logs
 
 logs.configure("info", "json")
 logs.write_in_thread()
@@ -169,7 +169,7 @@ def test_a_process_whose_log_nobody_reads_ends_all_the_same():
 @pytest.mark.parametrize("closed", ["2>&-", "1>&-", "0<&-", "0<&- 1>&- 2>&-"])
 def test_closed_standard_streams_are_opened_so_that_nothing_else_gets_their_numbers(closed):
     program = (
-        "from common.standard_streams import open_closed_streams; open_closed_streams()\n"
+        "from kafka_throttle.common.standard_streams import open_closed_streams; open_closed_streams()\n"
         "import socket, sys, os, subprocess\n"
         "sock = socket.socket(); print('x'); print('y', file=sys.stderr); print(sys.stdin.read(0))\n"
         "child = subprocess.run([sys.executable, '-c', 'import os; [os.fstat(fd) for fd in (0, 1, 2)]'])\n"

@@ -6,7 +6,7 @@ import os
 import pytest
 import structlog
 
-from proxy.observe import logs
+from kafka_throttle.proxy.observe import logs
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from proxy.net.stream import Stream, StreamSettings
-from proxy.net.swept_poller import new_poller
-from proxy.side import Side
+from kafka_throttle.proxy.net.stream import Stream, StreamSettings
+from kafka_throttle.proxy.net.swept_poller import new_poller
+from kafka_throttle.proxy.side import Side
 
 WRITTEN = (0, 1, 30, 700, 9_000, 30_000)
 SENT = (1, 50, 511, 512, 513, 4_095, 4_096, 4_097, 9_000)

@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 
-from proxy.server.fleet.member_id import ended_before, member_id
+from kafka_throttle.proxy.server.fleet.member_id import ended_before, member_id
 
-_PRINT = "from proxy.server.fleet.member_id import member_id; print(member_id('a#b'), flush=True); input()"
+_PRINT = (
+    "from kafka_throttle.proxy.server.fleet.member_id import member_id; print(member_id('a#b'), flush=True); input()"
+)
 
 
 def test_a_process_of_the_same_name_has_ended_when_it_is_killed():

@@ -2,15 +2,22 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from protocol.api_key import FETCH, PRODUCE
-from proxy.gate.gate_metrics import AddressUse, ClusterGate, InstanceGate, ListenerGate
-from proxy.observe.added_latency import AddedLatency
-from proxy.observe.metrics import CapTotals, Metrics, RelayTotals, SensorTotals, ShadowTotals, UsageTotals
-from proxy.observe.top_entities import EntitySource, EntityUse
-from proxy.relay.actions import CloseReason
-from proxy.side import Side
-from proxy.usage.shipper import Shipped
-from proxy.usage.spool import SpoolTotals
+from kafka_throttle.protocol.api_key import FETCH, PRODUCE
+from kafka_throttle.proxy.gate.gate_metrics import AddressUse, ClusterGate, InstanceGate, ListenerGate
+from kafka_throttle.proxy.observe.added_latency import AddedLatency
+from kafka_throttle.proxy.observe.metrics import (
+    CapTotals,
+    Metrics,
+    RelayTotals,
+    SensorTotals,
+    ShadowTotals,
+    UsageTotals,
+)
+from kafka_throttle.proxy.observe.top_entities import EntitySource, EntityUse
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.proxy.usage.shipper import Shipped
+from kafka_throttle.proxy.usage.spool import SpoolTotals
 
 NODE = {"virtual_cluster": "main", "listener": "plain", "node_id": "3"}
 RULE = {"virtual_cluster": "main", "node_id": "3", "quota_type": "produce"}

@@ -6,10 +6,10 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from proxy.config.problems import ConfigErrors
-from proxy.installed import build_in_use
-from proxy.observe.metrics import Metrics
-from proxy.observe.metrics_site import MetricsSite, measure_lag
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.installed import build_in_use
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.observe.metrics_site import MetricsSite, measure_lag
 
 
 @pytest.fixture

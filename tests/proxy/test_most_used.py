@@ -4,12 +4,12 @@ from collections import deque
 
 import pytest
 
-from proxy.gate.gate_metrics import AddressUse
-from proxy.observe import most_used
-from proxy.observe.most_used import MostUsed
-from quotas.changes import Limit
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.quota_table import QuotaTable
+from kafka_throttle.proxy.gate.gate_metrics import AddressUse
+from kafka_throttle.proxy.observe import most_used
+from kafka_throttle.proxy.observe.most_used import MostUsed
+from kafka_throttle.quotas.changes import Limit
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
 from tests.fakes.clock import FakeClock
 from tests.proxy.page.shown import NODE, Cluster
 

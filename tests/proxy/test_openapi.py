@@ -7,15 +7,15 @@ from time import thread_time
 import pytest
 from pydantic import ValidationError
 
-from protocol.api_table import APIS
-from proxy.observe.api import ENDPOINTS, as_json, explained_by
-from proxy.observe.api_page import api_page
-from proxy.observe.explained import Origin, costs_form, quotas_form
-from proxy.observe.openapi import openapi
-from quotas.changes import Limit
-from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.explain import Client
-from quotas.request_costs import Cost, RequestCosts
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.proxy.observe.api import ENDPOINTS, as_json, explained_by
+from kafka_throttle.proxy.observe.api_page import api_page
+from kafka_throttle.proxy.observe.explained import Origin, costs_form, quotas_form
+from kafka_throttle.proxy.observe.openapi import openapi
+from kafka_throttle.quotas.changes import Limit
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.explain import Client
+from kafka_throttle.quotas.request_costs import Cost, RequestCosts
 from tests.fakes.clock import FakeClock
 from tests.fakes.responses import checked
 from tests.proxy.test_admin_api import Cluster
@@ -26,11 +26,13 @@ LONGEST_STEP_S = 0.02
 
 def test_the_document_in_docs_is_up_to_date():
     made = json.dumps(openapi(ENDPOINTS), indent=1) + "\n"
-    assert (DOCS / "openapi.json").read_text() == made, "python -m proxy.observe.api_page --json > docs/openapi.json"
+    assert (DOCS / "openapi.json").read_text() == made, (
+        "python -m kafka_throttle.proxy.observe.api_page --json > docs/openapi.json"
+    )
 
 
 def test_the_page_in_docs_is_up_to_date():
-    assert (DOCS / "api.md").read_text() == api_page(), "python -m proxy.observe.api_page > docs/api.md"
+    assert (DOCS / "api.md").read_text() == api_page(), "python -m kafka_throttle.proxy.observe.api_page > docs/api.md"
 
 
 def every(schema, key):

@@ -8,11 +8,11 @@ from ipaddress import ip_network
 import pytest
 import structlog
 
-from protocol.identity.proxy_header import LOCAL_PROXY_HEADER, Endpoint, proxy_header_v2
-from proxy.gate.stages import IncomingConnection
-from proxy.net.poller import Poller
-from proxy.relay.actions import CloseReason
-from proxy.server.origin import Origin, origin_stage
+from kafka_throttle.protocol.identity.proxy_header import LOCAL_PROXY_HEADER, Endpoint, proxy_header_v2
+from kafka_throttle.proxy.gate.stages import IncomingConnection
+from kafka_throttle.proxy.net.poller import Poller
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.server.origin import Origin, origin_stage
 
 V2 = proxy_header_v2(Endpoint("192.0.2.7", 40_000), Endpoint("192.0.2.1", 9092))
 V1 = b"PROXY TCP4 192.0.2.7 192.0.2.1 40000 9092\r\n"

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from proxy.upstream.pace import Pace
-from quotas.fair_queue import Whose
+from kafka_throttle.proxy.upstream.pace import Pace
+from kafka_throttle.quotas.fair_queue import Whose
 from tests.fakes.clock import FakeClock
 
 

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from common.service_manager import PassedFd
 from demo.proxy_process import free_port_run
-from proxy.config.kinds import HostPort
-from proxy.server.passed_sockets import PassedSockets, address_of, from_systemd
+from kafka_throttle.common.service_manager import PassedFd
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.server.passed_sockets import PassedSockets, address_of, from_systemd
 
 HOST = "127.0.0.1"
 

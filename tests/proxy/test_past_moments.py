@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.observe.past.moments import BadMoment, Held, NotHeld, second_of, second_text
+from kafka_throttle.proxy.observe.past.moments import BadMoment, Held, NotHeld, second_of, second_text
 
 DAY = 86_400
 NOON = 1_764_072_000

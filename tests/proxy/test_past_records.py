@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.observe.last_throttles import PastThrottle
-from proxy.observe.past.records import (
+from kafka_throttle.proxy.observe.last_throttles import PastThrottle
+from kafka_throttle.proxy.observe.past.records import (
     Damaged,
     Kinds,
     Others,
@@ -21,9 +21,9 @@ from proxy.observe.past.records import (
     line_of,
     read_head,
 )
-from proxy.observe.throttled_line import Bucket, ThrottledLine
-from quotas.changes import Limit
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope, SensorTags
+from kafka_throttle.proxy.observe.throttled_line import Bucket, ThrottledLine
+from kafka_throttle.quotas.changes import Limit
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope, SensorTags
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 

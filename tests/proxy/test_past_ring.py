@@ -10,18 +10,18 @@ from types import MappingProxyType
 
 import pytest
 
-from common.private_directory import DirectoryUnusable
-from proxy.observe.known_clients import Names
-from proxy.observe.last_throttles import PastThrottle
-from proxy.observe.past.look_up import Past, Trace
-from proxy.observe.past.moments import NotHeld, second_text
-from proxy.observe.past.records import Kinds, Others, PastLine, Seconds, ThrottledIn
-from proxy.observe.past.ring import InForce, Ring, TooLarge
-from proxy.observe.past.segments import SEGMENTS
-from proxy.observe.throttled_line import ThrottledLine
-from quotas.changes import NO_QUOTAS, Limit, following, tables_of
-from quotas.entities import Entity, QuotaKey, QuotaType, SensorTags
-from quotas.records.usage_record import TraceEvent
+from kafka_throttle.common.private_directory import DirectoryUnusable
+from kafka_throttle.proxy.observe.known_clients import Names
+from kafka_throttle.proxy.observe.last_throttles import PastThrottle
+from kafka_throttle.proxy.observe.past.look_up import Past, Trace
+from kafka_throttle.proxy.observe.past.moments import NotHeld, second_text
+from kafka_throttle.proxy.observe.past.records import Kinds, Others, PastLine, Seconds, ThrottledIn
+from kafka_throttle.proxy.observe.past.ring import InForce, Ring, TooLarge
+from kafka_throttle.proxy.observe.past.segments import SEGMENTS
+from kafka_throttle.proxy.observe.throttled_line import ThrottledLine
+from kafka_throttle.quotas.changes import NO_QUOTAS, Limit, following, tables_of
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType, SensorTags
+from kafka_throttle.quotas.records.usage_record import TraceEvent
 
 BEGIN = 1_764_072_000
 KEEP_S = 86_400
@@ -338,7 +338,7 @@ def test_a_process_that_is_started_again_and_again_leaves_the_past_and_a_bounded
         one.close_segment()
     assert len(segments(directory)) == 30
     assert explained(past, BEGIN)[1]["rule"]["limit"] == 1000
-    monkeypatch.setattr("proxy.observe.past.segments.MAX_SEGMENTS", 10)
+    monkeypatch.setattr("kafka_throttle.proxy.observe.past.segments.MAX_SEGMENTS", 10)
     ring.put_seconds(throttled(BEGIN + 31))
     assert len(segments(directory)) == 10
 

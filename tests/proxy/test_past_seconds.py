@@ -5,15 +5,15 @@ from time import thread_time
 
 import pytest
 
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.observe.last_throttles import LastThrottles
-from proxy.observe.past.seconds import SecondsOfCluster
-from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
-from proxy.relay.actions import Throttled
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from kafka_throttle.proxy.observe.last_throttles import LastThrottles
+from kafka_throttle.proxy.observe.past.seconds import SecondsOfCluster
+from kafka_throttle.proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
+from kafka_throttle.proxy.relay.actions import Throttled
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
 
 LIMIT = 100.0

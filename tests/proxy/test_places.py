@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from common.places import placed, with_places
-from common.problems import Problem, show
-from proxy.config.load import load_config
-from proxy.config.problems import ConfigErrors
+from kafka_throttle.common.places import placed, with_places
+from kafka_throttle.common.problems import Problem, show
+from kafka_throttle.proxy.config.load import load_config
+from kafka_throttle.proxy.config.problems import ConfigErrors
 
 TEXT = """\
 # a comment

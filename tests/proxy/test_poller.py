@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from proxy.net import poller, swept_poller
-from proxy.net.poller import READABLE, WRITABLE
-from proxy.net.swept_poller import new_poller
+from kafka_throttle.proxy.net import poller, swept_poller
+from kafka_throttle.proxy.net.poller import READABLE, WRITABLE
+from kafka_throttle.proxy.net.swept_poller import new_poller
 
 
 class Sockets:

@@ -4,15 +4,15 @@ from math import inf, nan
 
 import pytest
 
-from protocol.messages.client_quotas import _Body, read_describe_request
-from proxy.decisions.decide import decide
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.decisions.steps import ITEMS_PER_STEP, QuotaAlteration, SlowDecision
-from proxy.relay.actions import CloseReason, Decision, DecisionKind, DecisionRequest
-from proxy.side import Side
-from quotas import entities
-from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
-from quotas.entities import Entity, QuotaKey, QuotaType
+from kafka_throttle.protocol.messages.client_quotas import _Body, read_describe_request
+from kafka_throttle.proxy.decisions.decide import decide
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from kafka_throttle.proxy.decisions.steps import ITEMS_PER_STEP, QuotaAlteration, SlowDecision
+from kafka_throttle.proxy.relay.actions import CloseReason, Decision, DecisionKind, DecisionRequest
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas import entities
+from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
 from tests.quota_frames import ALTER, DESCRIBE, alter_request, altered, correlation_id, describe_request, described
 from tests.whole_messages import finish, read_alter_request
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config.load import config_of
-from proxy.config.problems import ConfigErrors
-from proxy.server.quota_sources import renew, source_of, unset, upstream_settings, zookeeper_settings
-from quotas.changes import Alteration, AlterationRefused, Limit
-from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.sources.last_good import LastGood
-from quotas.sources.upstream import UpstreamSource
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.server.quota_sources import renew, source_of, unset, upstream_settings, zookeeper_settings
+from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Limit
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.sources.last_good import LastGood
+from kafka_throttle.quotas.sources.upstream import UpstreamSource
 from tests.fakes.kafka_quotas import FakeCluster
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)

@@ -8,18 +8,18 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from common import duties
-from proxy.decisions.steps import QuotaAlteration
-from proxy.relay.actions import Decision
-from proxy.server.quota_store import QuotaStore
-from quotas.changes import Alteration, SourceUnavailable, tables_of
-from quotas.client_quotas import KEYS_PER_STEP, ClientQuotaManager
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
-from quotas.sources import file
-from quotas.sources.file import FileSource
-from quotas.sources.overlay import Entry
+from kafka_throttle.common import duties
+from kafka_throttle.proxy.decisions.steps import QuotaAlteration
+from kafka_throttle.proxy.relay.actions import Decision
+from kafka_throttle.proxy.server.quota_store import QuotaStore
+from kafka_throttle.quotas.changes import Alteration, SourceUnavailable, tables_of
+from kafka_throttle.quotas.client_quotas import KEYS_PER_STEP, ClientQuotaManager
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.sources import file
+from kafka_throttle.quotas.sources.file import FileSource
+from kafka_throttle.quotas.sources.overlay import Entry
 from tests.fakes.clock import FakeClock
 from tests.timeouts import TIMEOUT_S
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from proxy.cli.main import main
-from proxy.installed import build_in_use
-from quotas.changes import Limit, SourceUnavailable
-from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.sources.source import SourceState
+from kafka_throttle.proxy.cli.main import main
+from kafka_throttle.proxy.installed import build_in_use
+from kafka_throttle.quotas.changes import Limit, SourceUnavailable
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.sources.source import SourceState
 
 CLUSTER = """
   - name: {name}
@@ -318,7 +318,9 @@ class AwaySource:
 
 
 def test_a_source_that_is_away_ends_with_1(path, monkeypatch):
-    monkeypatch.setattr("proxy.server.quota_sources.source_of", lambda config, path, remembers: AwaySource())
+    monkeypatch.setattr(
+        "kafka_throttle.proxy.server.quota_sources.source_of", lambda config, path, remembers: AwaySource()
+    )
     status, out, err = quotas(path, "describe")
     assert (status, err) == (1, "warning: zookeeper: 10.0.0.1:2181: no session\n")
     assert r"user='a\nb'" in out

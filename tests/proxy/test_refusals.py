@@ -1,6 +1,6 @@
 """A storm of refusals is a few lines of the log."""
 
-from proxy.gate.refusals import Refusals
+from kafka_throttle.proxy.gate.refusals import Refusals
 
 
 def test_refusals_of_an_address_are_logged_when_they_begin_and_when_they_are_over():

@@ -9,10 +9,10 @@ import yaml
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from proxy.config.load import load_config
-from proxy.observe.metrics import Metrics
-from proxy.server import config_watch
-from proxy.server.config_watch import ConfigWatch
+from kafka_throttle.proxy.config.load import load_config
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.server import config_watch
+from kafka_throttle.proxy.server.config_watch import ConfigWatch
 from tests.certificates import Authority
 from tests.fakes.clock import FakeClock
 from tests.proxy.test_config import MINIMAL

@@ -2,9 +2,9 @@
 
 import pytest
 
-from proxy.config.settings import ListenerTlsConfig, UpstreamTlsConfig
-from proxy.server.rejection import Rejection
-from proxy.server.tls_material import CertificateFiles
+from kafka_throttle.proxy.config.settings import ListenerTlsConfig, UpstreamTlsConfig
+from kafka_throttle.proxy.server.rejection import Rejection
+from kafka_throttle.proxy.server.tls_material import CertificateFiles
 from tests.certificates import Authority
 
 

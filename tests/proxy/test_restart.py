@@ -6,11 +6,11 @@ import socket
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy.config.load import config_of
-from proxy.config.problems import ConfigErrors
-from proxy.observe.metrics import Metrics
-from proxy.server.handover import PAIR
-from proxy.server.restart import Restart
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.server.handover import PAIR
+from kafka_throttle.proxy.server.restart import Restart
 from tests.fakes.clock import FakeClock
 from tests.proxy.test_config import MINIMAL
 from tests.proxy.test_sensors_file import sensing

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from proxy.cli import running_quotas
-from proxy.cli.main import main
+from kafka_throttle.proxy.cli import running_quotas
+from kafka_throttle.proxy.cli.main import main
 
 
 @pytest.fixture

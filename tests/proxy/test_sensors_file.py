@@ -5,14 +5,24 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.server import sensor_messages, sensors_file
-from proxy.server.sensor_messages import ABOUT, HEAD, ROWS, Message, SensorIntake, about, of_charges, of_rows, unpacked
-from quotas.client_quotas import ClientQuotaManager
-from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
-from quotas.entities import Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.row_copies import Copier, Sensing
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.proxy.server import sensor_messages, sensors_file
+from kafka_throttle.proxy.server.sensor_messages import (
+    ABOUT,
+    HEAD,
+    ROWS,
+    Message,
+    SensorIntake,
+    about,
+    of_charges,
+    of_rows,
+    unpacked,
+)
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
+from kafka_throttle.quotas.entities import Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.row_copies import Copier, Sensing
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
 
 PRODUCE = QuotaType.PRODUCE

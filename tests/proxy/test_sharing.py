@@ -2,12 +2,12 @@
 
 import asyncio
 
-from protocol.api_key import ALTER_CLIENT_QUOTAS, DELETE_TOPICS, DESCRIBE_CLIENT_QUOTAS
-from proxy.relay.actions import DecisionKind, DecisionRequest
-from proxy.relay.memory import MEMORY_BYTES, Holding
-from proxy.server.sharing import DecisionTurns, Sharing
-from proxy.side import Side
-from quotas.fair_queue import Whose
+from kafka_throttle.protocol.api_key import ALTER_CLIENT_QUOTAS, DELETE_TOPICS, DESCRIBE_CLIENT_QUOTAS
+from kafka_throttle.proxy.relay.actions import DecisionKind, DecisionRequest
+from kafka_throttle.proxy.relay.memory import MEMORY_BYTES, Holding
+from kafka_throttle.proxy.server.sharing import DecisionTurns, Sharing
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.fair_queue import Whose
 
 MIB = 1 << 20
 

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 import structlog
 
-from proxy.gate.admission import ConnectionSlot
-from proxy.gate.stages import IncomingConnection, SlowStage, TurnedAway
-from proxy.relay.actions import CloseReason
-from quotas.connection_quotas import ListenerKey
+from kafka_throttle.proxy.gate.admission import ConnectionSlot
+from kafka_throttle.proxy.gate.stages import IncomingConnection, SlowStage, TurnedAway
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.quotas.connection_quotas import ListenerKey
 
 LATE, FULL = CloseReason.CLIENT_LOST, CloseReason.TOO_MANY_CONNECTIONS
 

@@ -8,11 +8,11 @@ import struct
 
 import pytest
 
-from proxy.net.stream import Stream, StreamSettings
-from proxy.net.swept_poller import new_poller
-from proxy.side import Side
-from quotas.byte_caps import ByteCap, Turnstile
-from quotas.fair_queue import Whose
+from kafka_throttle.proxy.net.stream import Stream, StreamSettings
+from kafka_throttle.proxy.net.swept_poller import new_poller
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.byte_caps import ByteCap, Turnstile
+from kafka_throttle.quotas.fair_queue import Whose
 from tests.timeouts import TIMEOUT_S
 
 HIGH_WATER_BYTES = 64 * 1024

@@ -7,10 +7,10 @@ import socket
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
-from proxy.net.poller import READABLE
-from proxy.net.stream import Stream, StreamSettings
-from proxy.net.swept_poller import new_poller
-from proxy.side import Side
+from kafka_throttle.proxy.net.poller import READABLE
+from kafka_throttle.proxy.net.stream import Stream, StreamSettings
+from kafka_throttle.proxy.net.swept_poller import new_poller
+from kafka_throttle.proxy.side import Side
 
 HIGH_WATER_BYTES = 30_000
 ROOM_BYTES = 8 * 1024

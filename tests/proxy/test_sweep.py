@@ -10,13 +10,13 @@ from collections import deque
 
 import pytest
 
-from proxy.net import poller as module
-from proxy.net.poller import READABLE
-from proxy.net.stream import Stream, StreamSettings
-from proxy.net.swept_poller import new_poller
-from proxy.side import Side
-from quotas.byte_caps import ByteCap, Turnstile
-from quotas.fair_queue import Whose
+from kafka_throttle.proxy.net import poller as module
+from kafka_throttle.proxy.net.poller import READABLE
+from kafka_throttle.proxy.net.stream import Stream, StreamSettings
+from kafka_throttle.proxy.net.swept_poller import new_poller
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.byte_caps import ByteCap, Turnstile
+from kafka_throttle.quotas.fair_queue import Whose
 
 pytestmark = pytest.mark.swept
 

@@ -2,8 +2,8 @@ import asyncio
 
 import structlog
 
-from common.duties import failures
-from proxy.server.tasks import Tasks
+from kafka_throttle.common.duties import failures
+from kafka_throttle.proxy.server.tasks import Tasks
 from tests.timeouts import TIMEOUT_S
 
 

@@ -14,28 +14,28 @@ from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
 from demo.proxy_process import free_port_run
-from proxy.cli.main import main
-from proxy.clock import SystemClock
-from proxy.config.load import config_of
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.gate.admission import Admission
-from proxy.gate.connection_gate import ConnectionGate
-from proxy.net.poller import Poller
-from proxy.observe.api import AdminApi
-from proxy.observe.explained import Origin
-from proxy.observe.last_throttles import LastThrottles
-from proxy.observe.metrics import Metrics
-from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
-from proxy.observe.throttled_now import RANKS, throttled_form
-from proxy.relay.actions import Throttled
-from proxy.server.sockets import bind_all
-from proxy.server.virtual_cluster import VirtualCluster
-from quotas.changes import Limit, tables_of
-from quotas.client_quotas import ClientQuotaManager
-from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
-from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.proxy.cli.main import main
+from kafka_throttle.proxy.clock import SystemClock
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from kafka_throttle.proxy.gate.admission import Admission
+from kafka_throttle.proxy.gate.connection_gate import ConnectionGate
+from kafka_throttle.proxy.net.poller import Poller
+from kafka_throttle.proxy.observe.api import AdminApi
+from kafka_throttle.proxy.observe.explained import Origin
+from kafka_throttle.proxy.observe.last_throttles import LastThrottles
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
+from kafka_throttle.proxy.observe.throttled_now import RANKS, throttled_form
+from kafka_throttle.proxy.relay.actions import Throttled
+from kafka_throttle.proxy.server.sockets import bind_all
+from kafka_throttle.proxy.server.virtual_cluster import VirtualCluster
+from kafka_throttle.quotas.changes import Limit, tables_of
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
 from tests.fakes.http import admin_listener
 from tests.relay.frames import produce, produced

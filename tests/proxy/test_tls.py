@@ -17,21 +17,21 @@ from cryptography.x509.oid import NameOID
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from proxy.clock import SystemClock
-from proxy.config.load import config_of
-from proxy.config.problems import ConfigErrors
-from proxy.config.settings import ListenerConfig, ListenerTlsConfig, UpstreamTlsConfig
-from proxy.gate.admission import Admission
-from proxy.gate.connection_gate import ConnectionGate
-from proxy.net.poller import Poller
-from proxy.observe import logs as logging_setup
-from proxy.observe.metrics import Metrics
-from proxy.server.certificate_watcher import CertificateWatcher
-from proxy.server.sockets import bind_all
-from proxy.server.tls_material import certify, tls_sections
-from proxy.server.virtual_cluster import VirtualCluster
-from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, NodeDirectory
-from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
+from kafka_throttle.proxy.clock import SystemClock
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.settings import ListenerConfig, ListenerTlsConfig, UpstreamTlsConfig
+from kafka_throttle.proxy.gate.admission import Admission
+from kafka_throttle.proxy.gate.connection_gate import ConnectionGate
+from kafka_throttle.proxy.net.poller import Poller
+from kafka_throttle.proxy.observe import logs as logging_setup
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.server.certificate_watcher import CertificateWatcher
+from kafka_throttle.proxy.server.sockets import bind_all
+from kafka_throttle.proxy.server.tls_material import certify, tls_sections
+from kafka_throttle.proxy.server.virtual_cluster import VirtualCluster
+from kafka_throttle.proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, NodeDirectory
+from kafka_throttle.quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from tests.certificates import Authority, client_context, server_context
 from tests.fakes.clock import FakeClock
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
@@ -346,7 +346,7 @@ async def test_a_client_without_tls_has_another_reason_than_one_whose_tls_is_wro
 
 
 async def test_tls_on_a_plain_listener_is_logged_once(paper, monkeypatch):
-    monkeypatch.setattr("proxy.observe.logs._threshold", logging.DEBUG)
+    monkeypatch.setattr("kafka_throttle.proxy.observe.logs._threshold", logging.DEBUG)
     with capture_logs() as logs:
         async with proxying() as proxy:
             for count in (1, 2, 3):
@@ -358,7 +358,7 @@ async def test_tls_on_a_plain_listener_is_logged_once(paper, monkeypatch):
 
 
 async def test_a_client_that_often_speaks_no_tls_is_logged_when_it_begins_and_when_it_is_over(paper, monkeypatch):
-    monkeypatch.setattr("proxy.observe.logs._threshold", logging.DEBUG)
+    monkeypatch.setattr("kafka_throttle.proxy.observe.logs._threshold", logging.DEBUG)
     clock = FakeClock()
     with capture_logs() as logs:
         async with proxying(files(paper.listener), clock=clock) as proxy:

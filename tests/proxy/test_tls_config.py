@@ -7,11 +7,11 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from proxy.cli.main import main
-from proxy.config.load import config_of
-from proxy.config.problems import ConfigErrors
-from proxy.config.reload import changes_needing_restart
-from proxy.config.warnings import warnings_of
+from kafka_throttle.proxy.cli.main import main
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.reload import changes_needing_restart
+from kafka_throttle.proxy.config.warnings import warnings_of
 from tests.certificates import Authority
 from tests.proxy.test_config import LISTENER, MINIMAL
 

@@ -10,12 +10,12 @@ import threading
 
 import pytest
 
-from proxy.net.stream import StreamSettings
-from proxy.net.swept_poller import new_poller
-from proxy.net.tls_socket import TlsSocket
-from proxy.net.tls_stream import TlsStream
-from proxy.side import Side
-from quotas.byte_caps import Turnstile
+from kafka_throttle.proxy.net.stream import StreamSettings
+from kafka_throttle.proxy.net.swept_poller import new_poller
+from kafka_throttle.proxy.net.tls_socket import TlsSocket
+from kafka_throttle.proxy.net.tls_stream import TlsStream
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.byte_caps import Turnstile
 from tests.certificates import Authority, client_context, server_context
 from tests.proxy.test_stream import HIGH_WATER_BYTES, StreamListener, cap, now_ms
 from tests.timeouts import TIMEOUT_S

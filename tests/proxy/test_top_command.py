@@ -9,8 +9,8 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from demo.proxy_process import free_port_run
-from proxy.cli import top as top_module
-from proxy.cli.main import main
+from kafka_throttle.proxy.cli import top as top_module
+from kafka_throttle.proxy.cli.main import main
 from tests.fakes.http import admin_listener, another_server
 
 ETL = {

@@ -2,8 +2,8 @@
 
 import pytest
 
-from proxy.observe import top_entities
-from proxy.observe.top_entities import EntitySource, EntityUse, TopEntities
+from kafka_throttle.proxy.observe import top_entities
+from kafka_throttle.proxy.observe.top_entities import EntitySource, EntityUse, TopEntities
 
 RULE = ("main", "1", "produce")
 

@@ -5,11 +5,11 @@ import ssl
 
 import pytest
 
-from proxy.cli.admin_client import tls_context
-from proxy.config.settings import ListenerTlsConfig, UpstreamTlsConfig
-from proxy.server.tls_material import certify
-from proxy.usage.kafka_topic import KafkaTopic
-from quotas.sources.cluster_connection import Credentials
+from kafka_throttle.proxy.cli.admin_client import tls_context
+from kafka_throttle.proxy.config.settings import ListenerTlsConfig, UpstreamTlsConfig
+from kafka_throttle.proxy.server.tls_material import certify
+from kafka_throttle.proxy.usage.kafka_topic import KafkaTopic
+from kafka_throttle.quotas.sources.cluster_connection import Credentials
 from tests.certificates import Authority, server_context
 
 HOST = "localhost"

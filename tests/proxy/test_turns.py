@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from proxy.net.turns import finish_in_turns
-from quotas.fair_queue import Whose
+from kafka_throttle.proxy.net.turns import finish_in_turns
+from kafka_throttle.quotas.fair_queue import Whose
 
 
 def steps_of(done, name, count):

@@ -11,22 +11,22 @@ from struct import pack
 import pytest
 from structlog.testing import capture_logs
 
-from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
-from protocol.messages.client_quotas import all_quotas_request
-from protocol.messages.metadata import MetadataNode
-from proxy.config.kinds import HostPort
-from proxy.config.settings import UpstreamConfig
-from proxy.net.poller import READABLE, Poller
-from proxy.upstream.connector import Upstream
-from proxy.upstream.credentials import credentials_of
-from proxy.upstream.dial import Dial
-from proxy.upstream.discovery import _brokers
-from proxy.upstream.node_socket import NodePaced, NodeUnknown, NodeUnreachable
-from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
-from quotas.changes import SourceUnavailable
-from quotas.fair_queue import Whose
-from quotas.sources.cluster_connection import ClusterConnection, mark_of
-from quotas.sources.cluster_faults import ConnectionFault, Fault
+from kafka_throttle.protocol.identity.proxy_header import LOCAL_PROXY_HEADER
+from kafka_throttle.protocol.messages.client_quotas import all_quotas_request
+from kafka_throttle.protocol.messages.metadata import MetadataNode
+from kafka_throttle.proxy.config.kinds import HostPort
+from kafka_throttle.proxy.config.settings import UpstreamConfig
+from kafka_throttle.proxy.net.poller import READABLE, Poller
+from kafka_throttle.proxy.upstream.connector import Upstream
+from kafka_throttle.proxy.upstream.credentials import credentials_of
+from kafka_throttle.proxy.upstream.dial import Dial
+from kafka_throttle.proxy.upstream.discovery import _brokers
+from kafka_throttle.proxy.upstream.node_socket import NodePaced, NodeUnknown, NodeUnreachable
+from kafka_throttle.proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
+from kafka_throttle.quotas.changes import SourceUnavailable
+from kafka_throttle.quotas.fair_queue import Whose
+from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, mark_of
+from kafka_throttle.quotas.sources.cluster_faults import ConnectionFault, Fault
 from tests.certificates import Authority, server_context
 from tests.deaf import deaf_address
 from tests.fakes.clock import FakeClock
@@ -148,7 +148,7 @@ async def test_connections_of_its_own_say_so_where_nodes_want_to_know(node, anno
 
 async def test_what_keeps_the_proxy_from_its_cluster_is_named_once_for_each_reason(tmp_path, monkeypatch):
     """First no server is there, then one that speaks TLS."""
-    monkeypatch.setattr("proxy.upstream.discovery._LONGEST_LOOK_S", TIMEOUT_S)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery._LONGEST_LOOK_S", TIMEOUT_S)
     context = server_context(Authority(tmp_path).issue("127.0.0.1"))
     node = Node(connect_timeout_ms=100)
     node.server.close()
@@ -296,7 +296,7 @@ async def test_when_a_look_of_its_own_comes_as_a_client_clients_go_no_further_un
     async def nodes_named_by(*_):
         return [MetadataNode(1, "127.0.0.1", node.port)]
 
-    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.nodes_named_by", nodes_named_by)
     node.upstream.reconfigure(node.config(default_partitions=1))
     assert await node.upstream.discovery._learn()
     asker, _ = open_(node, BOOTSTRAP_NODE_ID)
@@ -305,7 +305,10 @@ async def test_when_a_look_of_its_own_comes_as_a_client_clients_go_no_further_un
 
 def test_the_mark_of_one_cluster_does_not_show_that_of_another():
     """Nodes see the marks, and must not have others taken for ways back: no known number is between two marks."""
-    code = "from quotas.sources.cluster_connection import mark_of; print((mark_of('a') - mark_of('b')) % 2**31)"
+    code = (
+        "from kafka_throttle.quotas.sources.cluster_connection import mark_of\n"
+        "print((mark_of('a') - mark_of('b')) % 2**31)"
+    )
     runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)]
     assert runs[0] != runs[1]
 
@@ -317,8 +320,8 @@ async def test_after_a_way_back_the_cluster_is_looked_at_soon(node, monkeypatch)
         looks.put_nowait("a look")
         return []
 
-    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
-    monkeypatch.setattr("proxy.upstream.discovery._FIRST_RETRY_S", 0)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery._FIRST_RETRY_S", 0)
     node.upstream.reconfigure(node.config(default_partitions=1, metadata_refresh_s=3600))
     learning = asyncio.create_task(node.upstream.discovery.keep_learning())
     await asyncio.wait_for(looks.get(), TIMEOUT_S)
@@ -332,8 +335,8 @@ async def test_a_way_back_is_the_reason_why_the_cluster_cannot_be_reached(node, 
         await comes_back(node, BOOTSTRAP_NODE_ID).reported()
         raise SourceUnavailable("closed")
 
-    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
-    monkeypatch.setattr("proxy.upstream.discovery._LONGEST_LOOK_S", 0)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery._LONGEST_LOOK_S", 0)
     with capture_logs() as logs:
         assert not await node.upstream.discovery._learn()
     assert node.upstream.discovery.trouble == LEADS_BACK
@@ -368,8 +371,8 @@ async def test_a_node_whose_address_led_back_is_a_node_again_once_it_responds_th
             await comes_back(node, 1).reported()
             raise ConnectionFault(server, Fault("closed", "it was closed", "upstream"))
 
-    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
-    monkeypatch.setattr("proxy.upstream.discovery.response_of", response_of)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.response_of", response_of)
     node.upstream.reconfigure(node.config(default_partitions=1))
 
     async def refresh():
@@ -399,8 +402,8 @@ async def test_each_node_is_looked_at_once_at_each_address(node, monkeypatch):
     async def response_of(server, *_):
         looked_at.append(server)
 
-    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
-    monkeypatch.setattr("proxy.upstream.discovery.response_of", response_of)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.response_of", response_of)
     node.upstream.reconfigure(node.config(default_partitions=1))
     for _ in range(2):
         assert await node.upstream.discovery._learn()
@@ -418,8 +421,8 @@ async def test_who_bootstraps_waits_until_other_bootstrap_servers_were_looked_at
         await answers.wait()
         return [MetadataNode(1, "127.0.0.1", node.port)]
 
-    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
-    monkeypatch.setattr("proxy.upstream.discovery._NEXT_LOOK_S", TIMEOUT_S)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery._NEXT_LOOK_S", TIMEOUT_S)
     node.upstream.reconfigure(node.config(default_partitions=1, bootstrap_servers=[f"localhost:{node.port}"]))
     learning = asyncio.create_task(node.upstream.discovery.keep_learning())
     asker, _ = open_(node, BOOTSTRAP_NODE_ID)
@@ -701,7 +704,7 @@ async def test_while_one_node_answers_the_cluster_is_reached_and_the_silent_serv
                 raise SourceUnavailable(f"{server}: down")
             return nodes
 
-        monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+        monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.nodes_named_by", nodes_named_by)
         discovery = cluster.upstream.discovery
         with capture_logs() as logs:
             for down in (set(), {2}, {3}):
@@ -725,7 +728,7 @@ async def test_clients_bootstrap_elsewhere_while_a_server_takes_connections_and_
         return [MetadataNode(2, "127.0.0.1", node.port)]
 
     silent, is_silent = Node(default_partitions=1), True
-    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.nodes_named_by", nodes_named_by)
     upstream = silent.upstream
     upstream.directory.learn(2, "127.0.0.1", node.port)
     for expected in (2, 1):
@@ -763,16 +766,16 @@ async def test_nodes_that_do_not_report_num_partitions_hold_up_no_client(node, m
         await responds.wait()
         return 7
 
-    monkeypatch.setattr("proxy.upstream.discovery._LONGEST_EXTRA_LOOK_S", 0)
-    monkeypatch.setattr("proxy.upstream.discovery.nodes_named_by", nodes_named_by)
-    monkeypatch.setattr("proxy.upstream.discovery.default_partitions_of", default_partitions_of)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery._LONGEST_EXTRA_LOOK_S", 0)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.nodes_named_by", nodes_named_by)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.default_partitions_of", default_partitions_of)
     for _ in range(2):
         assert await node.upstream.discovery._learn()
         assert node.upstream.directory.address(5) == ("127.0.0.1", node.port)
     with capture_logs():
         assert node.upstream.discovery.default_partitions() == 1
     responds.set()
-    monkeypatch.setattr("proxy.upstream.discovery._LONGEST_EXTRA_LOOK_S", TIMEOUT_S)
+    monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery._LONGEST_EXTRA_LOOK_S", TIMEOUT_S)
     assert await node.upstream.discovery._learn()
     assert node.upstream.discovery.default_partitions() == 7
 

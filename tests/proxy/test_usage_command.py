@@ -6,9 +6,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from proxy.cli.main import main
-from proxy.usage.kafka_topic import KafkaTopic
-from proxy.usage.shipper import alone_at
+from kafka_throttle.proxy.cli.main import main
+from kafka_throttle.proxy.usage.kafka_topic import KafkaTopic
+from kafka_throttle.proxy.usage.shipper import alone_at
 
 
 def run(*arguments):
@@ -16,12 +16,14 @@ def run(*arguments):
 
 
 def test_other_commands_import_no_spark():
-    code = "import proxy.cli.main, sys; print(sorted({'pyspark', 'pandas', 'pipeline'} & set(sys.modules)))"
+    code = (
+        "import kafka_throttle.proxy.cli.main, sys; print(sorted({'pyspark', 'pandas', 'kafka_throttle.pipeline'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_without_the_extra_the_error_says_how_to_install_it():
-    code = "import sys; sys.modules['pyspark'] = None; from proxy.cli.main import main; main()"
+    code = "import sys; sys.modules['pyspark'] = None; from kafka_throttle.proxy.cli.main import main; main()"
     command = [sys.executable, "-c", code, "usage", "ingest", "--from", "x", "--table", "y"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -62,7 +64,7 @@ def test_of_an_invalid_setting_only_its_place_is_shown(option, good, bad, expect
 
 
 def test_an_error_that_nobody_expected_is_no_answer_of_gaps(monkeypatch):
-    from pipeline.jobs import gaps
+    from kafka_throttle.pipeline.jobs import gaps
 
     monkeypatch.setattr(gaps, "main", lambda **arguments: 1 // 0)
     done = run("gaps", "--table", "x")
@@ -90,7 +92,7 @@ def test_a_password_in_a_file_is_read_for_each_login(tmp_path, monkeypatch):
             super().__init__(*arguments)
             made.append(self)
 
-    monkeypatch.setattr("proxy.usage.kafka_topic.KafkaTopic", Topic)
+    monkeypatch.setattr("kafka_throttle.proxy.usage.kafka_topic.KafkaTopic", Topic)
     (tmp_path / "spool").mkdir()
     sasl = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "sasl_plain_username": "me"}
     pairs = [*sasl.items(), ("sasl_plain_password", f"@{password}")]

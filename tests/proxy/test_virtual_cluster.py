@@ -3,9 +3,9 @@
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.config.settings import ListenerConfig
-from proxy.decisions.facts import NoPortForNode
-from proxy.upstream.topology import MAX_LEARNED_NODES, ListenerPorts, NodeDirectory
+from kafka_throttle.proxy.config.settings import ListenerConfig
+from kafka_throttle.proxy.decisions.facts import NoPortForNode
+from kafka_throttle.proxy.upstream.topology import MAX_LEARNED_NODES, ListenerPorts, NodeDirectory
 from tests.fakes.clock import FakeClock
 
 SPARES = 9100

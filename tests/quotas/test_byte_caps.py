@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quotas.byte_caps import BURST_MS, ByteCap, Turnstile
-from quotas.fair_queue import Whose
+from kafka_throttle.quotas.byte_caps import BURST_MS, ByteCap, Turnstile
+from kafka_throttle.quotas.fair_queue import Whose
 
 
 class World:

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.client_quotas import KEYS_PER_STEP, ClientQuotaManager
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.client_quotas import KEYS_PER_STEP, ClientQuotaManager
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 
 PRODUCE, FETCH, REQUEST = QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.REQUEST
 MUTATION = QuotaType.CONTROLLER_MUTATION

@@ -1,9 +1,9 @@
 """Which sensor measures a client, and what a change of quotas does to sensors in use."""
 
-from quotas.client_quotas import IDLE_MS, WHOLE_CLUSTER, ClientQuotaManager
-from quotas.entities import DEFAULT, Entity, QuotaType, Scope
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.client_quotas import IDLE_MS, WHOLE_CLUSTER, ClientQuotaManager
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType, Scope
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 
 PRODUCE, FETCH, MUTATION = QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.CONTROLLER_MUTATION
 REQUEST = QuotaType.REQUEST

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quotas.connection_quotas import (
+from kafka_throttle.quotas.connection_quotas import (
     ADMITTED,
     NO_LIMIT,
     AddressKey,

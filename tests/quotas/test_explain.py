@@ -4,10 +4,10 @@ from itertools import chain, combinations
 
 import pytest
 
-from quotas.changes import Limit, Tables, tables_of
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope, SensorTags
-from quotas.explain import Client, Precedence, always_beaten_by, explain, level_of
-from quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.changes import Limit, Tables, tables_of
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope, SensorTags
+from kafka_throttle.quotas.explain import Client, Precedence, always_beaten_by, explain, level_of
+from kafka_throttle.quotas.quota_table import QuotaTable
 
 PRODUCE, SHADOW_PRODUCE = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.PRODUCE, shadow=True)
 EIGHT = [

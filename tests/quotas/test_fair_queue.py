@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.entities import ANONYMOUS, NOBODY
-from quotas.fair_queue import FairQueue, Whose, entity_of
+from kafka_throttle.quotas.entities import ANONYMOUS, NOBODY
+from kafka_throttle.quotas.fair_queue import FairQueue, Whose, entity_of
 
 WHOSE = st.builds(Whose, st.sampled_from("abcd"), st.sampled_from([None, "x", "y"]))
 COMERS = st.lists(WHOSE, max_size=60)

@@ -7,10 +7,10 @@ from math import inf
 
 import pytest
 
-from quotas.fetch_rooms import BURST_S, LONGEST_MS, PIECE_S, RESERVED_MS, ROUND_S, FetchRooms
-from quotas.limits import UNLIMITED
-from quotas.sensors.rows import WAITS_MS
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.fetch_rooms import BURST_S, LONGEST_MS, PIECE_S, RESERVED_MS, ROUND_S, FetchRooms
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.sensors.rows import WAITS_MS
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 
 LIMIT = 500_000.0
 ROUND_TRIP_MS = 5

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaType, Scope, SensorTags
-from quotas.limits import UNLIMITED
-from quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaType, Scope, SensorTags
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.quota_table import QuotaTable
 
 PRODUCE, FETCH = QuotaType.PRODUCE, QuotaType.FETCH
 LEVELS = [

@@ -5,7 +5,7 @@ from dataclasses import astuple
 
 import pytest
 
-from quotas.request_costs import (
+from kafka_throttle.quotas.request_costs import (
     BUSY_SHARE,
     BYTES_SHARE,
     FITS,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from quotas import sensors as sensors_module
-from quotas.limits import UNLIMITED
-from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors, SensorsFull, StaleSensor, rounded
+from kafka_throttle.quotas import sensors as sensors_module
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors, SensorsFull, StaleSensor, rounded
 from tests.quotas.windowed_rate import WindowedRate, nearest
 
 LIMITS = st.one_of(st.integers(1, 2000).map(float), st.sampled_from([1e4, 1e15, UNLIMITED]), st.floats(1e-3, 1e6))

@@ -2,18 +2,25 @@
 
 import pytest
 
-from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
-from quotas.connection_counts import CountKey
-from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas, ListenerKey, Outcome, RateKey
-from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
-from quotas.limits import UNLIMITED
-from quotas.quota_table import QuotaTable
-from quotas.row_copies import values_of
-from quotas.sensors.rows import WAITS_MS
-from quotas.sensors.windowed_rate import Sensors
-from quotas.share_rows import RETRY_MS, SharedRows
-from quotas.shares.member import Member
-from quotas.shares.moves import EVERY_KEY, Move, Use
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
+from kafka_throttle.quotas.connection_counts import CountKey
+from kafka_throttle.quotas.connection_quotas import (
+    AddressLimits,
+    ConnectionLimits,
+    ConnectionQuotas,
+    ListenerKey,
+    Outcome,
+    RateKey,
+)
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.row_copies import values_of
+from kafka_throttle.quotas.sensors.rows import WAITS_MS
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.share_rows import RETRY_MS, SharedRows
+from kafka_throttle.quotas.shares.member import Member
+from kafka_throttle.quotas.shares.moves import EVERY_KEY, Move, Use
 
 PRODUCE, MUTATION = QuotaType.PRODUCE, QuotaType.CONTROLLER_MUTATION
 LISTENER = ListenerKey("main", "plain")

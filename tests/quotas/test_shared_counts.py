@@ -4,11 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quotas.client_quotas import ClientQuotaManager
-from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas, ListenerKey, Outcome
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
-from quotas.share_rows import SharedRows, is_count
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.connection_quotas import (
+    AddressLimits,
+    ConnectionLimits,
+    ConnectionQuotas,
+    ListenerKey,
+    Outcome,
+)
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.share_rows import SharedRows, is_count
 from tests.quotas.shares.fleet import Fleet
 
 LISTENER = ListenerKey("main", "plain")

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
-from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
-from quotas.limits import UNLIMITED
-from quotas.quota_table import QuotaTable
-from quotas.sensors.rows import WAITS_MS
-from quotas.sensors.token_buckets import TokenBuckets
-from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.rows import WAITS_MS
+from kafka_throttle.quotas.sensors.token_buckets import TokenBuckets
+from kafka_throttle.quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors
 
 PRODUCE, FETCH, MUTATION = QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.CONTROLLER_MUTATION
 LIMIT = 1000.0

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.shared_map import SharedMap
+from kafka_throttle.quotas.shared_map import SharedMap
 
 KEYS = st.one_of(st.integers(0, 4000), st.text(max_size=2))
 CHANGES = st.dictionaries(KEYS, st.one_of(st.none(), st.integers()))

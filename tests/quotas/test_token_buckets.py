@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quotas.limits import UNLIMITED
-from quotas.sensors.token_buckets import TokenBuckets, remaining_ms
-from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, SensorsFull, StaleSensor
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.sensors.token_buckets import TokenBuckets, remaining_ms
+from kafka_throttle.quotas.sensors.windowed_rate import MAX_THROTTLE_MS, SensorsFull, StaleSensor
 from tests.quotas.windowed_rate import nearest
 
 EPOCH_MS = 1_700_000_000_000

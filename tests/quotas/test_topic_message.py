@@ -9,8 +9,17 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from quotas.records.topic_message import message_of, schema_of
-from quotas.records.usage_record import ROWS, VERSION, Dropped, End, UsageRecord, columns, line_of, read_line
+from kafka_throttle.quotas.records.topic_message import message_of, schema_of
+from kafka_throttle.quotas.records.usage_record import (
+    ROWS,
+    VERSION,
+    Dropped,
+    End,
+    UsageRecord,
+    columns,
+    line_of,
+    read_line,
+)
 from tests.java_program import java_program
 from tests.quotas.test_usage_record import rows
 from tests.topic_messages import line_in, row_in

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.records.trace import NO_USE, Operation, Replay, Unknown
-from quotas.records.traced_sensors import TracedBuckets, TracedSensors
-from quotas.records.usage_record import TraceEvent, line_of, read_line
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.records.trace import NO_USE, Operation, Replay, Unknown
+from kafka_throttle.quotas.records.traced_sensors import TracedBuckets, TracedSensors
+from kafka_throttle.quotas.records.usage_record import TraceEvent, line_of, read_line
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 
 pytestmark = pytest.mark.pure
 """A proxy that traces runs pure Python: a traced handle is an int with more in it, which compiled code would drop."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.records.usage_record import (
+from kafka_throttle.quotas.records.usage_record import (
     ROWS,
     BadLine,
     Dropped,

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.changes import Limit
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, Scope
-from quotas.sources.znodes import (
+from kafka_throttle.quotas.changes import Limit
+from kafka_throttle.quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, Scope
+from kafka_throttle.quotas.sources.znodes import (
     Content,
     Create,
     Delete,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.relay.relay import Relay
+from kafka_throttle.proxy.relay.relay import Relay
 
 MAKES = {"python": Relay}
 

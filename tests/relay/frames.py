@@ -2,7 +2,7 @@
 
 from struct import pack
 
-from protocol.api_key import FETCH, HEARTBEAT, PRODUCE
+from kafka_throttle.protocol.api_key import FETCH, HEARTBEAT, PRODUCE
 
 
 def frame(payload: bytes) -> bytes:

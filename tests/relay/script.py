@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from protocol.messages.api_versions import carried
-from proxy.decisions.client_ids import measured_client_id
-from proxy.decisions.decide import decide
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts, NoPortForNode
-from proxy.decisions.steps import SlowDecision
-from proxy.relay.actions import (
+from kafka_throttle.protocol.messages.api_versions import carried
+from kafka_throttle.proxy.decisions.client_ids import measured_client_id
+from kafka_throttle.proxy.decisions.decide import decide
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts, NoPortForNode
+from kafka_throttle.proxy.decisions.steps import SlowDecision
+from kafka_throttle.proxy.relay.actions import (
     Action,
     Close,
     CloseReason,
@@ -22,14 +22,14 @@ from proxy.relay.actions import (
     Throttled,
     WakeAt,
 )
-from proxy.relay.relay_counters import RelayCounters
-from proxy.relay.use import Client, Meter, WindowUsage
-from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager, ClientSensors
-from quotas.entities import Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.request_costs import RequestCosts
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.proxy.relay.relay_counters import RelayCounters
+from kafka_throttle.proxy.relay.use import Client, Meter, WindowUsage
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, ClientSensors
+from kafka_throttle.quotas.entities import Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.request_costs import RequestCosts
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.whole_messages import finish
 
 Quotas = Mapping[Entity, Mapping[QuotaType, float]]

@@ -4,13 +4,13 @@ from struct import pack
 
 import pytest
 
-from protocol.frames import MAX_ASKED_BYTES
-from proxy.decisions.decide import decide
-from proxy.decisions.steps import QuotaAlteration
-from proxy.relay.actions import CloseReason, Decision, DecisionKind
-from proxy.side import Side
-from quotas.changes import Alteration, Limit
-from quotas.entities import Entity, QuotaKey, QuotaType
+from kafka_throttle.protocol.frames import MAX_ASKED_BYTES
+from kafka_throttle.proxy.decisions.decide import decide
+from kafka_throttle.proxy.decisions.steps import QuotaAlteration
+from kafka_throttle.proxy.relay.actions import CloseReason, Decision, DecisionKind
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.changes import Alteration, Limit
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
 from tests.quota_frames import alter_request, altered, correlation_id, describe_request, described
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, NOW_US, Script, quota_manager_with

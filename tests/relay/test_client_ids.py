@@ -2,7 +2,7 @@
 
 import pytest
 
-from quotas.entities import Entity
+from kafka_throttle.quotas.entities import Entity
 from tests.relay.frames import produce, produced
 from tests.relay.script import NOW_MS, Script, quota_manager_with, table_with
 

@@ -4,13 +4,13 @@ from struct import pack
 
 import pytest
 
-from protocol.api_key import API_VERSIONS, FETCH, HEARTBEAT, METADATA, PRODUCE
-from proxy.relay.actions import CloseReason, RelayLimits, Throttled
-from proxy.relay.costs import cost_kind
-from proxy.side import Side
-from quotas.entities import Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.request_costs import Cost, RequestCosts
+from kafka_throttle.protocol.api_key import API_VERSIONS, FETCH, HEARTBEAT, METADATA, PRODUCE
+from kafka_throttle.proxy.relay.actions import CloseReason, RelayLimits, Throttled
+from kafka_throttle.proxy.relay.costs import cost_kind
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.entities import Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.request_costs import Cost, RequestCosts
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, NOW_US, Script, manager_of, quota_manager_with
 

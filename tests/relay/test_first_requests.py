@@ -4,12 +4,12 @@ from struct import pack
 
 import pytest
 
-from protocol.api_key import API_VERSIONS, HEARTBEAT
-from proxy.relay.actions import CloseReason, RelayLimits
-from proxy.side import Side
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.request_costs import Cost, RequestCosts
+from kafka_throttle.protocol.api_key import API_VERSIONS, HEARTBEAT
+from kafka_throttle.proxy.relay.actions import CloseReason, RelayLimits
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.request_costs import Cost, RequestCosts
 from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script, manager_of, us
 from tests.topic_frames import create_topics, new_topic

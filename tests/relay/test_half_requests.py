@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.api_key import HEARTBEAT, PRODUCE
-from proxy.relay.actions import CloseReason, RelayLimits
-from proxy.side import Side
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.request_costs import Cost, RequestCosts
+from kafka_throttle.protocol.api_key import HEARTBEAT, PRODUCE
+from kafka_throttle.proxy.relay.actions import CloseReason, RelayLimits
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.request_costs import Cost, RequestCosts
 from tests.relay.frames import fetch, heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, NOW_US, Script, manager_of, quota_manager_with, table_with
 

@@ -4,13 +4,13 @@ from struct import pack
 
 import pytest
 
-from protocol.api_key import FETCH, HEARTBEAT, PRODUCE
-from proxy.relay.actions import CloseReason, RelayLimits
-from proxy.relay.response_direction import ResponseDirection
-from proxy.side import Side
-from quotas.entities import Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.request_costs import Cost, RequestCosts
+from kafka_throttle.protocol.api_key import FETCH, HEARTBEAT, PRODUCE
+from kafka_throttle.proxy.relay.actions import CloseReason, RelayLimits
+from kafka_throttle.proxy.relay.response_direction import ResponseDirection
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.entities import Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.request_costs import Cost, RequestCosts
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, request
 from tests.relay.script import NOW_MS, NOW_US, Script, manager_of, quota_manager_with, us
 from tests.relay.test_share_fetch import share_fetch, share_fetched

@@ -2,8 +2,8 @@
 
 import pytest
 
-from proxy.relay.actions import Decision, RelayLimits
-from proxy.side import Side
+from kafka_throttle.proxy.relay.actions import Decision, RelayLimits
+from kafka_throttle.proxy.side import Side
 from tests.quota_frames import describe_request
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_US, Script, quota_manager_with

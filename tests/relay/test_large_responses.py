@@ -9,7 +9,7 @@ from struct import pack
 
 import pytest
 
-from protocol.api import (
+from kafka_throttle.protocol.api import (
     ARRAY,
     BYTES,
     COMPACT_ARRAY,
@@ -25,13 +25,13 @@ from protocol.api import (
     TAGS,
     THROTTLE,
 )
-from protocol.frames import MAX_HEAD_BYTES
-from protocol.primitives import compact_string, uvarint
-from protocol.walk import Walk
-from proxy.decisions.decide import decide
-from proxy.relay.actions import CloseReason, RelayLimits
-from proxy.relay.plans import PLANS, ResponseKind, walk_response
-from proxy.side import Side
+from kafka_throttle.protocol.frames import MAX_HEAD_BYTES
+from kafka_throttle.protocol.primitives import compact_string, uvarint
+from kafka_throttle.protocol.walk import Walk
+from kafka_throttle.proxy.decisions.decide import decide
+from kafka_throttle.proxy.relay.actions import CloseReason, RelayLimits
+from kafka_throttle.proxy.relay.plans import PLANS, ResponseKind, walk_response
+from kafka_throttle.proxy.side import Side
 from tests.message_vectors import message_vectors
 from tests.relay.frames import frame, heartbeat, heartbeaten
 from tests.relay.script import NOW_MS, Script
@@ -253,8 +253,8 @@ def test_a_response_with_very_many_addresses_gets_the_throttle_time(make_relay, 
 
 @pytest.mark.parametrize("name", ["Metadata v1", "Metadata v9", "DescribeCluster v1", "FindCoordinator v4"])
 def test_a_response_with_many_addresses_may_be_cut_anywhere(make_relay, name, monkeypatch):
-    monkeypatch.setattr("proxy.relay.response_direction.MAX_HEAD_BYTES", 40)
-    monkeypatch.setattr("proxy.decisions.decide._WALKED_AT_ONCE", 7)
+    monkeypatch.setattr("kafka_throttle.proxy.relay.response_direction.MAX_HEAD_BYTES", 40)
+    monkeypatch.setattr("kafka_throttle.proxy.decisions.decide._WALKED_AT_ONCE", 7)
     plan = HEADS[name]
     rest = b"the rest of it"
     behind = heartbeaten(9)

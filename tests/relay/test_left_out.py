@@ -11,11 +11,11 @@ import pytest
 from kafka.protocol.admin import DescribeClusterResponse
 from kafka.protocol.metadata import FindCoordinatorResponse, MetadataResponse
 
-from protocol.api_key import DESCRIBE_CLUSTER, FIND_COORDINATOR, METADATA, PRODUCE
-from protocol.frames import MAX_HEAD_BYTES
-from protocol.primitives import compact_string, uvarint
-from proxy.relay.actions import CloseReason
-from proxy.relay.plans import PLANS, plan_key
+from kafka_throttle.protocol.api_key import DESCRIBE_CLUSTER, FIND_COORDINATOR, METADATA, PRODUCE
+from kafka_throttle.protocol.frames import MAX_HEAD_BYTES
+from kafka_throttle.protocol.primitives import compact_string, uvarint
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.relay.plans import PLANS, plan_key
 from tests.relay.frames import frame, request
 from tests.relay.script import FixedNodes, Script
 from tests.relay.test_share_fetch import share_fetch, share_fetched

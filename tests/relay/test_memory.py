@@ -4,14 +4,14 @@ import random
 
 import pytest
 
-from protocol.frames import MAX_ASKED_BYTES, MAX_SASL_BYTES
-from proxy.relay.actions import AwaitMemory, CloseReason, RelayLimits
-from proxy.relay.connection_timeouts import WaitingFor
-from proxy.relay.memory import MEMORY_BYTES, SMALL_BYTES, Holding, Memory
-from proxy.relay.relay import Relay
-from proxy.side import Side
-from quotas.entities import Entity, QuotaType
-from quotas.fair_queue import Whose
+from kafka_throttle.protocol.frames import MAX_ASKED_BYTES, MAX_SASL_BYTES
+from kafka_throttle.proxy.relay.actions import AwaitMemory, CloseReason, RelayLimits
+from kafka_throttle.proxy.relay.connection_timeouts import WaitingFor
+from kafka_throttle.proxy.relay.memory import MEMORY_BYTES, SMALL_BYTES, Holding, Memory
+from kafka_throttle.proxy.relay.relay import Relay
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.entities import Entity, QuotaType
+from kafka_throttle.quotas.fair_queue import Whose
 from tests.relay.script import NOW_US, Script, manager_of
 from tests.sasl_frames import authenticate, log_in
 from tests.topic_frames import delete_topics, metadata_by_name

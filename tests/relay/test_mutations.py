@@ -6,19 +6,19 @@ from struct import pack
 
 import pytest
 
-from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
-from protocol.messages.api_versions import carried
-from protocol.messages.topic_mutations import NO_TOPIC_ID
-from protocol.messages.topic_partitions import partitions_by_id_request, partitions_by_name_request
-from protocol.primitives import compact_string
-from proxy.decisions.decide import decide
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.decisions.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopics
-from proxy.relay.actions import OWN_REQUEST_ID, CloseReason, DecisionKind, DecisionRequest, RelayLimits
-from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import Entity, QuotaType
-from quotas.quota_table import QuotaTable
+from kafka_throttle.protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from kafka_throttle.protocol.messages.api_versions import carried
+from kafka_throttle.protocol.messages.topic_mutations import NO_TOPIC_ID
+from kafka_throttle.protocol.messages.topic_partitions import partitions_by_id_request, partitions_by_name_request
+from kafka_throttle.protocol.primitives import compact_string
+from kafka_throttle.proxy.decisions.decide import decide
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from kafka_throttle.proxy.decisions.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopics
+from kafka_throttle.proxy.relay.actions import OWN_REQUEST_ID, CloseReason, DecisionKind, DecisionRequest, RelayLimits
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, NOW_US, FixedNodes, Script, manager_of
 from tests.topic_frames import (

@@ -4,10 +4,10 @@ from struct import pack
 
 import pytest
 
-from proxy.relay.actions import CloseReason, RelayLimits
-from proxy.side import Side
-from quotas.entities import Entity, QuotaType
-from quotas.quota_table import QuotaTable
+from kafka_throttle.proxy.relay.actions import CloseReason, RelayLimits
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.entities import Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten
 from tests.relay.script import NOW_MS, Script, quota_manager_with
 from tests.relay.test_share_fetch import share_fetch, share_fetched

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.api_key import API_VERSIONS
-from proxy.relay.actions import CloseReason, RelayLimits
-from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts, WaitingFor
-from proxy.side import Side
+from kafka_throttle.protocol.api_key import API_VERSIONS
+from kafka_throttle.proxy.relay.actions import CloseReason, RelayLimits
+from kafka_throttle.proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts, WaitingFor
+from kafka_throttle.proxy.side import Side
 from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script, quota_manager_with
 from tests.sasl_frames import authenticate, log_in

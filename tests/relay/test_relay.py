@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.kinds import INT32_MAX
-from protocol.api_key import API_VERSIONS
-from proxy.config.settings import ListenerConfig
-from proxy.relay.actions import CloseReason, Decision, RelayLimits
-from proxy.relay.repeated_requests import RepeatPattern
-from proxy.side import Side
-from proxy.upstream.topology import ListenerPorts, NodeDirectory
-from quotas.entities import QuotaType
+from kafka_throttle.common.kinds import INT32_MAX
+from kafka_throttle.protocol.api_key import API_VERSIONS
+from kafka_throttle.proxy.config.settings import ListenerConfig
+from kafka_throttle.proxy.relay.actions import CloseReason, Decision, RelayLimits
+from kafka_throttle.proxy.relay.repeated_requests import RepeatPattern
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.proxy.upstream.topology import ListenerPorts, NodeDirectory
+from kafka_throttle.quotas.entities import QuotaType
 from tests.quota_frames import describe_request
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, NOW_US, Script, quota_manager_with, table_with

@@ -2,10 +2,10 @@
 
 import pytest
 
-from protocol.api_key import PRODUCE
-from proxy.relay.actions import RelayLimits, Throttled
-from proxy.side import Side
-from quotas.entities import QuotaType
+from kafka_throttle.protocol.api_key import PRODUCE
+from kafka_throttle.proxy.relay.actions import RelayLimits, Throttled
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.entities import QuotaType
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, Script, quota_manager_with
 

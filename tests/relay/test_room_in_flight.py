@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.api_key import API_VERSIONS, HEARTBEAT, METADATA, PRODUCE
-from proxy.relay.actions import CloseReason, RelayLimits
-from proxy.side import Side
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.request_costs import Cost, RequestCosts
+from kafka_throttle.protocol.api_key import API_VERSIONS, HEARTBEAT, METADATA, PRODUCE
+from kafka_throttle.proxy.relay.actions import CloseReason, RelayLimits
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.request_costs import Cost, RequestCosts
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script, manager_of, us
 from tests.sasl_frames import handshake, handshaken, log_in

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.api_key import API_VERSIONS
-from protocol.frames import MAX_ASKED_BYTES, MAX_SASL_BYTES
-from protocol.identity.sasl_names import Claim
-from protocol.messages.api_versions import versions_request
-from proxy.decisions.sasl import SaslRules
-from proxy.relay.actions import OWN_REQUEST_ID, CloseReason, RelayLimits
-from proxy.relay.relay import Relay
-from proxy.side import Side
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
+from kafka_throttle.protocol.api_key import API_VERSIONS
+from kafka_throttle.protocol.frames import MAX_ASKED_BYTES, MAX_SASL_BYTES
+from kafka_throttle.protocol.identity.sasl_names import Claim
+from kafka_throttle.protocol.messages.api_versions import versions_request
+from kafka_throttle.proxy.decisions.sasl import SaslRules
+from kafka_throttle.proxy.relay.actions import OWN_REQUEST_ID, CloseReason, RelayLimits
+from kafka_throttle.proxy.relay.relay import Relay
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
 from tests.quota_frames import describe_request, described
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script, manager_of

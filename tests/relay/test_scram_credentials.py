@@ -4,11 +4,11 @@ from struct import pack
 
 import pytest
 
-from protocol.api_key import DESCRIBE_USER_SCRAM_CREDENTIALS as SCRAM
-from protocol.messages.api_versions import versions_request
-from protocol.primitives import compact_string
-from proxy.relay.actions import OWN_REQUEST_ID
-from proxy.side import Side
+from kafka_throttle.protocol.api_key import DESCRIBE_USER_SCRAM_CREDENTIALS as SCRAM
+from kafka_throttle.protocol.messages.api_versions import versions_request
+from kafka_throttle.protocol.primitives import compact_string
+from kafka_throttle.proxy.relay.actions import OWN_REQUEST_ID
+from kafka_throttle.proxy.side import Side
 from tests.relay.frames import heartbeat, heartbeaten
 from tests.relay.script import Script, quota_manager_with
 

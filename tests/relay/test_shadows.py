@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.side import Side
-from quotas.client_quotas import SensorKey
-from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.client_quotas import SensorKey
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, Script, manager_of
 

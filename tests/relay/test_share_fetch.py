@@ -4,11 +4,11 @@ from struct import pack
 
 import pytest
 
-from protocol.api_key import SHARE_FETCH
-from protocol.primitives import compact_string
-from proxy.relay.actions import CloseReason
-from proxy.side import Side
-from quotas.entities import QuotaType
+from kafka_throttle.protocol.api_key import SHARE_FETCH
+from kafka_throttle.protocol.primitives import compact_string
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.entities import QuotaType
 from tests.relay.frames import frame, heartbeat, request
 from tests.relay.script import NOW_MS, Script, quota_manager_with
 

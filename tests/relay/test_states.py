@@ -13,14 +13,14 @@ if not __package__:  # started as a script: what is imported below counts from t
 
 import pytest
 
-from protocol.api_key import API_VERSIONS, FETCH, METADATA, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
-from protocol.primitives import int16, int32
-from proxy.relay.plans import PLANS, SASL_TOKEN, UNKNOWN_API_VERSIONS, plan_key
-from proxy.relay.relay_counters import RelayCounters
-from proxy.relay.request_direction import Disposition, classify
-from proxy.relay.response_direction import FOLLOWS, ResponseDirection, ResponseState
-from proxy.relay.sasl_state import Login, SaslState
-from proxy.relay.throttle_state import ASKING, FETCHING, NO_ROOM, THROTTLED, UNCONNECTED
+from kafka_throttle.protocol.api_key import API_VERSIONS, FETCH, METADATA, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
+from kafka_throttle.protocol.primitives import int16, int32
+from kafka_throttle.proxy.relay.plans import PLANS, SASL_TOKEN, UNKNOWN_API_VERSIONS, plan_key
+from kafka_throttle.proxy.relay.relay_counters import RelayCounters
+from kafka_throttle.proxy.relay.request_direction import Disposition, classify
+from kafka_throttle.proxy.relay.response_direction import FOLLOWS, ResponseDirection, ResponseState
+from kafka_throttle.proxy.relay.sasl_state import Login, SaslState
+from kafka_throttle.proxy.relay.throttle_state import ASKING, FETCHING, NO_ROOM, THROTTLED, UNCONNECTED
 from tests.relay.test_large_responses import HEADS, cut, listing, relayed
 from tests.simulation.generate import world_of
 from tests.simulation.world import run_world

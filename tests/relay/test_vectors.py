@@ -15,16 +15,16 @@ from struct import pack
 
 import pytest
 
-from protocol.api_key import API_VERSIONS
-from protocol.messages.api_versions import UNSUPPORTED_VERSION
-from protocol.primitives import Reader
-from proxy.relay.actions import RelayLimits
-from proxy.relay.plans import ASKED_REQUESTS
-from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import Entity, QuotaType
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.protocol.api_key import API_VERSIONS
+from kafka_throttle.protocol.messages.api_versions import UNSUPPORTED_VERSION
+from kafka_throttle.protocol.primitives import Reader
+from kafka_throttle.proxy.relay.actions import RelayLimits
+from kafka_throttle.proxy.relay.plans import ASKED_REQUESTS
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.message_vectors import CEILING_BYTES, KAFKA_VERSIONS, LONG_HOST, THROTTLE_MS, Vector, message_vectors
 from tests.relay.frames import heartbeat, heartbeaten
 from tests.relay.script import NOW_MS, FixedNodes, Script, quota_manager_with

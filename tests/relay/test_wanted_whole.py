@@ -2,13 +2,13 @@
 
 import pytest
 
-from protocol.api_key import API_VERSIONS
-from protocol.frames import MAX_SASL_BYTES
-from proxy.relay import request_direction
-from proxy.relay.actions import CloseReason
-from proxy.side import Side
-from quotas.entities import Entity, QuotaType
-from quotas.quota_table import QuotaTable
+from kafka_throttle.protocol.api_key import API_VERSIONS
+from kafka_throttle.protocol.frames import MAX_SASL_BYTES
+from kafka_throttle.proxy.relay import request_direction
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.entities import Entity, QuotaType
+from kafka_throttle.quotas.quota_table import QuotaTable
 from tests.quota_frames import describe_request
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, NOW_US, Script, manager_of, quota_manager_with

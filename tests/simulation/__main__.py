@@ -31,7 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="the (first) seed; without it a new one")
     parser.add_argument("--only", type=_numbers, help="these connections of the seed alone, as 0,2")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--relay", default="proxy.relay.relay:Relay", help="module:Class of the relay to be simulated")
+    parser.add_argument(
+        "--relay", default="kafka_throttle.proxy.relay.relay:Relay", help="module:Class of the relay to be simulated"
+    )
     parser.add_argument("--trace", action="store_true", help="print every step of one seed")
     options = parser.parse_args(arguments)
     seed = secrets.randbelow(10**9) if options.seed is None else options.seed
@@ -83,7 +85,7 @@ def _print_failure(world: WorldPlan, failure: str, relay: str) -> None:
     only = _world(world.seed, numbers)
     alone = kind_of(run_world(only, make).failure) == kind_of(failure) and len(numbers) < len(world.connections)
     selection = f" --only {','.join(map(str, numbers))}" if alone else ""
-    chosen = "" if relay == "proxy.relay.relay:Relay" else f" --relay {relay}"
+    chosen = "" if relay == "kafka_throttle.proxy.relay.relay:Relay" else f" --relay {relay}"
     print(f"\nAgain: python -m tests.simulation --seed {world.seed}{selection}{chosen} --trace", flush=True)
 
 

@@ -9,12 +9,12 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
-from proxy.gate.admission import Admission, ClusterRules, ConnectionSlot, Next, Refused, Step
-from proxy.gate.connection_gate import ConnectionGate
-from proxy.gate.fair_pool import FairPool
-from proxy.relay.actions import CloseReason
-from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas, ListenerKey
-from quotas.entities import ANONYMOUS, network_of, plain_ip
+from kafka_throttle.proxy.gate.admission import Admission, ClusterRules, ConnectionSlot, Next, Refused, Step
+from kafka_throttle.proxy.gate.connection_gate import ConnectionGate
+from kafka_throttle.proxy.gate.fair_pool import FairPool
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas, ListenerKey
+from kafka_throttle.quotas.entities import ANONYMOUS, network_of, plain_ip
 from tests.simulation.gate_judge import WINDOW_MS, GateJudge
 from tests.simulation.network import Events
 from tests.simulation.oracle import require

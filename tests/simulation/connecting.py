@@ -6,7 +6,7 @@ It has a separate generator of random numbers, so that it changes nothing else i
 from copy import deepcopy
 from random import Random
 
-from protocol.api_key import API_VERSIONS, PRODUCE
+from kafka_throttle.protocol.api_key import API_VERSIONS, PRODUCE
 from tests.simulation.acceptor import address_of
 from tests.simulation.logins import MECHANISMS, Login
 from tests.simulation.plan import (

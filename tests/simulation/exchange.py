@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from quotas.entities import QuotaType
+from kafka_throttle.quotas.entities import QuotaType
 from tests.simulation import topics, wire
 from tests.simulation.judge import Settlement
 

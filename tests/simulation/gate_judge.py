@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import Any
 
-from proxy.gate.admission import Admission, ConnectionSlot, LimitReached, Next, OnHold, Refused, Step
-from proxy.relay.actions import CloseReason
-from quotas.connection_quotas import ConnectionQuotas, ListenerKey
+from kafka_throttle.proxy.gate.admission import Admission, ConnectionSlot, LimitReached, Next, OnHold, Refused, Step
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.quotas.connection_quotas import ConnectionQuotas, ListenerKey
 from tests.quotas.windowed_rate import WindowedRate
 from tests.simulation.oracle import Violation, require
 from tests.simulation.plan import NO_LIMIT, GatePlan

@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 from struct import pack
 
-from protocol.api_key import (
+from kafka_throttle.protocol.api_key import (
     API_VERSIONS,
     DESCRIBE_CLUSTER,
     FETCH,
@@ -13,10 +13,10 @@ from protocol.api_key import (
     METADATA,
     PRODUCE,
 )
-from protocol.api_key import (
+from kafka_throttle.protocol.api_key import (
     CONTROLLED_SHUTDOWN as _CONTROLLED_SHUTDOWN,
 )
-from protocol.api_table import APIS
+from kafka_throttle.protocol.api_table import APIS
 from tests.simulation.connecting import add_connecting_clients
 from tests.simulation.plan import (
     AMPLE_SENSORS,

@@ -1,7 +1,7 @@
 """In throttle mode `delay`: which responses must be delayed, since when, and what they report when they go out."""
 
-from protocol.messages.client_waits import client_waits
-from proxy.relay.actions import Action, Close, CloseReason, Throttled
+from kafka_throttle.protocol.messages.client_waits import client_waits
+from kafka_throttle.proxy.relay.actions import Action, Close, CloseReason, Throttled
 from tests.simulation import wire
 from tests.simulation.exchange import Taken
 from tests.simulation.mute import Mute

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import pack
 
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import QuotaType
-from quotas.limits import UNLIMITED
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import QuotaType
+from kafka_throttle.quotas.limits import UNLIMITED
 from tests.simulation import topics, wire
 from tests.simulation.oracle import Spent, Violation, WatchedBuckets
 from tests.simulation.plan import WorldPlan

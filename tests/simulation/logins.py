@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from struct import pack
 
-from protocol.api_key import SASL_AUTHENTICATE as AUTHENTICATE
-from protocol.api_key import SASL_HANDSHAKE as HANDSHAKE
+from kafka_throttle.protocol.api_key import SASL_AUTHENTICATE as AUTHENTICATE
+from kafka_throttle.protocol.api_key import SASL_HANDSHAKE as HANDSHAKE
 from tests.sasl_frames import jwt, oauthbearer, plain, scram_first
 from tests.simulation import wire
 from tests.simulation.plan import RequestPlan, ResponsePlan, TokenPlan

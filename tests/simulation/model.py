@@ -11,9 +11,9 @@ from itertools import islice
 from operator import attrgetter
 from struct import pack
 
-from protocol.api_key import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
-from proxy.decisions.steps import QuotaAlteration
-from proxy.relay.actions import (
+from kafka_throttle.protocol.api_key import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from kafka_throttle.proxy.decisions.steps import QuotaAlteration
+from kafka_throttle.proxy.relay.actions import (
     Action,
     Close,
     CloseReason,
@@ -28,12 +28,12 @@ from proxy.relay.actions import (
     Throttled,
     WakeAt,
 )
-from proxy.relay.seam import ConnectionRelay
-from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager, ClientSensors
-from quotas.entities import QuotaType
-from quotas.limits import UNLIMITED
-from quotas.quota_table import EffectiveQuota
+from kafka_throttle.proxy.relay.seam import ConnectionRelay
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, ClientSensors
+from kafka_throttle.quotas.entities import QuotaType
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.quota_table import EffectiveQuota
 from tests.simulation import quota_calls, wire
 from tests.simulation.exchange import ForClient, Taken, WindowUsage, Written, difference, merged
 from tests.simulation.hold import Hold

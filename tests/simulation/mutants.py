@@ -10,14 +10,14 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from proxy.decisions.decide import decide
-from proxy.decisions.facts import ConnectionFacts
-from proxy.decisions.sasl import Identity
-from proxy.decisions.steps import QuotaAlteration
-from proxy.gate.admission import Admission, ClusterRules, ConnectionSlot, OnHold, Refused
-from proxy.gate.connection_gate import ConnectionGate
-from proxy.gate.fair_pool import FairPool
-from proxy.relay.actions import (
+from kafka_throttle.proxy.decisions.decide import decide
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts
+from kafka_throttle.proxy.decisions.sasl import Identity
+from kafka_throttle.proxy.decisions.steps import QuotaAlteration
+from kafka_throttle.proxy.gate.admission import Admission, ClusterRules, ConnectionSlot, OnHold, Refused
+from kafka_throttle.proxy.gate.connection_gate import ConnectionGate
+from kafka_throttle.proxy.gate.fair_pool import FairPool
+from kafka_throttle.proxy.relay.actions import (
     Action,
     Close,
     CloseReason,
@@ -31,15 +31,15 @@ from proxy.relay.actions import (
     Send,
     WakeAt,
 )
-from proxy.relay.charging import Bind
-from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts, Waiting, WaitingFor
-from proxy.relay.relay import Relay
-from proxy.relay.relay_counters import RelayCounters
-from proxy.side import Side
-from quotas.client_quotas import ClientQuotaManager
-from quotas.connection_quotas import ConnectionQuotas, ListenerKey
-from quotas.fetch_rooms import FetchRooms, Place, Room
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.proxy.relay.charging import Bind
+from kafka_throttle.proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts, Waiting, WaitingFor
+from kafka_throttle.proxy.relay.relay import Relay
+from kafka_throttle.proxy.relay.relay_counters import RelayCounters
+from kafka_throttle.proxy.side import Side
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.connection_quotas import ConnectionQuotas, ListenerKey
+from kafka_throttle.quotas.fetch_rooms import FetchRooms, Place, Room
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.simulation.plan import AMPLE_SENSORS, WorldPlan
 
 CLIENT, NODE = Side.CLIENT, Side.NODE

@@ -1,7 +1,7 @@
 """How long a client must be muted, found out beside its relay, by whatever throttles it."""
 
-from proxy.relay.actions import Throttled
-from quotas.entities import QuotaType
+from kafka_throttle.proxy.relay.actions import Throttled
+from kafka_throttle.quotas.entities import QuotaType
 from tests.simulation.exchange import Taken, WindowUsage
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from enum import Enum
 from math import ceil, inf
 
-from protocol.api_table import APIS
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import QuotaType
-from quotas.limits import UNLIMITED
-from quotas.quota_table import QuotaTable
-from quotas.request_costs import Cost, RequestCosts
-from quotas.sensors.token_buckets import TokenBuckets
-from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors
+from kafka_throttle.protocol.api_table import APIS
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import QuotaType
+from kafka_throttle.quotas.limits import UNLIMITED
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.request_costs import Cost, RequestCosts
+from kafka_throttle.quotas.sensors.token_buckets import TokenBuckets
+from kafka_throttle.quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors
 from tests.quotas.windowed_rate import WindowedRate, nearest
 
 

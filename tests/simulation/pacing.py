@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import ceil, floor, inf
 
-from quotas.fetch_rooms import FetchRooms, Place
-from quotas.limits import UNLIMITED
+from kafka_throttle.quotas.fetch_rooms import FetchRooms, Place
+from kafka_throttle.quotas.limits import UNLIMITED
 from tests.simulation.oracle import Charge, Of, WatchedSensors, require
 
 BURST_S, PIECE_S, ROUND_S = 1.0, 0.2, 4.0

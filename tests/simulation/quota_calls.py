@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from struct import pack
 
-from protocol.api_key import DESCRIBE_CLIENT_QUOTAS as DESCRIBE
-from proxy.decisions.steps import QuotaAlteration
-from quotas.changes import Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable, tables_of
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import DEFAULT, Entity, Name, QuotaKey, QuotaType
+from kafka_throttle.protocol.api_key import DESCRIBE_CLIENT_QUOTAS as DESCRIBE
+from kafka_throttle.proxy.decisions.steps import QuotaAlteration
+from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable, tables_of
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import DEFAULT, Entity, Name, QuotaKey, QuotaType
 from tests import quota_frames
 from tests.simulation.oracle import Violation
 from tests.simulation.plan import EntryPlan, FilterPlan, QuotaPlan, RequestPlan

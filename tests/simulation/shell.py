@@ -5,10 +5,10 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 from zlib import crc32
 
-from proxy.decisions.decide import decide
-from proxy.decisions.facts import ConnectionFacts, NoPortForNode
-from proxy.decisions.steps import QuotaAlteration, SlowDecision
-from proxy.relay.actions import (
+from kafka_throttle.proxy.decisions.decide import decide
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, NoPortForNode
+from kafka_throttle.proxy.decisions.steps import QuotaAlteration, SlowDecision
+from kafka_throttle.proxy.relay.actions import (
     Action,
     AwaitMemory,
     Close,
@@ -24,10 +24,10 @@ from proxy.relay.actions import (
     Throttled,
     WakeAt,
 )
-from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts
-from proxy.relay.seam import ConnectionRelay
-from proxy.server.connection import LINGER_S
-from proxy.side import Side
+from kafka_throttle.proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts
+from kafka_throttle.proxy.relay.seam import ConnectionRelay
+from kafka_throttle.proxy.server.connection import LINGER_S
+from kafka_throttle.proxy.side import Side
 from tests.simulation.model import HELD_BYTES, Model
 from tests.simulation.network import READ_BYTES, Events, Link, Stream
 from tests.simulation.oracle import Violation

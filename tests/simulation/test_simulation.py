@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.relay.relay import Relay
+from kafka_throttle.proxy.relay.relay import Relay
 from tests.simulation.__main__ import main, run_seeds
 from tests.simulation.generate import world_of
 from tests.simulation.mutants import (
@@ -89,7 +89,7 @@ def test_every_invariant_holds_where_one_failed_before(seed):
     ],
 )
 def test_every_invariant_holds_in_thousands_of_worlds_more(first):
-    outcome, seed = run_seeds(first, MORE_SEEDS, "proxy.relay.relay:Relay")
+    outcome, seed = run_seeds(first, MORE_SEEDS, "kafka_throttle.proxy.relay.relay:Relay")
     assert not outcome.failure, f"python -m tests.simulation --seed {seed}"
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from struct import pack, unpack_from
 
-from protocol.api_key import CREATE_PARTITIONS as GROW
-from protocol.api_key import CREATE_TOPICS as CREATE
-from protocol.api_key import DELETE_TOPICS as DELETE
+from kafka_throttle.protocol.api_key import CREATE_PARTITIONS as GROW
+from kafka_throttle.protocol.api_key import CREATE_TOPICS as CREATE
+from kafka_throttle.protocol.api_key import DELETE_TOPICS as DELETE
 from tests.simulation import wire
 from tests.simulation.plan import RequestPlan, ResponsePlan, TopicPlan
 from tests.simulation.wire import count, framed, tags, text

@@ -1,6 +1,6 @@
 """When a client has been waited for long enough, found out beside `ConnectionTimeouts` from what its model knows."""
 
-from proxy.relay.connection_timeouts import TimeOuts
+from kafka_throttle.proxy.relay.connection_timeouts import TimeOuts
 from tests.simulation.oracle import require
 
 FIRST_BYTE, REQUEST, USE = "first_byte", "request", "use"

@@ -9,7 +9,7 @@ from random import Random
 from struct import Struct, pack
 from typing import TYPE_CHECKING
 
-from protocol.api_key import (
+from kafka_throttle.protocol.api_key import (
     ALTER_CLIENT_QUOTAS,
     API_VERSIONS,
     CREATE_PARTITIONS,
@@ -23,7 +23,7 @@ from protocol.api_key import (
     METADATA,
     PRODUCE,
 )
-from protocol.api_table import APIS
+from kafka_throttle.protocol.api_table import APIS
 from tests.simulation.plan import RequestPlan, ResponsePlan
 
 if TYPE_CHECKING:

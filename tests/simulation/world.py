@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from protocol.messages.api_versions import carried
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.decisions.recent_topics import RecentTopics
-from proxy.decisions.sasl import Identity
-from proxy.decisions.steps import QuotaAlteration
-from proxy.gate.admission import ConnectionSlot
-from proxy.relay.actions import CloseReason, DecisionRequest, RelayLimits
-from proxy.relay.charging import Bind
-from proxy.relay.connection_timeouts import TimeOuts
-from proxy.relay.relay import Relay
-from proxy.relay.relay_counters import RelayCounters
-from proxy.relay.seam import ConnectionRelay
-from quotas.changes import tables_of
-from quotas.client_quotas import ClientQuotaManager, ClientSensors
+from kafka_throttle.protocol.messages.api_versions import carried
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from kafka_throttle.proxy.decisions.recent_topics import RecentTopics
+from kafka_throttle.proxy.decisions.sasl import Identity
+from kafka_throttle.proxy.decisions.steps import QuotaAlteration
+from kafka_throttle.proxy.gate.admission import ConnectionSlot
+from kafka_throttle.proxy.relay.actions import CloseReason, DecisionRequest, RelayLimits
+from kafka_throttle.proxy.relay.charging import Bind
+from kafka_throttle.proxy.relay.connection_timeouts import TimeOuts
+from kafka_throttle.proxy.relay.relay import Relay
+from kafka_throttle.proxy.relay.relay_counters import RelayCounters
+from kafka_throttle.proxy.relay.seam import ConnectionRelay
+from kafka_throttle.quotas.changes import tables_of
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, ClientSensors
 from tests.simulation import wire
 from tests.simulation.acceptor import Acceptor, IncomingClient, Storm
 from tests.simulation.actors import Client, Node

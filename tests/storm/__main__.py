@@ -20,8 +20,8 @@ from typing import Any
 
 import click
 
-from common.jars import need_program
 from demo.kafka_cluster import KafkaCluster, accepts, free_ports
+from kafka_throttle.common.jars import need_program
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_client import QuotaClient
 from tests.storm.plot import draw

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quotas.connection_quotas import (
+from kafka_throttle.quotas.connection_quotas import (
     AddressLimits,
     ConnectionLimits,
     ConnectionQuotas,

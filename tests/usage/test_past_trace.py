@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from proxy.config.settings import HistoryConfig, UsageConfig
-from proxy.usage.past_trace import past_of, traced_in
-from proxy.usage.spool_file import SpoolFile
-from quotas.records.usage_record import TRACE, Dropped, Header, TraceEvent
+from kafka_throttle.proxy.config.settings import HistoryConfig, UsageConfig
+from kafka_throttle.proxy.usage.past_trace import past_of, traced_in
+from kafka_throttle.proxy.usage.spool_file import SpoolFile
+from kafka_throttle.quotas.records.usage_record import TRACE, Dropped, Header, TraceEvent
 
 SECOND = 1_764_072_000
 EPOCH = 1_764_000_000_000

@@ -4,23 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from proxy.relay import use
-from proxy.relay.use import Meter
-from proxy.usage import recorder as recorders
-from proxy.usage.page import usage_page
-from proxy.usage.recorder import Metered, Recorder, own_name
-from proxy.usage.spool import BUG, Spool, SpoolRules
-from proxy.usage.tracer import TOO_FAST, Tracer
-from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
-from quotas.connection_quotas import ADMITTED, Admission, ConnectionLimits, ConnectionQuotas, Outcome
-from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
-from quotas.quota_table import QuotaTable
-from quotas.records.trace import Replay
-from quotas.records.traced_sensors import Subject, Traced
-from quotas.records.usage_record import USAGE, UsageRecord, read_line
-from quotas.request_costs import RequestCosts
-from quotas.sensors.token_buckets import TokenBuckets
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.proxy.relay import use
+from kafka_throttle.proxy.relay.use import Meter
+from kafka_throttle.proxy.usage import recorder as recorders
+from kafka_throttle.proxy.usage.page import usage_page
+from kafka_throttle.proxy.usage.recorder import Metered, Recorder, own_name
+from kafka_throttle.proxy.usage.spool import BUG, Spool, SpoolRules
+from kafka_throttle.proxy.usage.tracer import TOO_FAST, Tracer
+from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
+from kafka_throttle.quotas.connection_quotas import ADMITTED, Admission, ConnectionLimits, ConnectionQuotas, Outcome
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.records.trace import Replay
+from kafka_throttle.quotas.records.traced_sensors import Subject, Traced
+from kafka_throttle.quotas.records.usage_record import USAGE, UsageRecord, read_line
+from kafka_throttle.quotas.request_costs import RequestCosts
+from kafka_throttle.quotas.sensors.token_buckets import TokenBuckets
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
 
 ALICE = Entity(user="alice")
@@ -216,7 +216,7 @@ def test_a_host_has_a_name_that_a_file_may_have():
 
 
 def test_the_page_is_in_step():
-    """`python -m proxy.usage.page > docs/usage.md` makes it."""
+    """`python -m kafka_throttle.proxy.usage.page > docs/usage.md` makes it."""
     assert Path("docs/usage.md").read_text() == usage_page()
 
 

@@ -16,12 +16,12 @@ import pytest
 from kafka.errors import KafkaConnectionError
 from structlog.testing import capture_logs
 
-from common.login_secrets import PasswordFile, TokenFile
-from common.token_endpoint import TokenEndpoint
-from proxy.usage.kafka_topic import KafkaTopic, producer_settings
-from proxy.usage.shipper import POSITION, Shipper, SpoolBusy, TopicUnavailable, alone_at
-from proxy.usage.shipping import Order, Shipping, keep_shipping
-from quotas.records.usage_record import read_line
+from kafka_throttle.common.login_secrets import PasswordFile, TokenFile
+from kafka_throttle.common.token_endpoint import TokenEndpoint
+from kafka_throttle.proxy.usage.kafka_topic import KafkaTopic, producer_settings
+from kafka_throttle.proxy.usage.shipper import POSITION, Shipper, SpoolBusy, TopicUnavailable, alone_at
+from kafka_throttle.proxy.usage.shipping import Order, Shipping, keep_shipping
+from kafka_throttle.quotas.records.usage_record import read_line
 from tests.pipeline.spools import Fleet, records, write_spool
 from tests.timeouts import TIMEOUT_S
 
@@ -123,7 +123,7 @@ def test_a_crash_between_sending_and_noting_sends_a_file_again_and_no_other(tmp_
 
 
 def test_what_was_sent_before_a_failure_is_not_sent_again_while_the_process_lives(tmp_path, monkeypatch):
-    monkeypatch.setattr("proxy.usage.shipper._LINES_AT_ONCE", 4)
+    monkeypatch.setattr("kafka_throttle.proxy.usage.shipper._LINES_AT_ONCE", 4)
     paths = write_spool(tmp_path, records(FLEET, 20), per_file=10)
     topic = PlayedTopic(failing=(2, 5))
     shipper = Shipper(tmp_path, topic)
@@ -139,7 +139,7 @@ def test_what_was_sent_before_a_failure_is_not_sent_again_while_the_process_live
 
 
 def test_a_file_that_cannot_be_read_holds_up_its_own_writer_only(tmp_path, monkeypatch):
-    monkeypatch.setattr("proxy.usage.shipper._LINES_AT_ONCE", 4)
+    monkeypatch.setattr("kafka_throttle.proxy.usage.shipper._LINES_AT_ONCE", 4)
     fleets = [Fleet(epoch=epoch, per_window=5) for epoch in (5, 6, 7, 8)]
     first, (folder, _), (loop, _), last = [write_spool(tmp_path, records(of, 20), per_file=10) for of in fleets]
     folder.unlink()
@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_read_holds_up_its_own_writer_only(tmp_path, monke
 
 
 def test_a_disk_that_fails_within_a_file_has_no_line_before_sent_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("proxy.usage.shipper._LINES_AT_ONCE", 4)
+    monkeypatch.setattr("kafka_throttle.proxy.usage.shipper._LINES_AT_ONCE", 4)
     first, last = [write_spool(tmp_path, records(Fleet(epoch=epoch), 10)) for epoch in (5, 6)]
     assert len(first) == len(last) == 1
     some_lines, failing = Shipper._some_lines, True
@@ -301,8 +301,8 @@ def test_where_it_stood_cannot_be_read_and_all_is_sent_again(tmp_path, content):
 
 
 def test_lines_that_no_cluster_takes_are_left_out_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr("proxy.usage.shipper.LONGEST_BYTES", 1000)
-    monkeypatch.setattr("proxy.usage.shipper._LINES_AT_ONCE", 2)
+    monkeypatch.setattr("kafka_throttle.proxy.usage.shipper.LONGEST_BYTES", 1000)
+    monkeypatch.setattr("kafka_throttle.proxy.usage.shipper._LINES_AT_ONCE", 2)
     name = "usage-here-5-000001.tsv"
     (tmp_path / name).write_bytes(b"one\n" + 3 * (b"x" * 2500 + b"\n") + b"two\n" + b"y" * 999 + b"\nend")
     topic = PlayedTopic()
@@ -395,7 +395,7 @@ def test_the_next_producer_asks_the_nodes_too_that_the_one_before_it_has_seen(mo
             ]
         raise KafkaConnectionError
 
-    monkeypatch.setattr("proxy.usage.kafka_topic.KafkaProducer", producer)
+    monkeypatch.setattr("kafka_throttle.proxy.usage.kafka_topic.KafkaProducer", producer)
     topic = KafkaTopic("records", {"bootstrap_servers": ["first:1"]})
     for _ in range(3):
         with pytest.raises(TopicUnavailable):

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from proxy.usage import spool as spool_module
-from proxy.usage.spool import NO_ROOM, Spool, SpoolRules, tidy
-from proxy.usage.spool_file import SpoolFile, salvage
-from quotas.records.usage_record import (
+from kafka_throttle.proxy.usage import spool as spool_module
+from kafka_throttle.proxy.usage.spool import NO_ROOM, Spool, SpoolRules, tidy
+from kafka_throttle.proxy.usage.spool_file import SpoolFile, salvage
+from kafka_throttle.quotas.records.usage_record import (
     TRACE,
     USAGE,
     Dropped,
@@ -168,8 +168,8 @@ def test_a_disk_that_stays_full_does_not_keep_the_process(directory, monkeypatch
 KILLED = """
 import os, sys
 from pathlib import Path
-from proxy.usage.spool_file import SpoolFile
-from quotas.records.usage_record import Header
+from kafka_throttle.proxy.usage.spool_file import SpoolFile
+from kafka_throttle.quotas.records.usage_record import Header
 from tests.usage.test_spool import EPOCH, records
 file = SpoolFile(Path(sys.argv[1]), Header(stream="usage", instance="here", epoch=EPOCH, file=3, first_sequence=11))
 if sys.argv[2] != "empty":

@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from pipeline.ingest.frames import Frames
-from pipeline.table.accounts import Account, Writer
-from proxy.usage import spool as spool_module
-from proxy.usage.spool import BUG
-from proxy.usage.spool_file import FILE_LOST, SpoolFile, salvage
-from quotas.records.usage_record import USAGE, Header, UsageRecord, file_name
+from kafka_throttle.pipeline.ingest.frames import Frames
+from kafka_throttle.pipeline.table.accounts import Account, Writer
+from kafka_throttle.proxy.usage import spool as spool_module
+from kafka_throttle.proxy.usage.spool import BUG
+from kafka_throttle.proxy.usage.spool_file import FILE_LOST, SpoolFile, salvage
+from kafka_throttle.quotas.records.usage_record import USAGE, Header, UsageRecord, file_name
 from tests.timeouts import TIMEOUT_S
 from tests.usage.failing_disk import STEPS, FailingDisk
 from tests.usage.test_spool import EPOCH, complete, end_of, records, rows_of, spool_in

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 from kafka.errors import KafkaConnectionError, KafkaTimeoutError, SaslAuthenticationFailedError
 
-from common.login_secrets import PasswordFile
-from proxy.usage.kafka_topic import _Connections
+from kafka_throttle.common.login_secrets import PasswordFile
+from kafka_throttle.proxy.usage.kafka_topic import _Connections
 
 
 class Producer:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from proxy.relay import use
-from proxy.relay.use import OVERFLOW, Meter
-from quotas.entities import QuotaType
-from quotas.records.usage_record import MOST_REPORTED, SecondOfUse
-from quotas.request_costs import RequestCosts
+from kafka_throttle.proxy.relay import use
+from kafka_throttle.proxy.relay.use import OVERFLOW, Meter
+from kafka_throttle.quotas.entities import QuotaType
+from kafka_throttle.quotas.records.usage_record import MOST_REPORTED, SecondOfUse
+from kafka_throttle.quotas.request_costs import RequestCosts
 
 S = 1_000_000
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from proxy.observe.page.process import Process
+from kafka_throttle.proxy.observe.page.process import Process
 
 EVERY_S = 5
 SAMPLES = 720

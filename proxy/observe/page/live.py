@@ -7,8 +7,8 @@ from typing import NamedTuple
 import structlog
 from markupsafe import Markup
 
-from proxy.observe.page.rendering import Rendering, samples_as_json
-from proxy.observe.page.sections import SECTIONS, Section, Shown
+from kafka_throttle.proxy.observe.page.rendering import Rendering, samples_as_json
+from kafka_throttle.proxy.observe.page.sections import SECTIONS, Section, Shown
 
 _EVERY_S = 1.0
 _LEAST_PAUSE_MS = 900

@@ -5,14 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from proxy.gate.gate_metrics import InstanceGate
-from proxy.observe.forms import ThrottledPage
-from proxy.observe.merged_forms import merged_throttled
-from proxy.observe.metrics import ShadowTotals
-from proxy.observe.most_used import QuotaUse
-from proxy.observe.page.process import NodeState
-from proxy.observe.page.search import MAX_HITS, Found
-from proxy.observe.page.sections import MAX_ROWS, ClusterRow, EndRow, Facts, ListenerRow
+from kafka_throttle.proxy.gate.gate_metrics import InstanceGate
+from kafka_throttle.proxy.observe.forms import ThrottledPage
+from kafka_throttle.proxy.observe.merged_forms import merged_throttled
+from kafka_throttle.proxy.observe.metrics import ShadowTotals
+from kafka_throttle.proxy.observe.most_used import QuotaUse
+from kafka_throttle.proxy.observe.page.process import NodeState
+from kafka_throttle.proxy.observe.page.search import MAX_HITS, Found
+from kafka_throttle.proxy.observe.page.sections import MAX_ROWS, ClusterRow, EndRow, Facts, ListenerRow
 
 
 def _groups(rows: Iterable[Any], key: Callable[[Any], Any]) -> list[list[Any]]:

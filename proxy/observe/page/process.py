@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from proxy.clock import Clock
-from proxy.gate.gate_metrics import AddressUse, InstanceGate, ListenerGate
-from proxy.observe import api
-from proxy.observe.health import ClusterHealth, Muted
-from proxy.observe.metrics import RelayTotals, ShadowTotals
-from proxy.relay.actions import CloseReason
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.gate.gate_metrics import AddressUse, InstanceGate, ListenerGate
+from kafka_throttle.proxy.observe import api
+from kafka_throttle.proxy.observe.health import ClusterHealth, Muted
+from kafka_throttle.proxy.observe.metrics import RelayTotals, ShadowTotals
+from kafka_throttle.proxy.relay.actions import CloseReason
 
 
 class NodeState(NamedTuple):

@@ -9,12 +9,12 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from common.printable import printable
-from proxy.installed import installed_version
-from proxy.observe.explained import share_text
-from proxy.observe.page import words
-from proxy.observe.page.history import EVERY_S, Sample
-from proxy.observe.page.sections import CHARTS
+from kafka_throttle.common.printable import printable
+from kafka_throttle.proxy.installed import installed_version
+from kafka_throttle.proxy.observe.explained import share_text
+from kafka_throttle.proxy.observe.page import words
+from kafka_throttle.proxy.observe.page.history import EVERY_S, Sample
+from kafka_throttle.proxy.observe.page.sections import CHARTS
 
 _HERE = Path(__file__).parent
 

@@ -3,8 +3,8 @@
 from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
-from proxy.observe.page.process import Cluster, Process
-from quotas.entities import plain_ip
+from kafka_throttle.proxy.observe.page.process import Cluster, Process
+from kafka_throttle.quotas.entities import plain_ip
 
 MAX_HITS = 50
 _MAX_KEPT = 2_000

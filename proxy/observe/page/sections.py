@@ -7,17 +7,17 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
-from proxy.clock import Clock
-from proxy.net.turns import finish_in_turns
-from proxy.observe.health import ClusterHealth
-from proxy.observe.metrics import ShadowTotals
-from proxy.observe.most_used import MostUsed
-from proxy.observe.page.history import History, Sample, moment_of
-from proxy.observe.page.process import Cluster, NodeState, Process
-from proxy.observe.page.search import Found, search
-from proxy.observe.throttled_now import throttled_form
-from proxy.relay.actions import CloseReason
-from quotas.explain import UNIT
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.net.turns import finish_in_turns
+from kafka_throttle.proxy.observe.health import ClusterHealth
+from kafka_throttle.proxy.observe.metrics import ShadowTotals
+from kafka_throttle.proxy.observe.most_used import MostUsed
+from kafka_throttle.proxy.observe.page.history import History, Sample, moment_of
+from kafka_throttle.proxy.observe.page.process import Cluster, NodeState, Process
+from kafka_throttle.proxy.observe.page.search import Found, search
+from kafka_throttle.proxy.observe.throttled_now import throttled_form
+from kafka_throttle.proxy.relay.actions import CloseReason
+from kafka_throttle.quotas.explain import UNIT
 
 MAX_ROWS = 50
 """The most rows of a list on the page."""

@@ -8,14 +8,20 @@ from typing import Any, Final
 
 from aiohttp import hdrs, web
 
-from proxy.observe.api import ClientWanted, ThrottledWanted
-from proxy.observe.endpoints import BadParameter, parameters_in
-from proxy.observe.explained import Form
-from proxy.observe.known_clients import Names
-from proxy.observe.page.live import Live, Sections
-from proxy.observe.page.rendering import Rendering, explain_path, past_path, samples_as_json, static_files
-from proxy.observe.page.sections import MAX_ROWS, Shown
-from quotas.entities import is_ip
+from kafka_throttle.proxy.observe.api import ClientWanted, ThrottledWanted
+from kafka_throttle.proxy.observe.endpoints import BadParameter, parameters_in
+from kafka_throttle.proxy.observe.explained import Form
+from kafka_throttle.proxy.observe.known_clients import Names
+from kafka_throttle.proxy.observe.page.live import Live, Sections
+from kafka_throttle.proxy.observe.page.rendering import (
+    Rendering,
+    explain_path,
+    past_path,
+    samples_as_json,
+    static_files,
+)
+from kafka_throttle.proxy.observe.page.sections import MAX_ROWS, Shown
+from kafka_throttle.quotas.entities import is_ip
 
 _STREAM_PART_OF_IDLE = 0.8
 """A stream ends before the listener would close its connection as idle. The browser then opens another one."""

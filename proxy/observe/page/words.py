@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from math import isinf
 
-from common.printable import printable
-from common.short_numbers import in_thousands, three_digits
-from proxy.observe.explained import Form
-from quotas.entities import DEFAULT, Entity
-from quotas.limits import UNLIMITED
+from kafka_throttle.common.printable import printable
+from kafka_throttle.common.short_numbers import in_thousands, three_digits
+from kafka_throttle.proxy.observe.explained import Form
+from kafka_throttle.quotas.entities import DEFAULT, Entity
+from kafka_throttle.quotas.limits import UNLIMITED
 
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 _LONG_ENTITY = 300

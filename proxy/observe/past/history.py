@@ -9,16 +9,16 @@ from typing import Protocol
 
 import structlog
 
-from common.duties import Duty
-from common.private_directory import DirectoryUnusable
-from proxy.clock import Clock
-from proxy.net.turns import finish_in_turns
-from proxy.observe import throttled_now
-from proxy.observe.past.history_metrics import HistoryTotals
-from proxy.observe.past.records import Kinds, Seconds
-from proxy.observe.past.ring import InForce, Ring, TooLarge
-from proxy.observe.past.seconds import SecondsOfCluster
-from quotas.changes import Quotas
+from kafka_throttle.common.duties import Duty
+from kafka_throttle.common.private_directory import DirectoryUnusable
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.net.turns import finish_in_turns
+from kafka_throttle.proxy.observe import throttled_now
+from kafka_throttle.proxy.observe.past.history_metrics import HistoryTotals
+from kafka_throttle.proxy.observe.past.records import Kinds, Seconds
+from kafka_throttle.proxy.observe.past.ring import InForce, Ring, TooLarge
+from kafka_throttle.proxy.observe.past.seconds import SecondsOfCluster
+from kafka_throttle.quotas.changes import Quotas
 
 log = structlog.get_logger()
 

@@ -6,8 +6,8 @@ from itertools import starmap
 from pathlib import Path
 from typing import NamedTuple
 
-from proxy.observe.explained import Observed, Origin, explained_form, limit_form, number, time_form
-from proxy.observe.forms import (
+from kafka_throttle.proxy.observe.explained import Observed, Origin, explained_form, limit_form, number, time_form
+from kafka_throttle.proxy.observe.forms import (
     ChangeForm,
     OperationForm,
     OperationsForm,
@@ -19,17 +19,17 @@ from proxy.observe.forms import (
     PastThrottledPage,
     WhenForm,
 )
-from proxy.observe.known_clients import MAX_EXPLAINED, Names, as_measured
-from proxy.observe.past.moments import Held, NotHeld, second_of, second_text
-from proxy.observe.past.records import Damaged, Head, Kinds, Others, PastLine, QuotasOf, Seconds, Version
-from proxy.observe.past.segments import Reading, held_in, may_hold
-from quotas.changes import Limit, Quotas, Tables, tables_of
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, plain_ip
-from quotas.explain import Client, Explanation, explain
-from quotas.precedence import covering
-from quotas.quota_table import QuotaTable
-from quotas.records.usage_record import TraceEvent
-from quotas.sources.entry_forms import entity_form
+from kafka_throttle.proxy.observe.known_clients import MAX_EXPLAINED, Names, as_measured
+from kafka_throttle.proxy.observe.past.moments import Held, NotHeld, second_of, second_text
+from kafka_throttle.proxy.observe.past.records import Damaged, Head, Kinds, Others, PastLine, QuotasOf, Seconds, Version
+from kafka_throttle.proxy.observe.past.segments import Reading, held_in, may_hold
+from kafka_throttle.quotas.changes import Limit, Quotas, Tables, tables_of
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, plain_ip
+from kafka_throttle.quotas.explain import Client, Explanation, explain
+from kafka_throttle.quotas.precedence import covering
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.records.usage_record import TraceEvent
+from kafka_throttle.quotas.sources.entry_forms import entity_form
 
 MAX_OPERATIONS = 100
 """The most operations on the sensors of one quota in an explanation."""

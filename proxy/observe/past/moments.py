@@ -4,7 +4,7 @@ import re
 from datetime import UTC, datetime, time, timedelta
 from typing import NamedTuple
 
-from common.printable import printable
+from kafka_throttle.common.printable import printable
 
 _EXPECTED = "at: expected a time like 03:12:07, 2026-11-25T03:12:07Z or -15m (UTC, unless it ends with an offset)"
 _AGO = re.compile(r"-([0-9]{1,9})([smhd])")

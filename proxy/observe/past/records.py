@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from itertools import islice, starmap
 from typing import Any, NamedTuple
 
-from proxy.observe.last_throttles import PastThrottle
-from proxy.observe.throttled_line import Bucket, ThrottledLine
-from quotas.changes import Limit
-from quotas.entities import SCOPE, Entity, QuotaKey, QuotaType, SensorTags
-from quotas.sources.entry_forms import entity_form, entity_of, entry_form, entry_of
+from kafka_throttle.proxy.observe.last_throttles import PastThrottle
+from kafka_throttle.proxy.observe.throttled_line import Bucket, ThrottledLine
+from kafka_throttle.quotas.changes import Limit
+from kafka_throttle.quotas.entities import SCOPE, Entity, QuotaKey, QuotaType, SensorTags
+from kafka_throttle.quotas.sources.entry_forms import entity_form, entity_of, entry_form, entry_of
 
 _COMPRESSED_FROM = 512
 _LONGEST_CONTENT_BYTES = 64 << 20

@@ -6,12 +6,12 @@ from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
 
-from common.bounded import Bounded
-from common.private_directory import check_directory, keep_directory
-from proxy.observe.past.records import Kinds, QuotasOf, Seconds, Version, line_of
-from proxy.observe.past.segments import SEGMENTS, Segment, make_room
-from quotas.changes import Quotas, changes_between
-from quotas.entities import Entity
+from kafka_throttle.common.bounded import Bounded
+from kafka_throttle.common.private_directory import check_directory, keep_directory
+from kafka_throttle.proxy.observe.past.records import Kinds, QuotasOf, Seconds, Version, line_of
+from kafka_throttle.proxy.observe.past.segments import SEGMENTS, Segment, make_room
+from kafka_throttle.quotas.changes import Quotas, changes_between
+from kafka_throttle.quotas.entities import Entity
 
 _QUIET_S = 10
 """How many seconds in which nobody was throttled are written at a time."""

@@ -4,12 +4,17 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
 
-from proxy.clock import Clock
-from proxy.observe.last_throttles import PastThrottle
-from proxy.observe.past.records import Others, PastLine, ThrottledIn
-from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode, Throttling, client_and_quota
-from proxy.observe.throttled_line import ThrottledLine, measured
-from quotas.client_quotas import ClientQuotaManager, SensorKey
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.observe.last_throttles import PastThrottle
+from kafka_throttle.proxy.observe.past.records import Others, PastLine, ThrottledIn
+from kafka_throttle.proxy.observe.throttle_episode import (
+    ThrottledClients,
+    ThrottleEpisode,
+    Throttling,
+    client_and_quota,
+)
+from kafka_throttle.proxy.observe.throttled_line import ThrottledLine, measured
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager, SensorKey
 
 MAX_LINES = 1_000
 """The most lines of a second; the others are summed up."""

@@ -16,10 +16,10 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import NamedTuple
 
-from common.atomic_file import is_at, own_as
-from common.file_lock import Lock, lock
-from proxy.observe.past.moments import Held
-from proxy.observe.past.records import Damaged, Head, read_head
+from kafka_throttle.common.atomic_file import is_at, own_as
+from kafka_throttle.common.file_lock import Lock, lock
+from kafka_throttle.proxy.observe.past.moments import Held
+from kafka_throttle.proxy.observe.past.records import Damaged, Head, read_head
 
 SEGMENTS = 8
 """How many segments of full size there is room for."""

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from common.duties import Duty
-from proxy.clock import Clock
-from proxy.observe.fleet_metrics import FleetTotals
-from proxy.server.fleet.reports import Reports
-from proxy.server.fleet.transport import FleetTransport, TransportLost
-from quotas.share_rows import SharedRows
-from quotas.shares.document import Document, Documents
-from quotas.shares.member import Member
-from quotas.shares.moves import Use
+from kafka_throttle.common.duties import Duty
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.observe.fleet_metrics import FleetTotals
+from kafka_throttle.proxy.server.fleet.reports import Reports
+from kafka_throttle.proxy.server.fleet.transport import FleetTransport, TransportLost
+from kafka_throttle.quotas.share_rows import SharedRows
+from kafka_throttle.quotas.shares.document import Document, Documents
+from kafka_throttle.quotas.shares.member import Member
+from kafka_throttle.quotas.shares.moves import Use
 
 LOOK_MS: Final = 250
 """How often use is looked at, at least."""

@@ -1,18 +1,18 @@
 """Makes the fleet of a virtual cluster from its configuration."""
 
-from proxy.clock import Clock
-from proxy.config.settings import UpstreamConfig, VirtualClusterConfig, fleet_path
-from proxy.server.fleet.fleet import WRITE_AMONG_WORKERS_MS, WRITE_MS, Fleet
-from proxy.server.fleet.member_id import member_id
-from proxy.server.fleet.topic import TopicTransport
-from proxy.server.fleet.transport import FleetTransport
-from proxy.server.fleet.zookeeper import ZooKeeperTransport
-from proxy.server.quota_sources import ensemble_of
-from proxy.upstream.credentials import credentials_of
-from quotas.client_quotas import ClientQuotaManager
-from quotas.connection_quotas import ConnectionQuotas
-from quotas.share_rows import SharedRows, is_count
-from quotas.shares.member import Member
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.config.settings import UpstreamConfig, VirtualClusterConfig, fleet_path
+from kafka_throttle.proxy.server.fleet.fleet import WRITE_AMONG_WORKERS_MS, WRITE_MS, Fleet
+from kafka_throttle.proxy.server.fleet.member_id import member_id
+from kafka_throttle.proxy.server.fleet.topic import TopicTransport
+from kafka_throttle.proxy.server.fleet.transport import FleetTransport
+from kafka_throttle.proxy.server.fleet.zookeeper import ZooKeeperTransport
+from kafka_throttle.proxy.server.quota_sources import ensemble_of
+from kafka_throttle.proxy.upstream.credentials import credentials_of
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.connection_quotas import ConnectionQuotas
+from kafka_throttle.quotas.share_rows import SharedRows, is_count
+from kafka_throttle.quotas.shares.member import Member
 
 
 def transport_of(config: VirtualClusterConfig, clock: Clock) -> FleetTransport | None:

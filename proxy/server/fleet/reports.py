@@ -5,9 +5,9 @@ from typing import Final
 
 import structlog
 
-from common.at_most_every import AtMostEvery
-from common.printable import printable
-from quotas.shares.member import Member
+from kafka_throttle.common.at_most_every import AtMostEvery
+from kafka_throttle.common.printable import printable
+from kafka_throttle.quotas.shares.member import Member
 
 NAME_MS: Final = 60_000
 """How long another member may have the name of this one before it is logged: a process that takes over has it too."""

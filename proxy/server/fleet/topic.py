@@ -35,15 +35,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from common.backoff import Backoff
-from common.duties import Duty
-from proxy.clock import Clock
-from proxy.server.fleet.transport import RefusedRecord, TransportLost
-from quotas.changes import AlterationRefused, SourceUnavailable
-from quotas.entities import MAX_NAME_BYTES, is_name
-from quotas.shares.document import MAX_BYTES
-from quotas.sources.cluster_connection import ClusterClient, Credentials
-from quotas.sources.topic_log import (
+from kafka_throttle.common.backoff import Backoff
+from kafka_throttle.common.duties import Duty
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.server.fleet.transport import RefusedRecord, TransportLost
+from kafka_throttle.quotas.changes import AlterationRefused, SourceUnavailable
+from kafka_throttle.quotas.entities import MAX_NAME_BYTES, is_name
+from kafka_throttle.quotas.shares.document import MAX_BYTES
+from kafka_throttle.quotas.sources.cluster_connection import ClusterClient, Credentials
+from kafka_throttle.quotas.sources.topic_log import (
     BY_THE_NODE,
     DELETIONS,
     MAX_BATCH_BYTES,
@@ -54,7 +54,7 @@ from quotas.sources.topic_log import (
     TopicLog,
     TopicMissing,
 )
-from quotas.sources.topic_records import Record
+from kafka_throttle.quotas.sources.topic_records import Record
 
 FORMAT: Final = 1
 _COMPACTION_LAG_MS: Final = 60_000

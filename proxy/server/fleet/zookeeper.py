@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 from kazoo import exceptions
 from kazoo.protocol.states import EventType, KazooState, WatchedEvent, ZnodeStat
 
-from common.login_secrets import SecretUnusable
-from common.zookeeper import LOST, Ensemble, LastKazooError, acl_of, close, new_client, words_for
-from proxy.server.fleet.member_id import ended_before
-from proxy.server.fleet.transport import RefusedRecord, TransportLost
-from quotas.shares.document import MAX_BYTES
+from kafka_throttle.common.login_secrets import SecretUnusable
+from kafka_throttle.common.zookeeper import LOST, Ensemble, LastKazooError, acl_of, close, new_client, words_for
+from kafka_throttle.proxy.server.fleet.member_id import ended_before
+from kafka_throttle.proxy.server.fleet.transport import RefusedRecord, TransportLost
+from kafka_throttle.quotas.shares.document import MAX_BYTES
 
 _RETRY_S: Final = 0.2
 _NO_TROUBLE_S: Final = 1.0

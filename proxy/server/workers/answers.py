@@ -5,9 +5,9 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.clock import Clock
-from proxy.config.settings import Config
-from proxy.observe.api import (
+from kafka_throttle.proxy.clock import Clock
+from kafka_throttle.proxy.config.settings import Config
+from kafka_throttle.proxy.observe.api import (
     ClientWanted,
     OfCluster,
     QuotasWanted,
@@ -16,20 +16,20 @@ from proxy.observe.api import (
     quotas_page,
     routes_of,
 )
-from proxy.observe.endpoints import Parameters
-from proxy.observe.explained import Origin, explained_together
-from proxy.observe.forms import CapsPage, CostsPage, ExplanationPage, QuotasPage, ThrottledPage
-from proxy.observe.known_clients import merged_clients
-from proxy.observe.merged_forms import merged_caps, merged_costs, merged_explanation, merged_throttled
-from proxy.observe.page.history import History, Moment
-from proxy.observe.page.merged_facts import MERGED, merged_hits
-from proxy.observe.page.search import Found
-from proxy.observe.page.sections import Facts, Section, hour_facts
-from proxy.server.quota_store import QuotaStore
-from proxy.server.workers.group import Running, Workers
-from proxy.usage.recorder import own_name
-from quotas.changes import Quotas
-from quotas.sources.source import Source
+from kafka_throttle.proxy.observe.endpoints import Parameters
+from kafka_throttle.proxy.observe.explained import Origin, explained_together
+from kafka_throttle.proxy.observe.forms import CapsPage, CostsPage, ExplanationPage, QuotasPage, ThrottledPage
+from kafka_throttle.proxy.observe.known_clients import merged_clients
+from kafka_throttle.proxy.observe.merged_forms import merged_caps, merged_costs, merged_explanation, merged_throttled
+from kafka_throttle.proxy.observe.page.history import History, Moment
+from kafka_throttle.proxy.observe.page.merged_facts import MERGED, merged_hits
+from kafka_throttle.proxy.observe.page.search import Found
+from kafka_throttle.proxy.observe.page.sections import Facts, Section, hour_facts
+from kafka_throttle.proxy.server.quota_store import QuotaStore
+from kafka_throttle.proxy.server.workers.group import Running, Workers
+from kafka_throttle.proxy.usage.recorder import own_name
+from kafka_throttle.quotas.changes import Quotas
+from kafka_throttle.quotas.sources.source import Source
 
 
 class ClusterOfWorkers:

@@ -2,8 +2,14 @@
 
 from collections.abc import Callable
 
-from proxy.config.settings import CapsConfig, Config, ConnectionLimitsConfig, ListenerConfig, VirtualClusterConfig
-from proxy.usage.recorder import own_name
+from kafka_throttle.proxy.config.settings import (
+    CapsConfig,
+    Config,
+    ConnectionLimitsConfig,
+    ListenerConfig,
+    VirtualClusterConfig,
+)
+from kafka_throttle.proxy.usage.recorder import own_name
 
 
 def config_of_worker(config: Config, number: int, workers: int) -> Config:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from proxy.observe import logs
+from kafka_throttle.proxy.observe import logs
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
 """Signals to the process group are for the supervisor: it says what happens to the others."""

@@ -8,14 +8,14 @@ from typing import Any
 
 import structlog
 
-from common.backoff import Backoff
-from common.duties import Duty
-from proxy.config.settings import Config
-from proxy.observe.metrics import Metrics
-from proxy.server.tasks import Tasks
-from proxy.server.workers.forker import Forker, kill
-from proxy.server.workers.link import Link, LinkLost
-from proxy.server.workers.worker import Beginning, Pulse
+from kafka_throttle.common.backoff import Backoff
+from kafka_throttle.common.duties import Duty
+from kafka_throttle.proxy.config.settings import Config
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.server.tasks import Tasks
+from kafka_throttle.proxy.server.workers.forker import Forker, kill
+from kafka_throttle.proxy.server.workers.link import Link, LinkLost
+from kafka_throttle.proxy.server.workers.worker import Beginning, Pulse
 
 log = structlog.get_logger()
 

@@ -15,45 +15,45 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
-from common.duties import Duty, troubles
-from common.problems import Problem
-from common.service_manager import notify, passed_fds
-from proxy.clock import Clock, SystemClock
-from proxy.config.kinds import worker_count
-from proxy.config.problems import ConfigErrors
-from proxy.config.settings import Config, VirtualClusterConfig
-from proxy.installed import build_in_use, installed_version
-from proxy.net.turns import finish_in_turns
-from proxy.observe import logs
-from proxy.observe.health import STOPPING, Readiness, quota_remarks
-from proxy.observe.http_secrets import http_access
-from proxy.observe.merged_metrics import Family, MergedMetrics, exported
-from proxy.observe.metrics import Metrics
-from proxy.observe.metrics_site import MetricsSite
-from proxy.observe.page.site import StatusPage
-from proxy.server.certificate_watcher import CertificateWatcher
-from proxy.server.config_watch import ConfigWatch, Loaded
-from proxy.server.http_listeners import HttpListeners, bounds_of
-from proxy.server.passed_sockets import PassedSockets, from_systemd
-from proxy.server.quota_sources import renew, source_of
-from proxy.server.quota_store import QuotaStore
-from proxy.server.restart import ports_of, wanted_sockets
-from proxy.server.service import start_shipping
-from proxy.server.sockets import PortsTaken, bind_all, listening
-from proxy.server.tasks import Tasks
-from proxy.server.tls_material import Section, TlsPlace, tls_sections
-from proxy.server.workers.answers import AnswersOfWorkers, ClusterOfWorkers, PageOfWorkers
-from proxy.server.workers.division import config_of_worker
-from proxy.server.workers.forker import Forker
-from proxy.server.workers.group import ANSWER_S, NotStarted, Running, Workers
-from proxy.server.workers.supplied_source import Supply
-from proxy.server.workers.transport import Claims
-from proxy.server.workers.worker import Beginning, Supplied, run_worker
-from proxy.usage.shipping import Shipping
-from quotas.changes import NO_QUOTAS, Alteration, changes_between
-from quotas.client_quotas import ClientQuotaManager
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.common.duties import Duty, troubles
+from kafka_throttle.common.problems import Problem
+from kafka_throttle.common.service_manager import notify, passed_fds
+from kafka_throttle.proxy.clock import Clock, SystemClock
+from kafka_throttle.proxy.config.kinds import worker_count
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.config.settings import Config, VirtualClusterConfig
+from kafka_throttle.proxy.installed import build_in_use, installed_version
+from kafka_throttle.proxy.net.turns import finish_in_turns
+from kafka_throttle.proxy.observe import logs
+from kafka_throttle.proxy.observe.health import STOPPING, Readiness, quota_remarks
+from kafka_throttle.proxy.observe.http_secrets import http_access
+from kafka_throttle.proxy.observe.merged_metrics import Family, MergedMetrics, exported
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.observe.metrics_site import MetricsSite
+from kafka_throttle.proxy.observe.page.site import StatusPage
+from kafka_throttle.proxy.server.certificate_watcher import CertificateWatcher
+from kafka_throttle.proxy.server.config_watch import ConfigWatch, Loaded
+from kafka_throttle.proxy.server.http_listeners import HttpListeners, bounds_of
+from kafka_throttle.proxy.server.passed_sockets import PassedSockets, from_systemd
+from kafka_throttle.proxy.server.quota_sources import renew, source_of
+from kafka_throttle.proxy.server.quota_store import QuotaStore
+from kafka_throttle.proxy.server.restart import ports_of, wanted_sockets
+from kafka_throttle.proxy.server.service import start_shipping
+from kafka_throttle.proxy.server.sockets import PortsTaken, bind_all, listening
+from kafka_throttle.proxy.server.tasks import Tasks
+from kafka_throttle.proxy.server.tls_material import Section, TlsPlace, tls_sections
+from kafka_throttle.proxy.server.workers.answers import AnswersOfWorkers, ClusterOfWorkers, PageOfWorkers
+from kafka_throttle.proxy.server.workers.division import config_of_worker
+from kafka_throttle.proxy.server.workers.forker import Forker
+from kafka_throttle.proxy.server.workers.group import ANSWER_S, NotStarted, Running, Workers
+from kafka_throttle.proxy.server.workers.supplied_source import Supply
+from kafka_throttle.proxy.server.workers.transport import Claims
+from kafka_throttle.proxy.server.workers.worker import Beginning, Supplied, run_worker
+from kafka_throttle.proxy.usage.shipping import Shipping
+from kafka_throttle.quotas.changes import NO_QUOTAS, Alteration, changes_between
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 
 _LONGEST_TURN_OF_A_THREAD_S = 0.001
 _LOOK_S = 1.0

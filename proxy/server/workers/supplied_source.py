@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from proxy.server.workers.link import LinkLost
-from quotas.changes import NO_QUOTAS, Alteration, Changes, Quotas, SourceUnavailable
-from quotas.shared_map import SharedMap
-from quotas.sources.source import SourceState
+from kafka_throttle.proxy.server.workers.link import LinkLost
+from kafka_throttle.quotas.changes import NO_QUOTAS, Alteration, Changes, Quotas, SourceUnavailable
+from kafka_throttle.quotas.shared_map import SharedMap
+from kafka_throttle.quotas.sources.source import SourceState
 
 
 class Supply(NamedTuple):

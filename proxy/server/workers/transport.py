@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from common.duties import Duty
-from proxy.server.fleet.transport import RefusedRecord, TransportLost
-from proxy.server.workers.link import Link, LinkLost
+from kafka_throttle.common.duties import Duty
+from kafka_throttle.proxy.server.fleet.transport import RefusedRecord, TransportLost
+from kafka_throttle.proxy.server.workers.link import Link, LinkLost
 
 HEARD_MS: Final = 1_000
 """How often a worker asks the supervisor whether it is heard."""

@@ -12,27 +12,27 @@ import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from proxy.clock import Clock, SystemClock
-from proxy.config.settings import Config
-from proxy.net.turns import finish_in_turns
-from proxy.observe import logs
-from proxy.observe.api import AdminApi
-from proxy.observe.endpoints import Parameters
-from proxy.observe.merged_metrics import Family, exported
-from proxy.observe.metrics import Metrics
-from proxy.observe.metrics_site import measure_lag
-from proxy.observe.page.history import Moment, moment_of
-from proxy.observe.page.search import Found
-from proxy.observe.page.sections import SECTIONS, Facts, Page
-from proxy.server.certificate_watcher import CertificateWatcher
-from proxy.server.instance import Instance
-from proxy.server.passed_sockets import PassedSockets
-from proxy.server.restart import Restart
-from proxy.server.tls_material import Section, TlsPlace, tls_sections
-from proxy.server.workers.link import Link
-from proxy.server.workers.supplied_source import SuppliedSource, Supply
-from proxy.server.workers.transport import WorkerTransport
-from quotas.changes import Alteration
+from kafka_throttle.proxy.clock import Clock, SystemClock
+from kafka_throttle.proxy.config.settings import Config
+from kafka_throttle.proxy.net.turns import finish_in_turns
+from kafka_throttle.proxy.observe import logs
+from kafka_throttle.proxy.observe.api import AdminApi
+from kafka_throttle.proxy.observe.endpoints import Parameters
+from kafka_throttle.proxy.observe.merged_metrics import Family, exported
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.observe.metrics_site import measure_lag
+from kafka_throttle.proxy.observe.page.history import Moment, moment_of
+from kafka_throttle.proxy.observe.page.search import Found
+from kafka_throttle.proxy.observe.page.sections import SECTIONS, Facts, Page
+from kafka_throttle.proxy.server.certificate_watcher import CertificateWatcher
+from kafka_throttle.proxy.server.instance import Instance
+from kafka_throttle.proxy.server.passed_sockets import PassedSockets
+from kafka_throttle.proxy.server.restart import Restart
+from kafka_throttle.proxy.server.tls_material import Section, TlsPlace, tls_sections
+from kafka_throttle.proxy.server.workers.link import Link
+from kafka_throttle.proxy.server.workers.supplied_source import SuppliedSource, Supply
+from kafka_throttle.proxy.server.workers.transport import WorkerTransport
+from kafka_throttle.quotas.changes import Alteration
 
 log = structlog.get_logger()
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.server.fleet.topic import CLAIMS, TopicTransport, _key, _packed
-from proxy.server.fleet.transport import TransportLost
-from quotas.changes import SourceUnavailable
-from quotas.shares.document import MAX_BYTES
-from quotas.sources.cluster_connection import Credentials
+from kafka_throttle.proxy.server.fleet.topic import CLAIMS, TopicTransport, _key, _packed
+from kafka_throttle.proxy.server.fleet.transport import TransportLost
+from kafka_throttle.quotas.changes import SourceUnavailable
+from kafka_throttle.quotas.shares.document import MAX_BYTES
+from kafka_throttle.quotas.sources.cluster_connection import Credentials
 from tests.fakes.kafka_topic import FakeTopic, FakeTopicCluster
 from tests.fakes.virtual_time import VirtualClock, run
 from tests.unreadable_batches import gzip_batch, nonsense_batch

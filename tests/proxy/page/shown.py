@@ -2,23 +2,23 @@
 
 from types import SimpleNamespace
 
-from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.gate.admission import AddressStanding
-from proxy.gate.gate_metrics import AddressUse, InstanceGate, ListenerGate
-from proxy.observe.explained import Origin
-from proxy.observe.health import ClusterHealth, Muted
-from proxy.observe.last_throttles import LastThrottles
-from proxy.observe.metrics import CapTotals, RelayTotals, ShadowTotals
-from proxy.observe.page.process import NodeState, Process
-from proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
-from proxy.relay.actions import CloseReason, Throttled
-from quotas.changes import Limit, tables_of
-from quotas.client_quotas import ClientQuotaManager
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.explain import Client
-from quotas.quota_table import QuotaTable
-from quotas.sensors.windowed_rate import Sensors
-from quotas.sources.source import SourceState
+from kafka_throttle.proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from kafka_throttle.proxy.gate.admission import AddressStanding
+from kafka_throttle.proxy.gate.gate_metrics import AddressUse, InstanceGate, ListenerGate
+from kafka_throttle.proxy.observe.explained import Origin
+from kafka_throttle.proxy.observe.health import ClusterHealth, Muted
+from kafka_throttle.proxy.observe.last_throttles import LastThrottles
+from kafka_throttle.proxy.observe.metrics import CapTotals, RelayTotals, ShadowTotals
+from kafka_throttle.proxy.observe.page.process import NodeState, Process
+from kafka_throttle.proxy.observe.throttle_episode import ThrottledClients, ThrottleEpisode
+from kafka_throttle.proxy.relay.actions import CloseReason, Throttled
+from kafka_throttle.quotas.changes import Limit, tables_of
+from kafka_throttle.quotas.client_quotas import ClientQuotaManager
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.explain import Client
+from kafka_throttle.quotas.quota_table import QuotaTable
+from kafka_throttle.quotas.sensors.windowed_rate import Sensors
+from kafka_throttle.quotas.sources.source import SourceState
 
 PRODUCE, SHADOW_FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH, shadow=True)
 QUOTAS = {

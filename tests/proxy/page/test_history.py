@@ -2,9 +2,9 @@
 
 import pytest
 
-from proxy.observe.metrics import RelayTotals
-from proxy.observe.page.history import EVERY_S, SAMPLES
-from proxy.observe.page.sections import Page
+from kafka_throttle.proxy.observe.metrics import RelayTotals
+from kafka_throttle.proxy.observe.page.history import EVERY_S, SAMPLES
+from kafka_throttle.proxy.observe.page.sections import Page
 
 
 def test_a_sample_has_rates_since_the_one_before(shown, clock):

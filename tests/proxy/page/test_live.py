@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from proxy.observe.page.live import Live, Sections, Stream, event_of
-from proxy.observe.page.rendering import Rendering, static_files
-from proxy.observe.page.sections import SECTIONS, Page
+from kafka_throttle.proxy.observe.page.live import Live, Sections, Stream, event_of
+from kafka_throttle.proxy.observe.page.rendering import Rendering, static_files
+from kafka_throttle.proxy.observe.page.sections import SECTIONS, Page
 from tests.timeouts import TIMEOUT_S
 
 

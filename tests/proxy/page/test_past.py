@@ -2,9 +2,9 @@
 
 import pytest
 
-from proxy.observe.past.look_up import Past, Trace
-from proxy.observe.past.moments import second_text
-from quotas.records.usage_record import TraceEvent
+from kafka_throttle.proxy.observe.past.look_up import Past, Trace
+from kafka_throttle.proxy.observe.past.moments import second_text
+from kafka_throttle.quotas.records.usage_record import TraceEvent
 from tests.fakes.clock import FakeClock
 from tests.proxy.page.shown import Shown
 from tests.proxy.page.test_site import HOSTILE, served

@@ -2,9 +2,9 @@
 
 import pytest
 
-from proxy.observe.page.search import MAX_HITS, Hit, search
-from quotas.changes import Limit
-from quotas.entities import Entity
+from kafka_throttle.proxy.observe.page.search import MAX_HITS, Hit, search
+from kafka_throttle.quotas.changes import Limit
+from kafka_throttle.quotas.entities import Entity
 from tests.proxy.page.shown import PRODUCE, QUOTAS, Cluster, Shown
 
 

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
-from proxy.observe.api import AdminApi
-from proxy.observe.fleet_metrics import FleetTotals
-from proxy.observe.page.sections import Page
-from proxy.observe.page.site import StatusPage
-from quotas.changes import Limit
-from quotas.entities import Entity
-from quotas.shares.division import Claim
-from quotas.shares.member import Explained, Why
+from kafka_throttle.proxy.observe.api import AdminApi
+from kafka_throttle.proxy.observe.fleet_metrics import FleetTotals
+from kafka_throttle.proxy.observe.page.sections import Page
+from kafka_throttle.proxy.observe.page.site import StatusPage
+from kafka_throttle.quotas.changes import Limit
+from kafka_throttle.quotas.entities import Entity
+from kafka_throttle.quotas.shares.division import Claim
+from kafka_throttle.quotas.shares.member import Explained, Why
 from tests.fakes.http import admin_listener
 from tests.proxy.page.shown import NODE, PRODUCE, QUOTAS, Cluster, Shown
 from tests.timeouts import TIMEOUT_S

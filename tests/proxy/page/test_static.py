@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.observe.page.rendering import static_files
+from kafka_throttle.proxy.observe.page.rendering import static_files
 
 PLACE = Path(__file__).parents[3] / "proxy/observe/page/static"
 OF_OTHERS = {

@@ -1,8 +1,8 @@
 import pytest
 
-from proxy.observe.page import words
-from quotas.entities import DEFAULT, Entity
-from quotas.limits import UNLIMITED
+from kafka_throttle.proxy.observe.page import words
+from kafka_throttle.quotas.entities import DEFAULT, Entity
+from kafka_throttle.quotas.limits import UNLIMITED
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-from proxy.observe.api import AdminApi, ClientWanted, ThrottledWanted
-from proxy.server.workers.answers import AnswersOfWorkers, ClusterOfWorkers
-from quotas.explain import Client
+from kafka_throttle.proxy.observe.api import AdminApi, ClientWanted, ThrottledWanted
+from kafka_throttle.proxy.server.workers.answers import AnswersOfWorkers, ClusterOfWorkers
+from kafka_throttle.quotas.explain import Client
 from tests.fakes.clock import FakeClock
 from tests.proxy.page.shown import Cluster
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from proxy.config.kinds import worker_count
-from proxy.config.load import config_of
-from proxy.config.problems import ConfigErrors
-from proxy.server.workers.division import config_of_worker
+from kafka_throttle.proxy.config.kinds import worker_count
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.config.problems import ConfigErrors
+from kafka_throttle.proxy.server.workers.division import config_of_worker
 
 
 def config(**sections):

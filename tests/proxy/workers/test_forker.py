@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from proxy.server.workers import forker as forkers
-from proxy.server.workers.forker import Forker
+from kafka_throttle.proxy.server.workers import forker as forkers
+from kafka_throttle.proxy.server.workers.forker import Forker
 from tests.timeouts import TIMEOUT_S
 
 

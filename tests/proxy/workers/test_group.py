@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy.config.load import config_of
-from proxy.observe.merged_metrics import Family
-from proxy.observe.metrics import Metrics
-from proxy.server.passed_sockets import PassedSockets
-from proxy.server.workers import group
-from proxy.server.workers.forker import Forked
-from proxy.server.workers.group import NotStarted, Workers
-from proxy.server.workers.link import Link
-from proxy.server.workers.supervisor import Supervisor
-from proxy.server.workers.worker import Beginning, WorkerProcess
+from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.observe.merged_metrics import Family
+from kafka_throttle.proxy.observe.metrics import Metrics
+from kafka_throttle.proxy.server.passed_sockets import PassedSockets
+from kafka_throttle.proxy.server.workers import group
+from kafka_throttle.proxy.server.workers.forker import Forked
+from kafka_throttle.proxy.server.workers.group import NotStarted, Workers
+from kafka_throttle.proxy.server.workers.link import Link
+from kafka_throttle.proxy.server.workers.supervisor import Supervisor
+from kafka_throttle.proxy.server.workers.worker import Beginning, WorkerProcess
 from tests.fakes.clock import FakeClock
 from tests.timeouts import TIMEOUT_S
 

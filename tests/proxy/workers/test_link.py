@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from proxy.server.workers.link import Link, LinkLost
+from kafka_throttle.proxy.server.workers.link import Link, LinkLost
 from tests.timeouts import TIMEOUT_S
 
 

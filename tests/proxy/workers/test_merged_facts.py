@@ -2,9 +2,9 @@
 
 import pytest
 
-from proxy.observe.page.merged_facts import MERGED, merged_hits
-from proxy.observe.page.search import Found, Hit
-from proxy.observe.page.sections import SECTIONS, Page
+from kafka_throttle.proxy.observe.page.merged_facts import MERGED, merged_hits
+from kafka_throttle.proxy.observe.page.search import Found, Hit
+from kafka_throttle.proxy.observe.page.sections import SECTIONS, Page
 from tests.fakes.clock import FakeClock
 from tests.proxy.page.shown import Cluster, Shown
 

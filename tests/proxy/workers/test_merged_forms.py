@@ -1,6 +1,6 @@
 """The responses of several workers as that of one proxy."""
 
-from proxy.observe.merged_forms import merged_caps, merged_costs, merged_explanation, merged_throttled
+from kafka_throttle.proxy.observe.merged_forms import merged_caps, merged_costs, merged_explanation, merged_throttled
 
 
 def cap(limit, waits):

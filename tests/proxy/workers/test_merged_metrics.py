@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from proxy.observe.merged_metrics import Family, MergedMetrics, exported
-from proxy.observe.metrics import Metrics, RelayTotals
+from kafka_throttle.proxy.observe.merged_metrics import Family, MergedMetrics, exported
+from kafka_throttle.proxy.observe.metrics import Metrics, RelayTotals
 
 
 def relays(requests, connections=1):

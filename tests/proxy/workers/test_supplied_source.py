@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from proxy.server.workers.link import LinkLost
-from proxy.server.workers.supplied_source import SuppliedSource, Supply
-from quotas.changes import Alteration, Limit, SourceUnavailable
-from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.sources.source import SourceState
+from kafka_throttle.proxy.server.workers.link import LinkLost
+from kafka_throttle.proxy.server.workers.supplied_source import SuppliedSource, Supply
+from kafka_throttle.quotas.changes import Alteration, Limit, SourceUnavailable
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.sources.source import SourceState
 
 ALICE, PRODUCE = Entity(user="alice"), QuotaKey(QuotaType.PRODUCE, shadow=False)
 KNOWN = SourceState(known=True, up=True, age_s=1.0)

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from proxy.server.workers.link import Link
-from proxy.server.workers.transport import Claims, WorkerTransport
+from kafka_throttle.proxy.server.workers.link import Link
+from kafka_throttle.proxy.server.workers.transport import Claims, WorkerTransport
 from tests.fakes.clock import FakeClock
 
 

@@ -6,8 +6,8 @@ python -m tests.quotas.shares.adversary SEED STEPS SEEDS
 import sys
 from random import Random
 
-from quotas.shares.member import Member, State
-from quotas.shares.moves import Key, Use
+from kafka_throttle.quotas.shares.member import Member, State
+from kafka_throttle.quotas.shares.moves import Key, Use
 from tests.quotas.shares.fleet import CUT_OFF_MS, SESSION_MS, Fleet, Instance
 
 COUNT = ("count", 1)

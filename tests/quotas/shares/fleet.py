@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from quotas.shares.document import Document, parse
-from quotas.shares.member import Member, State
-from quotas.shares.moves import EVERY_KEY, Key, Move, Use
+from kafka_throttle.quotas.shares.document import Document, parse
+from kafka_throttle.quotas.shares.member import Member, State
+from kafka_throttle.quotas.shares.moves import EVERY_KEY, Key, Move, Use
 
 WINDOWS, WINDOW_MS = 11, 1000
 SESSION_MS = 6000

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quotas.shares.division import TOTAL
+from kafka_throttle.quotas.shares.division import TOTAL
 from tests.quotas.shares.traffic import KEY, TICK_MS, Traffic, greedy, moving, paced
 
 

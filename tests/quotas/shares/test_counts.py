@@ -2,8 +2,8 @@
 
 import pytest
 
-from quotas.shares.member import Why
-from quotas.shares.moves import Use
+from kafka_throttle.quotas.shares.member import Why
+from kafka_throttle.quotas.shares.moves import Use
 from tests.quotas.shares.fleet import Fleet
 from tests.quotas.shares.test_member import settle
 

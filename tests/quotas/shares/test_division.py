@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.shares.division import TOTAL, Claim, divide, fair_level, floor_share, implicit_share, is_ample, is_short
+from kafka_throttle.quotas.shares.division import (
+    TOTAL,
+    Claim,
+    divide,
+    fair_level,
+    floor_share,
+    implicit_share,
+    is_ample,
+    is_short,
+)
 
 DEMANDS = st.lists(st.floats(0, 1), min_size=1, max_size=12)
 

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.shares.document import MAX_BYTES, Document, Documents, Entry, RefusedDocument, parse, rounded_down
+from kafka_throttle.quotas.shares.document import (
+    MAX_BYTES,
+    Document,
+    Documents,
+    Entry,
+    RefusedDocument,
+    parse,
+    rounded_down,
+)
 
 KEY = ("client", "vc", "1", "produce", "alice", "", (("user", "alice"), ("client-id", None)))
 GOOD = Document("a#1", 7, 5, {"b#2": 3}, {KEY: Entry(0.5, 0.25, 0.1, (0.5, 0.25)), ("k", True): Entry(0.0, 1.0)})

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quotas.shares.member import Member
+from kafka_throttle.quotas.shares.member import Member
 from tests.quotas.shares.adversary import Adversary, Violation
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from quotas.shares.division import TOTAL, floor_share, implicit_share
-from quotas.shares.member import Member, State, Why
-from quotas.shares.moves import EVERY_KEY, Move, Use
+from kafka_throttle.quotas.shares.division import TOTAL, floor_share, implicit_share
+from kafka_throttle.quotas.shares.member import Member, State, Why
+from kafka_throttle.quotas.shares.moves import EVERY_KEY, Move, Use
 from tests.quotas.shares.fleet import CUT_OFF_MS, WINDOW_MS, WINDOWS, Fleet
 
 KEY = ("client", "vc", "1", "produce", "alice")

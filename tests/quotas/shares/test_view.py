@@ -1,8 +1,8 @@
 """What a member keeps of the documents of the others."""
 
-from quotas.shares.document import Document, Entry
-from quotas.shares.history import Windows
-from quotas.shares.view import OtherMembers
+from kafka_throttle.quotas.shares.document import Document, Entry
+from kafka_throttle.quotas.shares.history import Windows
+from kafka_throttle.quotas.shares.view import OtherMembers
 
 ONE, OTHER = ("client", "one"), ("client", "other")
 HALF = Entry(0.5, 1.0)

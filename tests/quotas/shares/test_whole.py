@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.shares.division import Claim, divide
-from quotas.shares.whole import divide_whole, whole_parts
+from kafka_throttle.quotas.shares.division import Claim, divide
+from kafka_throttle.quotas.shares.whole import divide_whole, whole_parts
 
 DEMANDS = st.dictionaries(st.text("abcde", min_size=1, max_size=2), st.integers(0, 40), min_size=1, max_size=6)
 

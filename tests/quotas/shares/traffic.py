@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from random import Random
 
-from quotas.sensors.rows import WAITS_MS
-from quotas.shares.moves import Key, Use
+from kafka_throttle.quotas.sensors.rows import WAITS_MS
+from kafka_throttle.quotas.shares.moves import Key, Use
 from tests.quotas.shares.fleet import WINDOW_MS, WINDOWS, Fleet, Instance, Rows
 
 KEY: Key = ("client", "vc", "1", "produce", "alice")
@@ -51,7 +51,7 @@ class Client:
         self.sent.append(value)
 
     def _longest_ms(self, amounts: list[float], now_ms: int) -> float:
-        """As `quotas.sensors` cuts throttles of rows with a pace."""
+        """As `kafka_throttle.quotas.sensors` cuts throttles of rows with a pace."""
         pace = self.instance.member.pace_of(KEY)
         if not pace:
             return WINDOWS * WINDOW_MS

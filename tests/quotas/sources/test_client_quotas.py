@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from kafka import errors
 from kafka.protocol.admin import DescribeClientQuotasResponse
 
-from protocol.messages.client_quotas import AlteredEntity, EntityPart, Verbatim, all_quotas_request
-from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.sources.client_quotas import alter_request, altered, reported, shows
+from kafka_throttle.protocol.messages.client_quotas import AlteredEntity, EntityPart, Verbatim, all_quotas_request
+from kafka_throttle.quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.sources.client_quotas import alter_request, altered, reported, shows
 from tests.fakes.kafka_quotas import FakeCluster
 
 PRODUCE, FETCH, CONNECTION = (

@@ -7,10 +7,10 @@ from struct import pack
 
 import pytest
 
-from protocol.messages.client_quotas import all_quotas_request
-from protocol.messages.metadata import nodes_request
-from quotas.sources.cluster_connection import ClusterConnection, Credentials
-from quotas.sources.cluster_faults import (
+from kafka_throttle.protocol.messages.client_quotas import all_quotas_request
+from kafka_throttle.protocol.messages.metadata import nodes_request
+from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, Credentials
+from kafka_throttle.quotas.sources.cluster_faults import (
     ADDRESSES,
     CA_FILE,
     LOGIN,
@@ -155,7 +155,7 @@ def test_a_wrong_password_whether_the_node_says_so_or_only_closes(said):
 
 def test_a_node_that_wants_a_certificate_and_is_shown_none(paper, monkeypatch):
     """Its alert comes after the handshake, and is lost if we write before it is read."""
-    monkeypatch.setattr("quotas.sources.cluster_look._WORD_S", TIMEOUT_S)
+    monkeypatch.setattr("kafka_throttle.quotas.sources.cluster_look._WORD_S", TIMEOUT_S)
     wants = server_context(paper[0].issue("127.0.0.1", name="strict"))
     wants.verify_mode = ssl.CERT_REQUIRED
     wants.load_verify_locations(paper[0].file)

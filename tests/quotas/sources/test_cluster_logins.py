@@ -8,12 +8,12 @@ from struct import pack
 
 import pytest
 
-from common.login_secrets import PasswordFile
-from common.token_endpoint import TokenEndpoint
-from protocol.messages.metadata import nodes_request
-from quotas.sources import cluster_connection
-from quotas.sources.cluster_connection import ClusterConnection, Credentials
-from quotas.sources.cluster_faults import LOGIN, TOKEN_ENDPOINT, ConnectionFault
+from kafka_throttle.common.login_secrets import PasswordFile
+from kafka_throttle.common.token_endpoint import TokenEndpoint
+from kafka_throttle.protocol.messages.metadata import nodes_request
+from kafka_throttle.quotas.sources import cluster_connection
+from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, Credentials
+from kafka_throttle.quotas.sources.cluster_faults import LOGIN, TOKEN_ENDPOINT, ConnectionFault
 from tests.fakes.listener import Listener, text
 from tests.timeouts import TIMEOUT_S
 

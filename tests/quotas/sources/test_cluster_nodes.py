@@ -5,11 +5,11 @@ from struct import pack
 
 import pytest
 
-from protocol.api_key import DESCRIBE_CLUSTER, DESCRIBE_CONFIGS
-from protocol.messages.described_configs import node_configs_request
-from quotas.changes import SourceUnavailable
-from quotas.sources.cluster_connection import ClusterClient, Credentials
-from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by
+from kafka_throttle.protocol.api_key import DESCRIBE_CLUSTER, DESCRIBE_CONFIGS
+from kafka_throttle.protocol.messages.described_configs import node_configs_request
+from kafka_throttle.quotas.changes import SourceUnavailable
+from kafka_throttle.quotas.sources.cluster_connection import ClusterClient, Credentials
+from kafka_throttle.quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by
 from tests.quotas.sources.test_cluster_faults import Listener, text
 from tests.timeouts import TIMEOUT_S
 

@@ -9,7 +9,7 @@ import struct
 import pytest
 import uvloop
 
-from quotas.sources.cluster_stream import opened
+from kafka_throttle.quotas.sources.cluster_stream import opened
 from tests.timeouts import TIMEOUT_S
 
 

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common import duties
-from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.sources import file as file_source
-from quotas.sources.file import FileSource
-from quotas.sources.overlay import Entry
+from kafka_throttle.common import duties
+from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.sources import file as file_source
+from kafka_throttle.quotas.sources.file import FileSource
+from kafka_throttle.quotas.sources.overlay import Entry
 
 ROOT = Path(__file__).parents[3]
 ALICE, BOB = Entity("alice"), Entity("bob")
@@ -204,9 +204,9 @@ def test_changes_of_another_process_meanwhile_are_not_lost(watched, state):
 WRITER = """
 import sys
 from pathlib import Path
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.sources.file import FileSource
-from quotas.changes import (Alteration)
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.sources.file import FileSource
+from kafka_throttle.quotas.changes import (Alteration)
 source = FileSource({}, "proxy.yaml", Path(sys.argv[1]))
 for i in range(25):
     [problem] = source.alter([Alteration(Entity("shared", f"{sys.argv[2]}-{i}"), {QuotaKey(QuotaType.FETCH): 1.0 + i})])
@@ -295,9 +295,9 @@ def test_a_disk_that_is_full_half_way_leaves_the_old_state(state):
     script = """
 import resource, signal, sys
 from pathlib import Path
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.sources.file import FileSource
-from quotas.changes import (Alteration)
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.sources.file import FileSource
+from kafka_throttle.quotas.changes import (Alteration)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 source = FileSource({}, "proxy.yaml", Path(sys.argv[1]))
 key = QuotaKey(QuotaType.FETCH)

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.changes import NO_QUOTAS, Limit
-from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
-from quotas.sources.last_good import LastGood, content, parse
-from quotas.sources.source import SourceState
+from kafka_throttle.quotas.changes import NO_QUOTAS, Limit
+from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
+from kafka_throttle.quotas.sources.last_good import LastGood, content, parse
+from kafka_throttle.quotas.sources.source import SourceState
 
 ROOT = Path(__file__).parents[3]
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
@@ -431,7 +431,7 @@ def test_a_missing_folder_is_a_problem(tmp_path):
 
 
 def test_a_file_that_is_removed_is_written_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("quotas.sources.last_good._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("kafka_throttle.quotas.sources.last_good._LOOK_EVERY_S", 0.01)
     path = tmp_path / "deep" / "last-good.json"
     path.parent.mkdir()
     run_once(ALICE, path)
@@ -470,10 +470,10 @@ def test_a_directory_that_cannot_be_synced_is_no_problem_as_the_file_is_there(pa
 WRITER = """
 import resource, signal, sys
 from pathlib import Path
-from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.sources.last_good import content
-from quotas.changes import (Limit)
-from common.atomic_file import write_whole
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.sources.last_good import content
+from kafka_throttle.quotas.changes import (Limit)
+from kafka_throttle.common.atomic_file import write_whole
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 path = Path(sys.argv[1])

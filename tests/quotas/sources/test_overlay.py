@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.changes import Alteration, AlterationRefused, Limit
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, Scope
-from quotas.limits import valid_limit
-from quotas.sources.overlay import (
+from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Limit
+from kafka_throttle.quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, Scope
+from kafka_throttle.quotas.limits import valid_limit
+from kafka_throttle.quotas.sources.overlay import (
     Change,
     Changed,
     DamagedOverlay,

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable, following
-from quotas.entities import Entity, QuotaKey, QuotaType, Scope
-from quotas.sources.topic import TopicSettings, TopicSource
-from quotas.sources.topic_table import key_of, records_of
+from kafka_throttle.quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable, following
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType, Scope
+from kafka_throttle.quotas.sources.topic import TopicSettings, TopicSource
+from kafka_throttle.quotas.sources.topic_table import key_of, records_of
 from tests.fakes.kafka_topic import GOOD, FakeTopic, FakeTopicCluster
 from tests.quotas.sources.test_upstream import Changes
 from tests.timeouts import TIMEOUT_S

@@ -4,11 +4,11 @@ import re
 import threading
 from contextlib import contextmanager
 
-from protocol.messages.metadata import MetadataNode
-from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
-from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.sources.cluster_connection import Credentials
-from quotas.sources.upstream import THE_CLUSTER, Pace, UpstreamSettings, UpstreamSource
+from kafka_throttle.protocol.messages.metadata import MetadataNode
+from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
+from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
+from kafka_throttle.quotas.sources.cluster_connection import Credentials
+from kafka_throttle.quotas.sources.upstream import THE_CLUSTER, Pace, UpstreamSettings, UpstreamSource
 from tests.fakes.kafka_quotas import FakeCluster
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)

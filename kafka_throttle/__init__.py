@@ -1,0 +1,1 @@
+"""A Kafka proxy that enforces Kafka's own quotas."""
