@@ -67,6 +67,9 @@ profile:  ## where the proxy's CPU time goes in one column of the benchmark (COL
 	@python=$$(deploy/setup.sh dev strace linux-perf gcc libc6-dev haproxy) && \
 	"$$python" tests/bench/cpu_profile.py --column $(COLUMN) $(ARGS)
 
+release:  ## the source, wheels for each Python that is here, checksums, bills of materials in dist/; then all tried in clean environments
+	@deploy/release.sh dist && python=$$(deploy/setup.sh dev) && KAFKA_THROTTLE_DIST=$(CURDIR)/dist exec "$$python" -m pytest -q tests/test_release.py
+
 KAFKA ?= 4.3.1
 table:  ## make protocol/api_table.py and api_key.py anew from the message schemas in Kafka's jars (KAFKA=4.3.1)
 	@python=$$(deploy/setup.sh dev) && \
@@ -78,10 +81,13 @@ format:  ## let ruff rewrite
 	@bin=$$(dirname "$$(deploy/setup.sh dev)") && "$$bin/ruff" format . && "$$bin/ruff" check --fix .
 
 lock:  ## pin the dependencies of pyproject.toml anew (needs uv)
-	@for extra in "" demo pipeline dev fuzz; do \
-	  uv pip compile pyproject.toml $${extra:+--extra $$extra} --generate-hashes --python-version 3.11 \
-	    --no-emit-index-url --no-header -q -o requirements$${extra:+-$$extra}.lock; done
-	@uv pip compile --group build --generate-hashes --python-version 3.11 \
-	  --no-emit-index-url --no-header -q -o requirements-build.lock
+	@pin() { uv pip compile --generate-hashes --python-version 3.11 --no-emit-index-url --no-header -q -o requirements$$1.lock "$${@:2}"; } && \
+	pin "" pyproject.toml && \
+	pin -demo pyproject.toml --group demo && \
+	pin -pipeline pyproject.toml --extra pipeline && \
+	pin -dev pyproject.toml --extra pipeline --group dev && \
+	pin -fuzz pyproject.toml --group fuzz && \
+	pin -build --group build && \
+	pin -release --group release
 
-.PHONY: help run usage lint test pythons nightly check durations explore simulate conntest conformance bench fuzz profile table format lock
+.PHONY: help run usage lint test pythons nightly check durations explore simulate conntest conformance bench fuzz profile table release format lock

@@ -1,4 +1,4 @@
-# Sourced by setup.sh and pythons.sh.
+# Sourced by setup.sh, pythons.sh and release.sh.
 
 # The path of the first candidate that is a Python from version $1 to version $2 with ensurepip; nothing if none is.
 find_python() {
@@ -13,4 +13,9 @@ sys.exit(not low <= sys.version_info[:2] <= high)" "$low" "$high" 2>/dev/null; t
             return
         fi
     done
+}
+
+# The path of the Python of version $1, in the PATH or in pyenv; nothing if there is none.
+python_of() {
+    find_python "$1" "$1" "/usr/bin/python$1" "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python
 }

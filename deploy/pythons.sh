@@ -10,8 +10,7 @@ cd "$(dirname "$0")/.."
 
 found=0 failed=0
 for version in 3.11 3.12 3.13 3.14; do
-    python=$(find_python "$version" "$version" \
-        "/usr/bin/python$version" "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python)
+    python=$(python_of "$version")
     if [ -z "$python" ]; then
         echo "Python $version: not found, neither in the PATH nor in pyenv"
         continue

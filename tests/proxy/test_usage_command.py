@@ -16,9 +16,7 @@ def run(*arguments):
 
 
 def test_other_commands_import_no_spark():
-    code = (
-        "import kafka_throttle.proxy.cli.main, sys; print(sorted({'pyspark', 'pandas', 'kafka_throttle.pipeline'} & set(sys.modules)))"
-    )
+    code = "import kafka_throttle.proxy.cli.main, sys; print(sorted({'pyspark', 'pandas', 'kafka_throttle.pipeline'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
