@@ -16,7 +16,8 @@ def run(*arguments):
 
 
 def test_other_commands_import_no_spark():
-    code = "import kafka_throttle.proxy.cli.main, sys; print(sorted({'pyspark', 'pandas', 'kafka_throttle.pipeline'} & set(sys.modules)))"
+    late = {"pyspark", "pandas", "kafka_throttle.pipeline"}
+    code = f"import kafka_throttle.proxy.cli.main, sys; print(sorted({late} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
