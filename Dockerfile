@@ -19,7 +19,8 @@ RUN python -m venv /opt/kafka-throttle \
  && python -m venv /opt/build \
  && /opt/build/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements-build.lock \
  && /opt/build/bin/python -m hatchling build -t wheel \
- && /opt/kafka-throttle/bin/pip install --no-cache-dir --no-deps dist/*.whl
+ && /opt/kafka-throttle/bin/pip install --no-cache-dir --no-deps dist/*.whl \
+ && /opt/kafka-throttle/bin/kafka-throttle --version | grep ', compiled$'
 
 # The packages of the pipeline, and the jars of Delta Lake and of Spark's Kafka source, which are checked by their hashes.
 FROM build AS pipeline-build

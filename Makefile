@@ -19,7 +19,7 @@ test: lint  ## set everything up, then the tests that a change needs (about 8 mi
 
 GO := $(shell command -v go /usr/local/go/bin/go | head -n 1)
 nightly: $(if $(SHARD),,test)  ## all tests, then explore and simulate (an hour and a half); or one of six parts of the nightly tests (SHARD=3)
-	@python=$$(deploy/setup.sh dev strace gcc libc6-dev $(if $(GO),,golang-go) haproxy nginx libnginx-mod-stream libnss-wrapper chromium krb5-kdc krb5-admin-server prometheus systemd) || exit; \
+	@python=$$(deploy/setup.sh dev strace gcc libc6-dev $(if $(GO),,golang-go) haproxy nginx libnginx-mod-stream libnss-wrapper chromium krb5-kdc krb5-admin-server prometheus systemd buildah debootstrap) || exit; \
 	for shard in $(or $(SHARD),1 2 3 4 5 6); do "$$python" -m tests.run --shard $$shard $(ARGS) || failed+=" $$shard"; done; \
 	if [ "$$failed" ]; then echo "shards that failed:$$failed"; exit 1; fi
 	$(if $(SHARD),,@$(MAKE) explore simulate)

@@ -79,7 +79,7 @@ MODULES = (
 )
 """What runs for each request. A module that compiles is added by a line here."""
 
-IN_C = {"kafka_throttle.proxy.net._sweep": Path("proxy/net/_sweep.c")}
+IN_C = {"kafka_throttle.proxy.net._sweep": Path("kafka_throttle/proxy/net/_sweep.c")}
 """Modules that are written in C. Where they are missing, what imports them does the same in Python."""
 
 _PACKAGE = "kafka_throttle"
@@ -184,7 +184,9 @@ def _build(files: list[str], made: Path, work: Path) -> None:
     os.chdir(ROOT)
     with contextlib.redirect_stdout(sys.stderr):
         extensions = mypycify([*_MYPY, *files], group_name=_CODE, target_dir=str(work), debug_level="0")
-        extensions += [setuptools.Extension(name, [str(file)]) for name, file in IN_C.items()]
+        extensions += [
+            setuptools.Extension(name, [str(file)], extra_compile_args=["-g0"]) for name, file in IN_C.items()
+        ]
         command = build_ext(setuptools.Distribution({"ext_modules": extensions}))
         command.build_lib, command.build_temp = str(made), str(work)
         command.ensure_finalized()
