@@ -87,7 +87,7 @@ class Image:
         return self.config["User"]
 
     def command(self, *command: str, mounts: dict[str, Path] | None = None) -> list[str]:
-        """A command line that runs in the image as its user, sees what the image has, and can write to what is mounted."""
+        """A command line that runs in the image as its user, and can write to what is mounted only."""
         root = shlex.quote(str(self.root))
         steps = [f"mount --bind {root} {root}", f"mount -t proc proc {root}/proc", f"mount --rbind /dev {root}/dev"]
         for target, source in (mounts or {}).items():
