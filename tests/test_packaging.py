@@ -1,24 +1,32 @@
-"""What is shipped: the wheel, in an environment of its own, started in an empty directory."""
+"""What a distribution of this repository is made of. The wheels themselves: `test_release.py`."""
 
 import re
+import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = {"common", "pipeline", "proxy", "protocol", "quotas"}
+OURS = ("common", "pipeline", "protocol", "proxy", "quotas")
 
 
-def test_no_other_distribution_claims_our_names():
-    claimed = {name: owners for name, owners in packages_distributions().items() if name in OURS}
-    assert all(set(owners) == {"kafka-throttle"} for owners in claimed.values()), claimed
+def test_no_other_distribution_claims_our_name():
+    assert set(packages_distributions().get("kafka_throttle", [])) <= {"kafka-throttle"}
 
 
-@pytest.mark.parametrize("package", sorted(OURS))
+@pytest.mark.parametrize("package", OURS)
 def test_package_roots_hold_a_docstring_and_nothing_else(package):
     for init in (ROOT / package).rglob("__init__.py"):
         assert re.fullmatch(r'"""[^"]+"""\n', init.read_text()), init
+
+
+def test_there_is_one_version():
+    """The chart and the changelog name that of the package."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    chart = (ROOT / "deploy/helm/kafka-throttle/Chart.yaml").read_text()
+    assert re.findall(r"^(?:version|appVersion): (\S+)$", chart, re.M) == [version, version]
+    assert re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)[0] in (version, "Unreleased")
 
 
 def test_the_locks_pin_every_dependency_by_hash():
