@@ -5,15 +5,18 @@ import pytest
 from kafka_throttle.common.jars import spark_kafka_jars, spark_s3_jars
 from kafka_throttle.pipeline.spark.session import spark_session
 
-IN_MAKE_TEST = "test_what_was_written_is_read_and_nothing_comes_twice"
+IN_MAKE_TEST = (
+    "test_what_was_written_is_read_and_nothing_comes_twice",
+    "test_paced_fetches_and_requests_are_simulated_with_the_quotas_that_they_would_have",
+)
 
 
 def pytest_itemcollected(item):
-    """Tests that share the session run in one worker. All but one of them are for `make nightly`."""
+    """Tests that share the session run in one worker. All others of them are for `make nightly`."""
     if "spark" in item.fixturenames:
         item.add_marker("spark")
         item.add_marker(pytest.mark.xdist_group("spark"))
-        if item.originalname != IN_MAKE_TEST:
+        if item.originalname not in IN_MAKE_TEST:
             item.add_marker("nightly")
 
 

@@ -8,6 +8,7 @@ from pyspark.sql import functions as F
 
 from kafka_throttle.pipeline.jobs import simulate as job
 from kafka_throttle.pipeline.jobs.simulate import response_of, write
+from kafka_throttle.pipeline.simulate.candidate import Candidate, Rules
 from kafka_throttle.pipeline.simulate.trace_simulation import simulated_traces
 from kafka_throttle.pipeline.table.schemas import schema_of
 from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER
@@ -144,3 +145,16 @@ def test_a_candidate_over_all_nodes_measures_all_instances_and_nodes_by_one_sens
     assert throttled_at(twice, {Entity("calm")}) == [WHOLE_CLUSTER]
     at_one_node = twice.withColumn("node_id", F.lit(9).cast("long"))
     assert throttled_at(at_one_node) == [9]
+
+
+def test_paced_fetches_and_requests_are_simulated_with_the_quotas_that_they_would_have(spark):
+    """As `throttle.fetch: paced` has it, the default."""
+    limit = {QuotaType.FETCH: MB, QuotaType.REQUEST: 5.0}
+    candidate = Candidate(all_others=Rules(QuotaTable({Entity(user=DEFAULT): limit}), paces_fetches=True))
+    names = columns(UsageRecord)
+    for quota_type, rate, size in (("fetch", 4.0 * MB, 20_000), ("request", 20.0, 1)):
+        load = [Connection("busy", "x", steady(rate, size)), Connection("calm", "x", steady(rate / 20, size))]
+        run = live_run(QuotaTable({}), load, 20, quota_type=quota_type)
+        rows = [tuple(getattr(record, name) for name in names) for record in run.records]
+        response = response_of(spark.createDataFrame(rows, schema_of(UsageRecord)), candidate)
+        assert {name: row["change"] for name, row in clients_of(response).items()} == {("busy", "x"): "hurt"}
