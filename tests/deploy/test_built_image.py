@@ -72,7 +72,7 @@ def base(buildah, tmp_path_factory) -> None:
 
 def build(buildah, name: str, *options: Path | str, fails: bool = False) -> str:
     own = ["--isolation", "chroot", "--network", "host", "--pull-never", "--volume", f"{CERTIFICATES}:{MOUNTED}:ro"]
-    return buildah("bud", "--quiet", *own, "--tag", name, *options, ROOT, fails=fails)
+    return buildah("bud", "--quiet", "--format", "docker", *own, "--tag", name, *options, ROOT, fails=fails)
 
 
 @dataclass(frozen=True)
