@@ -31,7 +31,7 @@ COPY requirements-pipeline.lock ./
 RUN /opt/kafka-throttle/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements-pipeline.lock \
  && /opt/kafka-throttle/bin/python -c "from kafka_throttle.common import jars; jars.spark_delta_jars(print); jars.spark_kafka_jars(print)"
 
-# The pipeline, each night: docs/pipeline.md.
+# The pipeline, each night: docs/reference/pipeline.md.
 FROM python:3.11-slim-bookworm AS pipeline
 # hadolint ignore=DL3008
 RUN apt-get update && apt-get install -y --no-install-recommends openjdk-17-jre-headless && rm -rf /var/lib/apt/lists/* \

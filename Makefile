@@ -7,7 +7,7 @@ help:  ## what there is
 run:  ## set everything up, then the demo: a real cluster, the proxy, good and noisy clients
 	@python=$$(deploy/setup.sh demo) && compiled=$$(deploy/compiled.sh) && export KAFKA_THROTTLE_COMPILED=$$compiled && exec "$$python" -m demo $(ARGS)
 
-usage:  ## kafka-throttle usage, with Spark set up (ARGS="ingest --from SPOOL --table TABLE"): docs/five-commands.md
+usage:  ## kafka-throttle usage, with Spark set up (ARGS="ingest --from SPOOL --table TABLE"): docs/reference/five-commands.md
 	@python=$$(deploy/setup.sh pipeline) && exec "$$python" -m proxy usage $(ARGS)
 
 lint:

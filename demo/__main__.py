@@ -15,7 +15,7 @@ from demo.demo import run_demo
     "--record",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIRECTORY",
-    help="Write usage records there, and go on until Ctrl-C: docs/five-commands.md.",
+    help="Write usage records there, and go on until Ctrl-C: docs/reference/five-commands.md.",
 )
 def main(seconds: int, json_output: bool, record: Path | None) -> None:
     """Start a real cluster, the proxy, good and noisy clients, and show the throttle at work."""

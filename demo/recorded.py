@@ -81,5 +81,5 @@ def next_commands(bootstrap: str, record: Path) -> Iterator[str]:
     )
     yield f'  make usage ARGS="plan --quotas {quotas}/quotas.yaml --bootstrap-server {bootstrap} --out {plan}"'
     yield f'  make usage ARGS="apply {plan} --bootstrap-server {bootstrap}"'
-    yield "What each does: docs/five-commands.md"
+    yield "What each does: docs/reference/five-commands.md"
     yield ""

@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the pipeline does each night (docs/pipeline.md): usage ingest, compact, gaps and report, and if wanted recommend
+# What the pipeline does each night (docs/reference/pipeline.md): usage ingest, compact, gaps and report, and if wanted recommend
 # and plan. It is run by deploy/systemd/kafka-throttle-nightly.service and by the image `pipeline` of the Dockerfile.
 #
 #   NIGHTLY_TABLE      the table, a path                                                               required

@@ -60,7 +60,7 @@ class Explanation:
 
     key: QuotaKey
     rule: Rule | None
-    beaten: tuple[OverriddenRule, ...] = ()
+    overridden: tuple[OverriddenRule, ...] = ()
     tags: SensorTags | None = None
     shared_by: str = ""
     notes: tuple[str, ...] = ()
@@ -104,11 +104,11 @@ def _of_client(quotas: Quotas, table: QuotaTable, key: QuotaKey, client: Client)
         return Explanation(key, None, notes=("no entity has this quota, so use is not measured",))
     tags, _, binding = table.tags_and_limit(quota_type, client.user, client.client_id)
     rule = next((rule for rule in rules if rule.entity == binding), None)
-    beaten = tuple(OverriddenRule(other, _why_beaten(other, rule)) for other in rules if other is not rule)
+    overridden = tuple(OverriddenRule(other, _why_overridden(other, rule)) for other in rules if other is not rule)
     if rule is None and key.shadow:
-        return Explanation(key, None, beaten, notes=("no shadow quota covers this client, so none is measured",))
+        return Explanation(key, None, overridden, notes=("no shadow quota covers this client, so none is measured",))
     notes = () if rule is not None else ("no quota applies",)
-    return Explanation(key, rule, beaten, tags, _sharers(tags, table.scope_of(quota_type, binding)), notes)
+    return Explanation(key, rule, overridden, tags, _sharers(tags, table.scope_of(quota_type, binding)), notes)
 
 
 def _limit(quotas: Quotas, entity: Entity, key: QuotaKey) -> Limit | None:
@@ -116,11 +116,11 @@ def _limit(quotas: Quotas, entity: Entity, key: QuotaKey) -> Limit | None:
     return limits.get(key)
 
 
-def _why_beaten(beaten: Rule, binding: Rule | None) -> str:
+def _why_overridden(overridden: Rule, binding: Rule | None) -> str:
     """Why a rule that covers the client does not bind it: its level comes later, or the client-id is empty."""
-    if binding is None or binding.level > beaten.level:
+    if binding is None or binding.level > overridden.level:
         return _NO_CLIENT_ID
-    return f"level {binding.level} comes before level {beaten.level}"
+    return f"level {binding.level} comes before level {overridden.level}"
 
 
 def _sharers(tags: SensorTags, scope: Scope) -> str:
@@ -149,16 +149,16 @@ def _of_address(quotas: Quotas, key: QuotaKey, address: str, hosts: Collection[s
     )
     by_name = sorted((rule for rules in of_hosts for rule in rules), key=lambda rule: rule.limit)
     rules = [*own, *by_name, *default]
-    beaten = tuple(OverriddenRule(other, _why_address_beaten(other, own)) for other in rules[1:])
+    overridden = tuple(OverriddenRule(other, _why_address_overridden(other, own)) for other in rules[1:])
     if not rules:
         notes = ("no quota covers this address, so its connections are not measured",)
-        return Explanation(key, None, beaten, notes=notes)
+        return Explanation(key, None, overridden, notes=notes)
     sharers = f"all connections from {ip}, at all listeners"
-    return Explanation(key, rules[0], beaten, SensorTags("", ""), sharers)
+    return Explanation(key, rules[0], overridden, SensorTags("", ""), sharers)
 
 
-def _why_address_beaten(beaten: Rule, own: Sequence[Rule]) -> str:
-    if beaten.level == 1:
+def _why_address_overridden(overridden: Rule, own: Sequence[Rule]) -> str:
+    if overridden.level == 1:
         return "the address itself comes before host names" if own else "of host names the lowest limit comes first"
     return "a quota of the address comes before the default"
 
@@ -178,7 +178,7 @@ class Precedence(NamedTuple):
         return f"binds {subject}, as {place}{self.entity} always comes before"
 
 
-def always_beaten_by(entity: Entity, others: Container[Entity]) -> Precedence | None:
+def always_overridden_by(entity: Entity, others: Container[Entity]) -> Precedence | None:
     """Which of `others`, entities with a quota of one type, binds all clients of `entity`; None if none does."""
     found = next((other for other in always_before(entity) if other in others), None)
     return None if found is None else Precedence(found, but_for_empty=entity.client_id is None)

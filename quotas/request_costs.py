@@ -28,7 +28,8 @@ NETWORK_US: Final = 20.0
 BUSY_SHARE: Final = 0.25
 """The share of the time of a small response, when nothing waits, for which a handler thread is busy.
 
-Some kinds have another share. The rest is the hand-over between threads; docs/request-time.md has the measurements.
+Some kinds have another share. The rest is the hand-over between threads; docs/proofs/request-time.md has the
+measurements.
 """
 
 BYTES_SHARE: Final = 2.0

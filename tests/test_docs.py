@@ -10,7 +10,7 @@ from kafka_throttle.proxy.observe.log_events import LOG_EVENTS
 from kafka_throttle.proxy.observe.signals_page import UnclearCall, logged_events, signals_page
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 _CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FILE = re.compile(
@@ -53,8 +53,10 @@ def test_names_are_in_the_files_that_they_are_said_to_be_in(page):
 
 
 def test_the_page_of_metrics_and_log_events_is_up_to_date():
-    page = (ROOT / "docs" / "signals.md").read_text(encoding="utf-8")
-    assert page == signals_page(), "run: python -m kafka_throttle.proxy.observe.signals_page > docs/signals.md"
+    page = (ROOT / "docs" / "reference" / "signals.md").read_text(encoding="utf-8")
+    assert page == signals_page(), (
+        "run: python -m kafka_throttle.proxy.observe.signals_page > docs/reference/signals.md"
+    )
 
 
 def test_each_log_event_has_a_meaning_and_is_logged():
@@ -67,8 +69,8 @@ def test_each_log_event_has_a_meaning_and_is_logged():
 
 
 def test_the_manual_page_is_up_to_date():
-    page = (ROOT / "docs" / "kafka-throttle.1").read_text(encoding="utf-8")
-    assert page == man_page(), "run: python -m kafka_throttle.proxy.cli.man_page > docs/kafka-throttle.1"
+    page = (ROOT / "docs" / "reference" / "kafka-throttle.1").read_text(encoding="utf-8")
+    assert page == man_page(), "run: python -m kafka_throttle.proxy.cli.man_page > docs/reference/kafka-throttle.1"
 
 
 SOURCE = """

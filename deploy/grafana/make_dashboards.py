@@ -228,7 +228,7 @@ FLEET = [
                     "sum by (reason) (rate(kafka_throttle_connections_closed_total{<cluster>}[<step>])) > 0",
                     "{{reason}}",
                 ),
-                about="What each reason means: docs/operations.md.",
+                about="What each reason means: docs/reference/operations.md.",
             ),
             chart(
                 "Failed connections to nodes",

@@ -1,1 +1,1 @@
-"""Recommends quotas from recorded use, each with its evidence: docs/recommend.md."""
+"""Recommends quotas from recorded use, each with its evidence: docs/reference/recommend.md."""

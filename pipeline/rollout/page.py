@@ -6,7 +6,7 @@ from types import MappingProxyType
 from kafka_throttle.pipeline.rollout.apply import ChangeStatus, Outcome, PlanProgress
 from kafka_throttle.pipeline.rollout.plan import Change, Planned
 from kafka_throttle.quotas.entities import Entity, QuotaType
-from kafka_throttle.quotas.explain import always_beaten_by
+from kafka_throttle.quotas.explain import always_overridden_by
 from kafka_throttle.quotas.quota_table import QuotaTable
 
 _HEADS = ("entity", "quota", "in force", "this run", "wanted", "")
@@ -48,7 +48,7 @@ def warnings_of(planned: Planned, in_force: QuotaTable) -> Iterator[str]:
         for quota_type in limits:
             having[quota_type].add(entity)
     for change in planned.changes:
-        if change.after is not None and (first := always_beaten_by(change.entity, having[change.quota_type])):
+        if change.after is not None and (first := always_overridden_by(change.entity, having[change.quota_type])):
             yield f"{change.quota_type.value} of {change.entity}: {first.warning()}"
 
 

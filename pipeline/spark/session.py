@@ -196,7 +196,7 @@ def _with_delta(settings: Mapping[str, str]) -> Mapping[str, str]:
         return settings
     if _BY_SUBMIT in os.environ:
         raise ValueError(
-            "spark-submit: expected the jars of Delta Lake in --jars or --packages, as docs/pipeline.md says"
+            "spark-submit: expected the jars of Delta Lake in --jars or --packages, as docs/reference/pipeline.md says"
         )
     try:
         jars = spark_delta_jars(lambda line: print(line, file=sys.stderr))

@@ -22,7 +22,7 @@ def problem_of(error: Exception) -> str:
 
 def _problem_of_place(text: str) -> str:
     if _NO_DELTA.search(text):
-        return "this Spark was started without Delta Lake: see docs/pipeline-on-a-cluster.md"
+        return "this Spark was started without Delta Lake: see docs/reference/pipeline-on-a-cluster.md"
     if found := _NO_SCHEME.search(text):
         return f"Spark knows no file system for {found[1]}:"
     if found := _NO_CLASS.search(text):

@@ -211,9 +211,9 @@ def _quota_lines(reported: Form, without_rule: str) -> Iterator[str]:
     yield f"{reported['quota']}: {without_rule if rule is None else amount(rule['limit'], unit)}"
     if rule is not None:
         yield f"  by {entity_text(rule['entity'])}, level {rule['level']}, of {printable(rule['layer'])}"
-    for beaten in reported["beaten"]:
-        which = f"{entity_text(beaten['entity'])}, level {beaten['level']}, of {printable(beaten['layer'])}"
-        yield f"  not by {which} ({amount(beaten['limit'], unit)}): {beaten['why']}"
+    for overridden in reported["overridden"]:
+        which = f"{entity_text(overridden['entity'])}, level {overridden['level']}, of {printable(overridden['layer'])}"
+        yield f"  not by {which} ({amount(overridden['limit'], unit)}): {overridden['why']}"
     if reported["shared_by"]:
         yield f"  measured together: {printable(reported['shared_by'], 1_000)}"
     yield from (f"  {note}" for note in reported["notes"])

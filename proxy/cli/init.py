@@ -278,7 +278,7 @@ def _lines(draft: _Draft) -> Iterator[str]:
 #   kafka-throttle top   -c {draft.out}             shows which clients it throttles
 #
 # A running proxy takes up changes of this file by itself; those that need a restart it refuses and says so. All
-# settings: docs/configuration.md. As a service, in a container, in Kubernetes: docs/deploy.md.
+# settings: docs/reference/configuration.md. As a service, in a container, in Kubernetes: docs/reference/deploy.md.
 
 virtual_clusters:
   - name: main
@@ -322,7 +322,7 @@ virtual_clusters:
       # admin_listeners: [plain]
       # admin_users: [admin]
       # The quotas to begin with, in bytes per second at each node; the most specific entry applies. With the
-      # prefix shadow_ a quota is only measured, and nobody is slowed down: docs/quotas.md.
+      # prefix shadow_ a quota is only measured, and nobody is slowed down: docs/reference/quotas.md.
       # entries:
       #   - {{client_id: etl, producer_byte_rate: 1048576}}
       #   - {{default_client_id: true, shadow_consumer_byte_rate: 5242880}}

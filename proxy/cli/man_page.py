@@ -1,4 +1,7 @@
-"""The manual page, made from the commands: python -m kafka_throttle.proxy.cli.man_page > docs/kafka-throttle.1."""
+"""docs/reference/kafka-throttle.1, the manual page, made from the commands.
+
+python -m kafka_throttle.proxy.cli.man_page > docs/reference/kafka-throttle.1
+"""
 
 import re
 from collections.abc import Iterator
@@ -35,7 +38,7 @@ eval "$(_KAFKA_THROTTLE_COMPLETE=bash_source {_NAME})"
 .SH FILES
 .TP
 deploy/proxy.example.yaml
-An example of the configuration. All settings are in docs/configuration.md.
+An example of the configuration. All settings are in docs/reference/configuration.md.
 """
 
 

@@ -28,7 +28,7 @@ from kafka_throttle.proxy.net.turns import finish_at_once
 from kafka_throttle.proxy.observe.explained import Form, Origin, limit_form, quotas_form
 from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Quotas, SourceUnavailable, scope_of
 from kafka_throttle.quotas.entities import SCOPE, SCOPED, Entity, InvalidQuota, Name, QuotaKey, QuotaType, Scope
-from kafka_throttle.quotas.explain import always_beaten_by
+from kafka_throttle.quotas.explain import always_overridden_by
 from kafka_throttle.quotas.limits import limit_text
 from kafka_throttle.quotas.sources.entry_forms import entity_of as entity_in_form
 
@@ -115,7 +115,7 @@ def set_quotas(
             refuse(str(problem), REFUSED)
         in_source = source.quotas
     click.echo(_in_force(entity, in_source))
-    _warn_if_beaten(entity, alteration.limits, in_source)
+    _warn_if_overridden(entity, alteration.limits, in_source)
     keys = [*alteration.limits, *(_scoped(entity, in_source) if scope else ())]
     _report_taken_up(RunningProxy(config.admin, path, way), cluster, entity, keys, in_source)
 
@@ -296,8 +296,8 @@ def _by_text(item: tuple[str, Any]) -> tuple[bool, str]:
     return QuotaKey.parse(item[0]).shadow, item[0]
 
 
-def _warn_if_beaten(entity: Entity, keys: Iterable[QuotaKey], quotas: Quotas) -> None:
+def _warn_if_overridden(entity: Entity, keys: Iterable[QuotaKey], quotas: Quotas) -> None:
     """Warn if the quotas that were set can bind no client, or only clients without a client-id."""
     for key in keys:
-        if first := always_beaten_by(entity, {other for other, limits in quotas.items() if key in limits}):
+        if first := always_overridden_by(entity, {other for other, limits in quotas.items() if key in limits}):
             click.echo(f"warning: {key.text}: {first.warning()}", err=True)

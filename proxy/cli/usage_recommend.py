@@ -102,7 +102,8 @@ def recommend(capacity: AnyPath | None, **arguments: Any) -> None:
     """Recommend quotas: percentile x headroom of what was used, fitted to the capacity, in stages, with evidence.
 
     Writes quotas.yaml and stage-1.yaml, stage-2.yaml, ... as `usage plan` takes them, and recommendation.json, .csv and
-    .txt: docs/recommend.md. Exit status 0: done; 2: an argument or a file is invalid; 3: nothing is recommended.
+    .txt: docs/reference/recommend.md. Exit status 0: done; 2: an argument or a file is invalid; 3: nothing is
+    recommended.
     """
     given = None if capacity is None else str(capacity)
     run_job("recommend", capacity=given, **arguments)

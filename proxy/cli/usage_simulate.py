@@ -27,6 +27,6 @@ def simulate(candidate: AnyPath, output: str | None, **arguments: Any) -> None:
     """Show what these quotas would have done to the recorded traffic.
 
     The recorded throttling is removed first. The result is an interval: between a client that wants exactly what was
-    recorded, and one that always wants more while it is throttled (docs/simulate.md).
+    recorded, and one that always wants more while it is throttled (docs/reference/simulate.md).
     """
     run_job("simulate", candidate=str(candidate), output=output or "table", **arguments)

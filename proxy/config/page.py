@@ -1,4 +1,7 @@
-"""docs/configuration.md, made from the models: python -m kafka_throttle.proxy.config.page > docs/configuration.md."""
+"""docs/reference/configuration.md, made from the models.
+
+python -m kafka_throttle.proxy.config.page > docs/reference/configuration.md
+"""
 
 from typing import Any, get_args
 

@@ -1,6 +1,6 @@
 """The configuration file as frozen, strict models.
 
-A string literal below a setting is its documentation: docs/configuration.md is made from it.
+A string literal below a setting is its documentation: docs/reference/configuration.md is made from it.
 """
 
 import re
@@ -543,7 +543,7 @@ class ZooKeeperConfig(EnsembleConfig):
 
 
 class FleetConfig(Settings):
-    """Several instances of the proxy that divide each limit of this virtual cluster (docs/fleet.md)."""
+    """Several instances of the proxy that divide each limit of this virtual cluster (docs/reference/fleet.md)."""
 
     path: Annotated[str | None, Text("a path like /kafka-throttle/main/fleet", is_znode_path)] = None
     """The znode below which each instance has a znode with its claims; the same for all instances. Default:
@@ -880,7 +880,7 @@ class DrainConfig(Settings):
 
 
 class RestartConfig(Settings):
-    """How another process takes over from this one without a refused connection: docs/operations.md."""
+    """How another process takes over from this one without a refused connection: docs/reference/operations.md."""
 
     successor_timeout_s: Annotated[int, Whole(1, 3_600)] = 60
     """After SIGUSR2: how long the new process may take until it accepts connections, in seconds. After that it is
@@ -909,7 +909,7 @@ class TraceConfig(Settings):
 
 
 class UsageTopicConfig(CredentialsConfig):
-    """A Kafka topic that also gets each line of a file when the file is complete: docs/usage.md."""
+    """A Kafka topic that also gets each line of a file when the file is complete: docs/reference/records.md."""
 
     bootstrap_servers: Some[Server]
     """Nodes to ask first for the cluster's members, each as host:port (IPv6 in brackets)."""
@@ -1049,7 +1049,7 @@ class Config(Settings):
 
     workers: Workers = 1
     """How many processes serve clients, all behind the same ports; `auto`: one for each processor. They share every
-    quota: docs/workers.md."""
+    quota: docs/reference/workers.md."""
 
     virtual_clusters: Some[VirtualClusterConfig]
     """The clusters that this proxy serves."""

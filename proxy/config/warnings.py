@@ -20,7 +20,7 @@ from kafka_throttle.proxy.config.settings import (
     VirtualClusterConfig,
 )
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, is_ip
-from kafka_throttle.quotas.explain import always_beaten_by
+from kafka_throttle.quotas.explain import always_overridden_by
 from kafka_throttle.quotas.sources.entries import QuotaEntry
 
 
@@ -54,7 +54,7 @@ def warnings_of(config: Config, ephemeral: range) -> list[Problem]:
             warnings += _rule_warnings(f"{path}.listeners[{k}].tls.principal_mapping_rules", listener.tls)
         if not cluster.quotas.entries and cluster.quotas.source == "file" and not cluster.quotas.state_file:
             warnings.append(Problem(f"{path}.quotas.entries", "expected quotas, got none: nobody is throttled"))
-        warnings += _beaten_entries(f"{path}.quotas.entries", cluster.quotas.entries)
+        warnings += _overridden_entries(f"{path}.quotas.entries", cluster.quotas.entries)
         warnings += _entry_warnings(f"{path}.quotas.entries", cluster.quotas.entries)
         warnings += _several_warnings(path, cluster)
         warnings += _source_warnings(f"{path}.quotas", cluster.quotas)
@@ -234,7 +234,7 @@ def _source_warnings(path: str, quotas: QuotasConfig) -> Iterator[Problem]:
         yield Problem(f"{path}.state_file", f"no state_file: {lost}")
 
 
-def _beaten_entries(path: str, entries: Sequence[QuotaEntry]) -> Iterator[Problem]:
+def _overridden_entries(path: str, entries: Sequence[QuotaEntry]) -> Iterator[Problem]:
     """Quotas that bind nobody, or nearly nobody, because another entry always comes first."""
     places: dict[QuotaKey, dict[Entity, int]] = {}
     for i, entry in enumerate(entries):
@@ -242,6 +242,6 @@ def _beaten_entries(path: str, entries: Sequence[QuotaEntry]) -> Iterator[Proble
             places.setdefault(key, {})[entry.entity()] = i
     for i, entry in enumerate(entries):
         for key in entry.limits():
-            if first := always_beaten_by(entry.entity(), places[key]):
+            if first := always_overridden_by(entry.entity(), places[key]):
                 warning = first.warning(f"entries[{places[key][first.entity]}] of ")
                 yield Problem(f"{path}[{i}].{key.text}", warning)

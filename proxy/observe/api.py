@@ -40,7 +40,7 @@ from kafka_throttle.proxy.observe.last_throttles import LastThrottles
 from kafka_throttle.proxy.observe.metrics import CapTotals
 from kafka_throttle.proxy.observe.openapi import openapi
 from kafka_throttle.proxy.observe.past.look_up import Past
-from kafka_throttle.proxy.observe.past.moments import BadMoment, NotHeld
+from kafka_throttle.proxy.observe.past.moments import NO_HISTORY, BadMoment, NotHeld
 from kafka_throttle.proxy.observe.throttled_now import MAX_THROTTLED, RANKS, throttled_form
 from kafka_throttle.quotas.changes import Quotas, Tables
 from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER, SensorKey
@@ -254,7 +254,7 @@ class AdminApi:
     async def _of_the_past(self, answer: Callable[[Past, float], PastPage]) -> PastPage:
         """An answer for a second of the past, worked out in a thread."""
         if self.past is None:
-            raise web.HTTPNotFound(text="at: there is no history, as history.directory is not set")
+            raise web.HTTPNotFound(text=NO_HISTORY)
         try:
             async with self._looking_up:
                 return await asyncio.to_thread(answer, self.past, self._clock.epoch_ms() / 1000)

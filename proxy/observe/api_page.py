@@ -1,7 +1,7 @@
-"""docs/api.md and docs/openapi.json, made from the endpoints.
+"""docs/reference/api.md and docs/reference/openapi.json, made from the endpoints.
 
-python -m kafka_throttle.proxy.observe.api_page > docs/api.md
-python -m kafka_throttle.proxy.observe.api_page --json > docs/openapi.json
+python -m kafka_throttle.proxy.observe.api_page > docs/reference/api.md
+python -m kafka_throttle.proxy.observe.api_page --json > docs/reference/openapi.json
 """
 
 import json

@@ -244,7 +244,7 @@ def _explanation_form(explanation: Explanation, observed: Observed, now_epoch_ms
         "unit": UNIT[key.quota_type],
         "enforced": not key.shadow,
         "rule": None if explanation.rule is None else _rule_form(explanation.rule),
-        "beaten": [{**_rule_form(beaten.rule), "why": beaten.why} for beaten in explanation.beaten],
+        "overridden": [{**_rule_form(overridden.rule), "why": overridden.why} for overridden in explanation.overridden],
         "measured_as": None if explanation.tags is None else _tags_form(explanation.tags),
         "shared_by": explanation.shared_by,
         "notes": list(explanation.notes),

@@ -1,4 +1,7 @@
-"""The JSON of the API's responses. docs/openapi.json is made from these types and from the texts below their fields."""
+"""The JSON of the API's responses.
+
+docs/reference/openapi.json is made from these types and from the texts below their fields.
+"""
 
 from typing import Annotated
 
@@ -281,7 +284,7 @@ class RuleForm(LimitForm):
     """The level of precedence: 1 comes first."""
 
 
-class BeatenRuleForm(RuleForm):
+class OverriddenRuleForm(RuleForm):
     """A quota that covers the client and does not bind it."""
 
     why: str
@@ -308,7 +311,7 @@ class ClaimForm(TypedDict):
     """What it claims."""
 
     demand: float
-    """What it could use."""
+    """What it wants."""
 
 
 class ShareForm(TypedDict):
@@ -324,7 +327,7 @@ class ShareForm(TypedDict):
     """What it claims; null: nothing."""
 
     demand: float | None
-    """What it could use, if it claims something."""
+    """What it wants, if it claims something."""
 
     others_claim: float
     """What the other instances claim, together."""
@@ -429,7 +432,7 @@ class ExplanationForm(TypedDict):
     rule: RuleForm | None
     """The rule that binds the client; null: none does."""
 
-    beaten: list[BeatenRuleForm]
+    overridden: list[OverriddenRuleForm]
     """Rules that cover the client, and do not bind it."""
 
     measured_as: TagsForm | None

@@ -1,4 +1,4 @@
-"""What each event of the log means. `docs/signals.md` is made of this and of the calls in the source."""
+"""What each event of the log means. `docs/reference/signals.md` is made of this and of the calls in the source."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,4 +1,6 @@
-"""docs/signals.md, all metrics and log events: python -m kafka_throttle.proxy.observe.signals_page > docs/signals.md.
+"""docs/reference/signals.md, all metrics and log events.
+
+    python -m kafka_throttle.proxy.observe.signals_page > docs/reference/signals.md
 
 Metrics come from the registry. Log events come from the source: from each call of a logger (a name or attribute `log`
 or `_log`), whose event must be a constant. Their keys are its keywords; `**` is followed to the function that returns
@@ -26,8 +28,8 @@ _FURTHER = "..."
 
 _INTRODUCTION = """# Metrics and log events
 
-Generated from the code by `python -m kafka_throttle.proxy.observe.signals_page > docs/signals.md`; a test keeps it up
-to date. What to watch, and what to do: [operations](operations.md).
+Generated from the code by `python -m kafka_throttle.proxy.observe.signals_page > docs/reference/signals.md`; a test
+keeps it up to date. What to watch, and what to do: [operations](operations.md).
 
 ## Metrics
 

@@ -1,4 +1,7 @@
-"""Generates docs/usage.md from the columns: python -m kafka_throttle.proxy.usage.page > docs/usage.md."""
+"""docs/reference/records.md, made from the columns.
+
+python -m kafka_throttle.proxy.usage.page > docs/reference/records.md
+"""
 
 import json
 import textwrap
@@ -22,7 +25,7 @@ from kafka_throttle.quotas.records.usage_record import (
 _INTRODUCTION = """# Usage records and the trace
 
 Generated from `quotas/records/usage_record.py` and `quotas/records/trace.py` by `python -m
-kafka_throttle.proxy.usage.page > docs/usage.md`; a test checks that it is up to date.
+kafka_throttle.proxy.usage.page > docs/reference/records.md`; a test checks that it is up to date.
 
 With `usage.directory` set, the proxy records what every client uses: one record for each (virtual cluster, node,
 user, client-id, quota type) and window of `usage.window_s` seconds in which there was any use, whether or not a quota
@@ -52,9 +55,9 @@ All settings: [configuration.md](configuration.md). Metrics begin with `kafka_th
   everything that was counted for it.
 - `used` is what the quota counts. For produce these are request sizes, for fetch response sizes, both as brokers
   measure them. For request it is ms of handler time of all requests of the client: as charged while there is a request
-  quota, otherwise what the requests cost by the model of [request-time.md](request-time.md). For controller_mutation
-  it is the final number of partitions, counted when the response is there, and only while such a quota binds the
-  client. For connection it is the number of admitted connections.
+  quota, otherwise what the requests cost by the model of [request time](../proofs/request-time.md). For
+  controller_mutation it is the final number of partitions, counted when the response is there, and only while such a
+  quota binds the client. For connection it is the number of admitted connections.
 - `throttled_ms` is the time by which throttles made mutes longer: where two quotas mute one connection, overlapping
   mutes count once. `backlogged_ms` is the part of it in mutes at whose end the client had already sent something.
 - At most `usage.max_clients` clients of a virtual cluster are counted separately at a time. Further ones share one

@@ -174,7 +174,9 @@ class FileSource:
     def _writable(self) -> Path:
         if self._state_file is None:
             setting = f"virtual_clusters[].quotas.state_file of {self._layer}"
-            problem = "expected a file to keep changes in, got nothing; setting it needs a restart (docs/quotas.md)"
+            problem = (
+                "expected a file to keep changes in, got nothing; setting it needs a restart (docs/reference/quotas.md)"
+            )
             raise AlterationRefused(f"{setting}: {problem}")
         if self._shared_by:
             raise AlterationRefused(f"source `file` of {self._shared_by} takes no changes: each would have its own")

@@ -1,4 +1,4 @@
-"""The differential proof: prints the table of docs/conformance.md; exit status 1 if anything differs."""
+"""The differential proof: prints the table of docs/proofs/conformance.md; exit status 1 if anything differs."""
 
 import sys
 import tempfile

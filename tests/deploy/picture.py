@@ -1,6 +1,6 @@
 """Draws the panels of both dashboards from the results of their queries, out of a real Prometheus, under load.
 
-    python -m tests.deploy.picture docs/dashboards.webp [--seconds 90]
+    python -m tests.deploy.picture docs/reference/dashboards.webp [--seconds 90]
 
 It is not what Grafana draws; it shows which series each query has.
 """

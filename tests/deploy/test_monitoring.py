@@ -13,7 +13,7 @@ from tests.test_docs import anchors
 ALERTS = DEPLOY / "prometheus" / "alerts.yaml"
 ALERT_TESTS = ROOT / "tests" / "deploy" / "alerts_test.yaml"
 GRAFANA = DEPLOY / "grafana"
-SIGNALS = ROOT / "docs" / "signals.md"
+SIGNALS = ROOT / "docs" / "reference" / "signals.md"
 DASHBOARDS = ["fleet.json", "tenant.json"]
 _OF_PROMETHEUS = {"up"}
 _SUFFIXES = {"histogram": ["_bucket", "_count", "_sum"]}
@@ -55,10 +55,10 @@ def test_a_query_is_about_metrics_that_there_are(text):
 
 
 def test_every_alert_has_a_runbook():
-    there = anchors(ROOT / "docs" / "operations.md")
+    there = anchors(ROOT / "docs" / "reference" / "operations.md")
     for rule in alert_rules():
         page, anchor = rule["annotations"]["runbook"].split("#")
-        assert (page, anchor) == ("docs/operations.md", rule["alert"].lower())
+        assert (page, anchor) == ("docs/reference/operations.md", rule["alert"].lower())
         assert anchor in there
         assert rule["annotations"].keys() == {"summary", "description", "runbook"}
         assert rule["labels"]["severity"] in ("critical", "warning", "info")

@@ -1,4 +1,4 @@
-"""docs/request-time.md: the tables of a run, and how to read them."""
+"""docs/proofs/request-time.md: the tables of a run, and how to read them."""
 
 import os
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ What the proxy charges for requests under a `request_percentage` quota, beside w
 the same requests with its own `request-time` sensor.
 
 ```
-python -m tests.fidelity --page docs/request-time.md    # makes this page; --only NAME for some loads, --json FILE
-python -m tests.fidelity --direct                       # no proxy: the broker's thread time, what its client sees
+python -m tests.fidelity --page docs/proofs/request-time.md    # this page; --only NAME, --json FILE
+python -m tests.fidelity --direct                              # no proxy: the broker's thread time, what its client sees
 ```
 
 Kafka {kafka} and the proxy on a machine of {cpus} ({model}),

@@ -2,9 +2,9 @@
 
 python -m tests.integration.restart_costs [--rounds 5] [--clients 50]
 
-Prints the figures behind the table in docs/operations.md, for each way to restart. An outage is the time between two
-responses of one client. A client connects again after 50 ms, and after each further failure twice as late, up to 1 s,
-as Kafka's own clients do.
+Prints the figures behind the table in docs/reference/operations.md, for each way to restart. An outage is the time
+between two responses of one client. A client connects again after 50 ms, and after each further failure twice as
+late, up to 1 s, as Kafka's own clients do.
 """
 
 import asyncio

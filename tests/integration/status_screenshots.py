@@ -1,4 +1,4 @@
-"""Pictures of the status page in docs/, of a real cluster and clients at work: about seven minutes.
+"""Pictures of the status page in docs/reference/, of a real cluster and clients at work: about seven minutes.
 
 python -m tests.integration.status_screenshots [--seconds 360]
 """
@@ -13,7 +13,7 @@ from tests.browser import chromium
 from tests.integration.conftest import CLUSTERS, NEWEST
 from tests.integration.status_scene import scene
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 PICTURES = (
     ("status-1440.webp", 1440, False, None),
     ("status-dark.webp", 1440, True, 1150),
@@ -31,7 +31,7 @@ def main() -> None:
         for name, width, dark, height in PICTURES:
             picture = asyncio.run(taken(f"http://127.0.0.1:{proxy.admin_port}/", width, dark, height))
             (DOCS / name).write_bytes(picture)
-            print(f"docs/{name}: {len(picture) // 1000} kB")
+            print(f"docs/reference/{name}: {len(picture) // 1000} kB")
 
 
 async def taken(url: str, width: int, dark: bool, height: int | None) -> bytes:

@@ -1,7 +1,7 @@
 """Kafka of six ages, one node each: the proxy's own questions, the tools of that age, and quotas of every type.
 
 Each quota is set with `kafka-configs` of that age and of the newest. Until Kafka 2.5 that one writes to ZooKeeper,
-so there the proxy follows ZooKeeper. `pytest -s` prints the rows of the table in docs/conformance.md.
+so there the proxy follows ZooKeeper. `pytest -s` prints the rows of the table in docs/proofs/conformance.md.
 """
 
 import asyncio

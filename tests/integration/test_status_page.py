@@ -89,7 +89,7 @@ async def test_the_page_changes_without_a_reload_and_keeps_the_focus_and_what_is
         await page.value("window.before = document.querySelector('time').textContent; window.stays = true")
         await page.value("document.querySelector('#throttled tbody a').focus()")
         await until(page, "document.querySelector('time').textContent !== window.before")
-        muted = "document.activeElement.closest('tr').querySelector('[data-label=\"Time held back\"]').textContent"
+        muted = "document.activeElement.closest('tr').querySelector('[data-label=\"Time muted\"]').textContent"
         seen = await page.value(muted)
         await until(page, f"{muted} !== {json.dumps(seen)}")
         assert await page.value("window.stays && document.activeElement.matches('#throttled tbody a')")

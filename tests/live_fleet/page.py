@@ -1,4 +1,4 @@
-"""What was found, as the page docs/fleet-measured.md."""
+"""What was found, as the page docs/proofs/fleet-measured.md."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,8 +11,9 @@ NAMES = {FLEET: "fleet", SINGLE: "one instance", BROKER: "Kafka's own quota"}
 _HEAD = """\
 # A fleet, measured
 
-Written by `python -m tests.live_fleet --json FILE --plot docs/fleet.webp --page docs/fleet-measured.md`; the same
-command with `--chaos 600` and `--cost 1000` adds the last two sections. How a fleet works: [fleet.md](fleet.md).
+Written by `python -m tests.live_fleet --json FILE --plot docs/proofs/fleet.webp --page docs/proofs/fleet-measured.md`;
+the same command with `--chaos 600` and `--cost 1000` adds the last two sections. How a fleet works:
+[fleet](../reference/fleet.md).
 
 One entity has a limit of {limit} KB/s for each direction, and six greedy clients for each direction: producers of
 librdkafka, Java and kafka-python, consumers of librdkafka and kafka-python, all at one node of a cluster of three. The

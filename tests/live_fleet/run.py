@@ -68,7 +68,7 @@ class LoadProcess:
 
 
 class Run:
-    """One scenario; `go` returns what was found as plain data, whose form is in docs/testing.md."""
+    """One scenario; `go` returns what was found as plain data, whose form is in docs/proofs/testing.md."""
 
     def __init__(self, rig: Rig, scenario: Scenario, say: Callable[[str], None] = lambda line: None) -> None:
         self._rig, self._scenario, self._say = rig, scenario, say

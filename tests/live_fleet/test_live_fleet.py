@@ -1,7 +1,7 @@
 """Short runs of the scenarios by a fleet, beside one instance under the same clients at the same time.
 
 Half a minute of Kafka's windows says no more than a tenth of a rate, so these tests tell a limit that is held from one
-that is given out twice, or anew at each move. How closely it is held, long runs say: docs/fleet-measured.md.
+that is given out twice, or anew at each move. How closely it is held, long runs say: docs/proofs/fleet-measured.md.
 """
 
 import json

@@ -3,7 +3,7 @@
 Each client keeps so many requests of one API in flight on one connection, for 11 s that are not counted (the burst
 from rest) and 22 s that are. A broker has one request of a connection at a time, so there it makes no difference how
 many are sent ahead; at the proxy it must make none either. By how much the proxy's rates differ from the broker's at
-any depth is what its model of costs makes of the API (docs/request-time.md).
+any depth is what its model of costs makes of the API (docs/proofs/request-time.md).
 """
 
 import selectors

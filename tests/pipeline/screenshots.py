@@ -1,4 +1,4 @@
-"""Pictures of the report in docs/, of six weeks that are made up (tests/pipeline/story.py): about two minutes.
+"""Pictures of the report in docs/reference/, of six weeks that are made up (story.py): about two minutes.
 
 python -m tests.pipeline.screenshots [--page report.html]
 """
@@ -18,7 +18,7 @@ from tests.browser import chromium
 from tests.pipeline import story
 from tests.pipeline.spools import MONDAY_MS
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 PICTURES = (("report-1440.webp", 1440, False, 1300), ("report-390.webp", 390, False, 3000))
 DARK = ("report-dark.webp", 1440, True, 1500)
 
@@ -32,7 +32,7 @@ def main() -> None:
         for name, width, dark, height in (*PICTURES, DARK):
             picture = asyncio.run(taken(page.resolve().as_uri(), width, dark, height))
             (DOCS / name).write_bytes(picture)
-            print(f"docs/{name}: {len(picture) // 1000} kB")
+            print(f"docs/reference/{name}: {len(picture) // 1000} kB")
 
 
 def made(folder: Path) -> Path:

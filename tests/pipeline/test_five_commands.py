@@ -1,4 +1,4 @@
-"""From the demo's own traffic to a quota that bites, by the commands that it prints and docs/five-commands.md tells."""
+"""From the demo's own traffic to a quota that bites, by the commands that it prints and docs/reference tells."""
 
 import os
 import re
@@ -119,7 +119,7 @@ def test_recorded_traffic_becomes_a_quota_that_bites(demo, tmp_path):
 
 
 def test_the_page_has_the_commands_that_the_demo_prints():
-    page = (ROOT / "docs" / "five-commands.md").read_text()
+    page = (ROOT / "docs" / "reference" / "five-commands.md").read_text()
     assert 'make run ARGS="--record build/demo"' in page
     [bootstrap] = set(re.findall(r"--bootstrap-server (\S+?)[\s\"]", page))
     assert list(dict.fromkeys(commands_in(page))) == commands_in(

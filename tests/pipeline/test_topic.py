@@ -205,7 +205,7 @@ def password_file(tmp_path):
 
 @pytest.fixture
 def shipping_command(cluster, certificates, password_file):
-    """`usage ship` as docs/usage.md has it: run with the spool and the topic."""
+    """`usage ship` as docs/reference/records.md has it: run with the spool and the topic."""
 
     def ship(spool, name):
         settings = {

@@ -122,7 +122,7 @@ async def test_the_explanation_of_a_client_has_its_rule_what_it_beats_and_who_sh
         "unit": "bytes/s",
         "enforced": True,
         "rule": {"entity": {"user": "alice"}, "level": 3, "limit": 100, "layer": "proxy.yaml", "scope": "node"},
-        "beaten": [
+        "overridden": [
             {
                 "entity": {"client-id": None},
                 "level": 8,
@@ -306,7 +306,7 @@ async def test_where_nobody_is_connected_it_is_said_whose_quotas_are_explained(a
     assert body["problems"] == {"state.json": "cannot be read"}
     assert headers["Cache-Control"] == "no-store"
     [reported] = [reported for reported in body["quotas"] if reported["quota"] == "producer_byte_rate"]
-    assert reported["beaten"][0]["why"] == "an empty client-id is covered by no default for client-ids"
+    assert reported["overridden"][0]["why"] == "an empty client-id is covered by no default for client-ids"
 
 
 async def test_the_explanation_of_a_user_names_the_logins_that_are_this_user(api, clusters):

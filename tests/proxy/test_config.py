@@ -1213,7 +1213,7 @@ def test_an_http_listener_for_other_machines_whose_secrets_can_be_overheard_is_w
     assert warnings_of(config_of(without_password), range(0)) == []
 
 
-def beaten(*entries):
+def overridden(*entries):
     config = config_of(changed(cluster("quotas", "entries"), list(entries)))
     return [str(warning).removeprefix(ENTRIES) for warning in warnings_of(config, range(0))]
 
@@ -1221,22 +1221,22 @@ def beaten(*entries):
 def test_an_entry_that_another_one_always_beats_is_warned_about():
     everybody = {"default_user": True, "producer_byte_rate": 5}
     nobody = "binds nobody, as entries[1] of user=<default> always comes before"
-    assert beaten({"client_id": "etl", "producer_byte_rate": 1}, everybody) == [f"[0].producer_byte_rate: {nobody}"]
-    assert beaten({"default_client_id": True, "producer_byte_rate": 1}, everybody) == [
+    assert overridden({"client_id": "etl", "producer_byte_rate": 1}, everybody) == [f"[0].producer_byte_rate: {nobody}"]
+    assert overridden({"default_client_id": True, "producer_byte_rate": 1}, everybody) == [
         f"[0].producer_byte_rate: {nobody}"
     ]
-    assert beaten({"client_id": "etl", "consumer_byte_rate": 1}, everybody) == []
-    assert beaten({"client_id": "etl", "shadow_producer_byte_rate": 1}, everybody) == []
-    assert beaten({"client_id": "etl", "producer_byte_rate": 1}, {"user": "a", "producer_byte_rate": 5}) == []
-    assert beaten({"default_ip": True, "connection_creation_rate": 1}, everybody) == []
-    assert beaten({"user": "<default>", "producer_byte_rate": 1}, everybody) == [
+    assert overridden({"client_id": "etl", "consumer_byte_rate": 1}, everybody) == []
+    assert overridden({"client_id": "etl", "shadow_producer_byte_rate": 1}, everybody) == []
+    assert overridden({"client_id": "etl", "producer_byte_rate": 1}, {"user": "a", "producer_byte_rate": 5}) == []
+    assert overridden({"default_ip": True, "connection_creation_rate": 1}, everybody) == []
+    assert overridden({"user": "<default>", "producer_byte_rate": 1}, everybody) == [
         "[0].user: is the user of that name, for all others it is default_user: true"
     ]
 
 
 def test_an_entry_that_binds_only_clients_without_a_client_id_is_warned_about():
     alice = {"user": "alice", "producer_byte_rate": 5}
-    assert beaten(alice, {"user": "alice", "default_client_id": True, "producer_byte_rate": 1}) == [
+    assert overridden(alice, {"user": "alice", "default_client_id": True, "producer_byte_rate": 1}) == [
         "[0].producer_byte_rate: binds only clients without a client-id, as entries[1] of user=alice,"
         " client-id=<default> always comes before"
     ]
@@ -1301,8 +1301,10 @@ def test_the_example_is_valid_and_shows_the_defaults():
 
 
 def test_the_page_about_the_configuration_is_in_step():
-    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == configuration_page(), "run: python -m kafka_throttle.proxy.config.page > docs/configuration.md"
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
+    assert page == configuration_page(), (
+        "run: python -m kafka_throttle.proxy.config.page > docs/reference/configuration.md"
+    )
 
 
 def test_the_page_has_the_cost_of_an_api_that_the_proxy_comes_with_none_for():

@@ -20,19 +20,21 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.responses import checked
 from tests.proxy.test_admin_api import Cluster
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 LONGEST_STEP_S = 0.02
 
 
 def test_the_document_in_docs_is_up_to_date():
     made = json.dumps(openapi(ENDPOINTS), indent=1) + "\n"
     assert (DOCS / "openapi.json").read_text() == made, (
-        "python -m kafka_throttle.proxy.observe.api_page --json > docs/openapi.json"
+        "python -m kafka_throttle.proxy.observe.api_page --json > docs/reference/openapi.json"
     )
 
 
 def test_the_page_in_docs_is_up_to_date():
-    assert (DOCS / "api.md").read_text() == api_page(), "python -m kafka_throttle.proxy.observe.api_page > docs/api.md"
+    assert (DOCS / "api.md").read_text() == api_page(), (
+        "python -m kafka_throttle.proxy.observe.api_page > docs/reference/api.md"
+    )
 
 
 def every(schema, key):

@@ -255,7 +255,7 @@ def test_without_an_argument_the_usage_is_printed(path):
 
 def test_a_source_that_takes_no_changes_ends_with_1(path):
     path.write_text(path.read_text().replace("state_file: state-main.json", ""))
-    problem = "expected a file to keep changes in, got nothing; setting it needs a restart (docs/quotas.md)"
+    problem = "expected a file to keep changes in, got nothing; setting it needs a restart (docs/reference/quotas.md)"
     expected = (1, "", f"virtual_clusters[].quotas.state_file of proxy.yaml: {problem}\n")
     assert quotas(path, "set", "--user", "a", "producer_byte_rate=1") == expected
     assert quotas(path, "unset", "--user", "a", "producer_byte_rate") == expected

@@ -6,7 +6,7 @@ import pytest
 
 from kafka_throttle.quotas.changes import Limit, Tables, tables_of
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope, SensorTags
-from kafka_throttle.quotas.explain import Client, Precedence, always_beaten_by, explain, level_of
+from kafka_throttle.quotas.explain import Client, Precedence, always_overridden_by, explain, level_of
 from kafka_throttle.quotas.quota_table import QuotaTable
 
 PRODUCE, SHADOW_PRODUCE = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.PRODUCE, shadow=True)
@@ -39,7 +39,7 @@ def test_the_levels_are_kafkas():
 
 
 @pytest.mark.parametrize("key", [PRODUCE, SHADOW_PRODUCE])
-def test_the_rule_is_the_tables_and_every_other_one_that_covers_the_client_is_beaten_by_it(key):
+def test_the_rule_is_the_tables_and_every_other_one_that_covers_the_client_is_overridden_by_it(key):
     for entities in SUBSETS:
         quotas = quotas_of(*entities, key=key)
         table = tables_of(quotas)[key.shadow]
@@ -50,12 +50,12 @@ def test_the_rule_is_the_tables_and_every_other_one_that_covers_the_client_is_be
             found = explained(quotas, client, key)
             standing = table.tags_and_limit(PRODUCE.quota_type, client.user, client.client_id)
             assert (found.rule and found.rule.entity) == standing.entity
-            assert {beaten.rule.entity for beaten in found.beaten} == covering - {standing.entity}
+            assert {overridden.rule.entity for overridden in found.overridden} == covering - {standing.entity}
             if found.tags is not None:
                 assert found.tags == standing.tags
-            for beaten in found.beaten:
-                by_level = found.rule is not None and found.rule.level < beaten.rule.level
-                assert by_level == beaten.why.startswith("level")
+            for overridden in found.overridden:
+                by_level = found.rule is not None and found.rule.level < overridden.rule.level
+                assert by_level == overridden.why.startswith("level")
                 assert by_level or client.client_id == ""
 
 
@@ -72,7 +72,7 @@ def test_the_entity_that_always_has_precedence_is_found():
         bound = [(c, table.tags_and_limit(PRODUCE.quota_type, c.user, c.client_id).entity) for c in CLIENTS]
         for entity in entities:
             binds = [client.client_id for client, binding in bound if binding == entity]
-            first = always_beaten_by(entity, entities)
+            first = always_overridden_by(entity, entities)
             if not binds:
                 assert first is not None
                 assert (entity.client_id is None) == first.but_for_empty
@@ -85,9 +85,9 @@ def test_the_entity_that_always_has_precedence_is_found():
 
 def test_a_quota_of_a_client_id_beside_one_of_all_users_binds_no_client():
     others = [Entity("alice"), Entity(DEFAULT)]
-    assert always_beaten_by(Entity(client_id="etl"), others) == Precedence(Entity(DEFAULT), but_for_empty=False)
-    assert always_beaten_by(Entity(client_id="etl"), others[:1]) is None
-    assert always_beaten_by(Entity(ip=DEFAULT), [Entity(ip="10.0.0.1")]) is None
+    assert always_overridden_by(Entity(client_id="etl"), others) == Precedence(Entity(DEFAULT), but_for_empty=False)
+    assert always_overridden_by(Entity(client_id="etl"), others[:1]) is None
+    assert always_overridden_by(Entity(ip=DEFAULT), [Entity(ip="10.0.0.1")]) is None
 
 
 def test_a_rule_has_its_level_its_layer_and_the_clients_that_share_it():
@@ -97,7 +97,7 @@ def test_a_rule_has_its_level_its_layer_and_the_clients_that_share_it():
     }
     found = explained(quotas, Client("alice", "etl"))
     assert found.rule == (Entity("alice"), 3, 5000.0, "state.yaml", Scope.NODE)
-    assert found.beaten == (
+    assert found.overridden == (
         ((Entity(client_id="etl"), 7, 10.0, "proxy.yaml", Scope.NODE), "level 3 comes before level 7"),
     )
     assert found.tags == SensorTags("alice", "")
@@ -130,11 +130,11 @@ def test_the_explanation_of_an_empty_client_id_says_why_a_default_does_not_cover
     quotas = quotas_of(Entity("alice", DEFAULT), Entity(DEFAULT), Entity(client_id=DEFAULT))
     found = explained(quotas, Client("alice", ""))
     assert found.rule.entity == Entity(DEFAULT)
-    assert [(beaten.rule.level, beaten.why) for beaten in found.beaten] == [
+    assert [(overridden.rule.level, overridden.why) for overridden in found.overridden] == [
         (2, "an empty client-id is covered by no default for client-ids"),
         (8, "level 6 comes before level 8"),
     ]
-    [unbound] = explained(quotas_of(Entity(client_id=DEFAULT)), Client("alice", "")).beaten
+    [unbound] = explained(quotas_of(Entity(client_id=DEFAULT)), Client("alice", "")).overridden
     assert unbound.why == "an empty client-id is covered by no default for client-ids"
 
 
@@ -167,7 +167,7 @@ def test_addresses_have_levels_of_their_own_and_one_spelling():
     found = explained(quotas, Client("a", "b", "::ffff:10.0.0.1"), key)
     assert found.rule[:2] == (Entity(ip="10.0.0.1"), 1)
     assert (found.tags, found.shared_by) == (SensorTags("", ""), "all connections from 10.0.0.1, at all listeners")
-    assert [beaten.why for beaten in found.beaten] == ["a quota of the address comes before the default"]
+    assert [overridden.why for overridden in found.overridden] == ["a quota of the address comes before the default"]
     assert explained(quotas, Client("a", "b", "10.0.0.2"), key).rule[:2] == (Entity(ip=DEFAULT), 2)
     assert all(one.key != key for one in explain(quotas, tables_of(quotas), Client("a", "b")))
 
@@ -179,7 +179,7 @@ def test_a_host_name_stands_between_its_address_and_the_default():
     def reported(quotas):
         made = explain(quotas, tables_of(quotas), Client("a", "b", "10.0.0.1"), ("b.example", "a.example"))
         [found] = [one for one in made if one.key == key]
-        return found.rule.entity.ip, [(one.rule.entity.ip, one.why) for one in found.beaten]
+        return found.rule.entity.ip, [(one.rule.entity.ip, one.why) for one in found.overridden]
 
     default = (DEFAULT, "a quota of the address comes before the default")
     lowest = ("a.example", "of host names the lowest limit comes first")
@@ -192,7 +192,7 @@ def test_a_host_name_stands_between_its_address_and_the_default():
 def test_a_shadow_is_looked_up_among_shadows_only():
     quotas = {Entity("alice"): {PRODUCE: Limit(1.0, "x")}, Entity(client_id="etl"): {SHADOW_PRODUCE: Limit(2.0, "x")}}
     found = explained(quotas, Client("alice", "etl"), SHADOW_PRODUCE)
-    assert (found.rule.entity, found.tags, found.beaten) == (Entity(client_id="etl"), SensorTags("", "etl"), ())
+    assert (found.rule.entity, found.tags, found.overridden) == (Entity(client_id="etl"), SensorTags("", "etl"), ())
     other = explained(quotas, Client("alice", "web"), SHADOW_PRODUCE)
     assert (other.rule, other.tags) == (None, None)
     assert other.notes == ("no shadow quota covers this client, so none is measured",)

@@ -1,6 +1,6 @@
 """The two tables of a relay: what is done with a request, and the states of a response; and how large its parts are.
 
-`python tests/relay/test_states.py` writes the table of states into docs/architecture.md.
+`python tests/relay/test_states.py` writes the table of states into docs/reference/architecture.md.
 """
 
 import ast
@@ -26,7 +26,7 @@ from tests.simulation.generate import world_of
 from tests.simulation.world import run_world
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "reference" / "architecture.md"
 WORLDS_WITH_ALL_BUT_GATHERING = (16, 19, 44, 107)
 MOST_ATTRIBUTES = 16
 BEGIN, END = "<!-- response states -->\n", "<!-- end of response states -->"

@@ -216,8 +216,8 @@ def test_a_host_has_a_name_that_a_file_may_have():
 
 
 def test_the_page_is_in_step():
-    """`python -m kafka_throttle.proxy.usage.page > docs/usage.md` makes it."""
-    assert Path("docs/usage.md").read_text() == usage_page()
+    """`python -m kafka_throttle.proxy.usage.page > docs/reference/records.md` makes it."""
+    assert Path("docs/reference/records.md").read_text() == usage_page()
 
 
 def test_a_record_that_cannot_be_made_is_reported_as_dropped_and_the_others_are_kept(clock, monkeypatch):

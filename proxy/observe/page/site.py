@@ -21,6 +21,7 @@ from kafka_throttle.proxy.observe.page.rendering import (
     static_files,
 )
 from kafka_throttle.proxy.observe.page.sections import MAX_ROWS, Shown
+from kafka_throttle.proxy.observe.past.moments import NO_HISTORY
 from kafka_throttle.quotas.entities import is_ip
 
 _STREAM_PART_OF_IDLE = 0.8
@@ -172,7 +173,7 @@ class StatusPage:
         if not at:
             return _see("/")
         if self._throttled_at is None:
-            raise web.HTTPNotFound(text="at: there is no history, as history.directory is not set")
+            raise web.HTTPNotFound(text=NO_HISTORY)
         form = await self._throttled_at(parameters_in({"at": at, "limit": str(MAX_ROWS)}, ThrottledWanted))
         return self.page("past", {"form": form, "at": at})
 

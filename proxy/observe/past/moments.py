@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from kafka_throttle.common.printable import printable
 
+NO_HISTORY = "at: there is no history, as history.directory is not set"
+"""The answer to who asks for a second of the past where none is kept."""
+
 _EXPECTED = "at: expected a time like 03:12:07, 2026-11-25T03:12:07Z or -15m (UTC, unless it ends with an offset)"
 _AGO = re.compile(r"-([0-9]{1,9})([smhd])")
 _TIME = re.compile(r"[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}:[0-9]{2})?")

@@ -25,6 +25,7 @@ from kafka_throttle.proxy.observe.page.history import History, Moment
 from kafka_throttle.proxy.observe.page.merged_facts import MERGED, merged_hits
 from kafka_throttle.proxy.observe.page.search import Found
 from kafka_throttle.proxy.observe.page.sections import Facts, Section, hour_facts
+from kafka_throttle.proxy.observe.past.moments import NO_HISTORY
 from kafka_throttle.proxy.server.quota_store import QuotaStore
 from kafka_throttle.proxy.server.workers.group import Running, Workers
 from kafka_throttle.proxy.usage.recorder import own_name
@@ -81,7 +82,7 @@ class AnswersOfWorkers:
     async def explain(self, wanted: ClientWanted) -> ExplanationPage:
         """The quotas of a client, why they apply, and what is measured of it."""
         if wanted.at is not None:
-            raise web.HTTPNotFound(text="at: there is no history, as history.directory is not set")
+            raise web.HTTPNotFound(text=NO_HISTORY)
         if wanted.names.client is not None:
             return merged_explanation(await self._answers("explain", wanted))
         cluster = named_cluster(self.clusters, wanted.virtual_cluster)
@@ -101,7 +102,7 @@ class AnswersOfWorkers:
     async def throttled(self, wanted: ThrottledWanted) -> ThrottledPage:
         """The clients that are throttled now: one line for each client, quota and node."""
         if wanted.at is not None:
-            raise web.HTTPNotFound(text="at: there is no history, as history.directory is not set")
+            raise web.HTTPNotFound(text=NO_HISTORY)
         pages = list((await self._answers("throttled", wanted)).values())
         clusters = [each for each in self.clusters.values() if wanted.virtual_cluster in (None, each.name)]
         others = any(cluster.is_one_of_several for cluster in clusters)

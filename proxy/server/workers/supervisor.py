@@ -251,7 +251,8 @@ class Supervisor:
     def _refuse_to_hand_over(self) -> None:
         self._metrics.handover_failures.inc()
         log.error(
-            "handover_failed", problem="with workers of 2 or more no other process can take over: docs/workers.md"
+            "handover_failed",
+            problem="with workers of 2 or more no other process can take over: docs/reference/workers.md",
         )
 
     async def stop(self) -> None:

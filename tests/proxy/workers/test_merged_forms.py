@@ -60,7 +60,7 @@ def explained(*uses, notes=(), throttles=()):
         "unit": "bytes/s",
         "enforced": True,
         "rule": {"entity": {"user": "alice"}, "level": 3, "limit": 1000, "layer": "proxy.yaml"},
-        "beaten": [],
+        "overridden": [],
         "measured_as": {"user": "alice", "client_id": ""},
         "shared_by": "",
         "notes": list(notes),

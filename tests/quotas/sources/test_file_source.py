@@ -79,7 +79,7 @@ def test_without_a_state_file_there_is_what_the_operator_says():
     assert source.quotas == {ALICE: {PRODUCE: Limit(10.0, "proxy.yaml"), FETCH: Limit(20.0, "proxy.yaml")}}
     assert refused(source, AlterationRefused) == (
         "virtual_clusters[].quotas.state_file of proxy.yaml: expected a file to keep changes in, got nothing; "
-        "setting it needs a restart (docs/quotas.md)"
+        "setting it needs a restart (docs/reference/quotas.md)"
     )
     source.stop()
 
