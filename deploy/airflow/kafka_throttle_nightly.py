@@ -1,7 +1,8 @@
 """A DAG for Airflow 3: what deploy/nightly.sh does, each command a task. Copy it into the folder of DAGs.
 
 The workers need the pipeline (docs/reference/pipeline.md), the table and the spool. `gaps` fails if records are
-missing: the run has failed then, and `report` is made all the same. The environment of the DAG processor has the settings.
+missing: the run has failed then, and `report` is made all the same. The environment of the DAG processor has the
+settings.
 """
 
 import os

@@ -15,7 +15,7 @@ the same requests with its own `request-time` sensor.
 
 ```
 python -m tests.fidelity --page docs/proofs/request-time.md    # this page; --only NAME, --json FILE
-python -m tests.fidelity --direct                              # no proxy: the broker's thread time, what its client sees
+python -m tests.fidelity --direct                              # no proxy: the broker's time, what its client sees
 ```
 
 Kafka {kafka} and the proxy on a machine of {cpus} ({model}),
