@@ -34,6 +34,14 @@ CERTIFICATES = Path("/etc/ssl/certs")
 MOUNTED = Path("/opt/certificates-of-the-machine")
 
 
+def produces(bootstrap: str) -> None:
+    failed = []
+    producer = Producer({"bootstrap.servers": bootstrap})
+    producer.produce("image", "1", on_delivery=lambda error, _: failed.append(error) if error else None)
+    assert producer.flush(60) == 0
+    assert failed == []
+
+
 @pytest.fixture(scope="module")
 def buildah(tmp_path_factory):
     """Runs buildah, with its files in a folder of the test's."""
@@ -90,6 +98,8 @@ class Image:
         """A command line that runs in the image as its user, and can write to what is mounted only."""
         root = shlex.quote(str(self.root))
         steps = [f"mount --bind {root} {root}", f"mount -t proc proc {root}/proc", f"mount --rbind /dev {root}/dev"]
+        for file in ("/etc/hosts", "/etc/resolv.conf"):  # every engine does this
+            steps += [f"touch {root}{file}", f"mount --bind {file} {root}{file}"]
         for target, source in (mounts or {}).items():
             steps += [f"mkdir -p {root}{target}", f"mount --bind {shlex.quote(str(source))} {root}{target}"]
         inside = ["env", "-i", *self.config["Env"], *command]
@@ -156,13 +166,8 @@ def test_the_image_is_compiled_and_serves_with_a_read_only_root_as_nobody_specia
             kind, *check = image.config["Healthcheck"]["Test"]
             assert kind == "CMD"
             image.run("env", f"HEALTH_URL={url}", *check)
-            failed = []
-            producer = Producer({"bootstrap.servers": proxy.bootstrap})
-            producer.produce("image", "1", on_delivery=lambda error, _: failed.append(error) if error else None)
-            assert producer.flush(60) == 0
-            assert failed == []
-            status = proxy.terminate()
-            assert status == 0
+            produces(proxy.bootstrap)
+            assert proxy.terminate() == 0
         dead = subprocess.run(image.command("env", f"HEALTH_URL={url}", *check), capture_output=True)
         assert dead.returncode == 1
 
