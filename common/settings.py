@@ -6,7 +6,7 @@ from difflib import SequenceMatcher
 from functools import cache
 from itertools import chain
 from types import NoneType
-from typing import Any, Self, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
@@ -29,6 +29,9 @@ class Settings(BaseModel):
     """A mapping of the file: frozen, without unknown keys, and without conversion of types."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+
+    GONE: ClassVar[Mapping[str, str]] = {}
+    """Names that an earlier version had here, each with what to write now."""
 
     def unless(self, problems: Iterable[str | Problem]) -> Self:
         """These settings, for use at the end of a validator. Raises Problems if there are any.
@@ -165,8 +168,10 @@ def _problems(details: ErrorDetails, model: type[Settings]) -> Iterator[Problem]
 
 
 def _unknown_key(loc: tuple[int | str, ...], model: type[Settings]) -> str:
-    key = str(loc[-1])
-    known = [field.alias or name for name, field in _model_at(loc[:-1], model).model_fields.items()]
+    key, section = str(loc[-1]), _model_at(loc[:-1], model)
+    if key in section.GONE:
+        return f"this setting is gone, {section.GONE[key]}"
+    known = [field.alias or name for name, field in section.model_fields.items()]
     elsewhere = sections_by_setting(model)
     here, there = _alike(key, known, _PERHAPS), _alike(key, elsewhere, _SURELY)
     if max(there.values(), default=0) > max(here.values(), default=0):

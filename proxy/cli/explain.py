@@ -131,7 +131,7 @@ def _from_source(cluster: VirtualClusterConfig, path: Path, names: Names) -> For
         explanations = explain_client(source.quotas, tables, client, known=origin.known)
     reported = [(explanation, Observed()) for explanation in explanations]
     return explained_form(
-        origin, client, reported, (), None, _caps(cluster), user_names=cluster.sasl.users_by_name(), notes=notes
+        origin, client, reported, (), None, _caps(cluster), user_names=cluster.sasl.user_names, notes=notes
     )
 
 

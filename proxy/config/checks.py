@@ -190,10 +190,6 @@ def _request_cost_problems(data: Any) -> Iterator[Problem]:
     return _repetitions(data, "virtual_clusters[].quotas.request_costs", "api", "one cost for each API")
 
 
-def _principal_problems(data: Any) -> Iterator[Problem]:
-    return _repetitions(data, "virtual_clusters[].sasl.principals", "mechanism", "one user for each mechanism")
-
-
 def _repetitions(data: Any, pattern: str, key: str, expected: str) -> Iterator[Problem]:
     """Entries of a list that say the same `key` as one before them."""
     for path, entries in found_at(data, pattern):
@@ -339,7 +335,6 @@ def _worker_problems(data: Any) -> Iterator[Problem]:
 CHECKS = (
     _name_problems,
     _request_cost_problems,
-    _principal_problems,
     _node_id_problems,
     _port_problems,
     _entry_problems,

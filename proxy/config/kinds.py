@@ -175,11 +175,6 @@ def is_znode_path(text: str) -> bool:
     return text.startswith("/") and plain and len(text) <= 1_000
 
 
-def is_sasl_mechanism(text: str) -> bool:
-    """True for a name as RFC 4422 has them, in whatever case."""
-    return re.fullmatch(r"[A-Za-z0-9_-]{1,20}", text) is not None
-
-
 def is_user_of_http(text: str) -> bool:
     """True for a user name that HTTP Basic can carry (RFC 7617)."""
     return bool(text) and ":" not in text and text.isprintable()

@@ -4,6 +4,7 @@ A string literal below a setting is its documentation: docs/reference/configurat
 """
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PrivateAttr, ValidationInfo, field_validator, model_validator
@@ -43,7 +44,6 @@ from kafka_throttle.proxy.config.kinds import (
     Workers,
     is_advertisable,
     is_loopback,
-    is_sasl_mechanism,
     is_user_of_http,
     is_znode_path,
 )
@@ -612,16 +612,6 @@ class QuotasConfig(Settings):
     """Users who may describe all quotas. Each user may describe their own."""
 
 
-class SaslPrincipal(Settings):
-    """The user for logins whose mechanism does not reveal it: GSSAPI, delegation tokens, opaque bearer tokens."""
-
-    mechanism: Annotated[str, Text("a SASL mechanism like GSSAPI", is_sasl_mechanism)]
-    """The mechanism, by the name that clients give it."""
-
-    user: Annotated[str, Text("a string that is not empty (numbers need quotes)", bool)]
-    """The user whose quotas they share."""
-
-
 class SaslConfig(Settings):
     """How the proxy reads SASL logins. Users that the nodes accept have their own quotas."""
 
@@ -637,41 +627,20 @@ class SaslConfig(Settings):
     `$ConnectionString` for all such keys of Event Hubs. Quotas, limits and rights are those of the user that is given
     here. A change applies to a connection at its next login."""
 
-    principals: Many[SaslPrincipal] = ()
-    """The old form of `user_names`, for logins without a name."""
-
     oauth_claims: Many[OauthClaim] = ()
     """The claims of bearer tokens that name the user; the first one that a token has counts. Default: `sub`. As
     `sasl.oauthbearer.sub.claim.name` of the nodes, or Strimzi's `oauth.username.claim` and
     `oauth.fallback.username.claim`. `{claim: client_id, prefix: service-account-}` puts a prefix before the value. For
     OAUTHBEARER, and for tokens sent by PLAIN as the password of `$accessToken`."""
 
-    subject_claim: Annotated[str | None, Text("the name of a claim", bool)] = None
-    """The old name of `oauth_claims`, for one claim."""
-
-    @model_validator(mode="after")
-    def _fit_together(self) -> Self:
-        problems = []
-        if self.subject_claim is not None and self.oauth_claims:
-            problems.append("expected oauth_claims without subject_claim, its old name, got both")
-        if twice := sorted(self.users_by_mechanism().keys() & self.user_names.keys()):
-            problems.append(
-                f"expected each name in user_names or in principals, its old form, got {twice[0]!r} in both"
-            )
-        return self.unless(problems)
-
-    def users_by_name(self) -> dict[str, str]:
-        """The users by the names that logins show."""
-        return self.users_by_mechanism() | self.user_names
-
-    def users_by_mechanism(self) -> dict[str, str]:
-        """The users of logins without a name, as they stand in `principals`, by what such logins show."""
-        return {f"?{known.mechanism}": known.user for known in self.principals}
+    GONE: ClassVar[Mapping[str, str]] = {
+        "principals": "write user_names, like {'?GSSAPI': the name of the user}",
+        "subject_claim": "write oauth_claims: [the name of the claim]",
+    }
 
     def claims(self) -> tuple[Claim, ...]:
         """The claims that name the user, the first one first."""
-        old = () if self.subject_claim is None else (Claim(self.subject_claim),)
-        return self.oauth_claims or old or SUBJECT_CLAIMS
+        return self.oauth_claims or SUBJECT_CLAIMS
 
 
 class VirtualClusterConfig(Settings):

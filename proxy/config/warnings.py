@@ -60,8 +60,6 @@ def warnings_of(config: Config, ephemeral: range) -> list[Problem]:
         warnings += _source_warnings(f"{path}.quotas", cluster.quotas)
         warnings += _own_connection_warnings(path, cluster)
         warnings += _user_name_warnings(f"{path}.sasl", cluster.sasl)
-        if (name := cluster.sasl.subject_claim) is not None:
-            warnings.append(Problem(f"{path}.sasl.subject_claim", f"is old, expected oauth_claims: [{name}]"))
     if (config.connections.max_connections or 0) >= config.limits.max_connections:
         problem = f"expected less than limits.max_connections, {config.limits.max_connections}: beyond that they are"
         found = config.connections.max_connections
@@ -140,9 +138,8 @@ def _own_connection_warnings(path: str, cluster: VirtualClusterConfig) -> Iterat
 
 
 def _user_name_warnings(path: str, sasl: SaslConfig) -> Iterator[Problem]:
-    """Users of mechanisms whose tokens say by themselves who logs in, and the old form of such users."""
+    """Users of mechanisms whose tokens say by themselves who logs in."""
     mechanisms = {f"{path}.user_names[{name!r}]": name[1:] for name in sasl.user_names if name.startswith("?")}
-    mechanisms |= {f"{path}.principals[{i}].mechanism": known.mechanism for i, known in enumerate(sasl.principals)}
     for place, mechanism in mechanisms.items():
         if mechanism.upper() in (PLAIN, *SCRAM):
             problem = f"is without effect with {mechanism}: its tokens name their users"
@@ -150,8 +147,6 @@ def _user_name_warnings(path: str, sasl: SaslConfig) -> Iterator[Problem]:
         elif mechanism != mechanism.upper():
             problem = f"expected the mechanism as nodes call it, {mechanism.upper()}, got {mechanism}"
             yield Problem(place, problem)
-    if sasl.principals:
-        yield Problem(f"{path}.principals", f"is old, expected user_names: {sasl.users_by_mechanism()}")
 
 
 def _reach_warnings(path: str, listener: ListenerConfig, cluster: VirtualClusterConfig) -> Iterator[Problem]:

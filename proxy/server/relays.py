@@ -88,7 +88,7 @@ class Relays:
         self._facts = replace(
             self._facts,
             charge_validate_only=throttle.charge_validate_only,
-            sasl=SaslRules(sasl.users_by_name(), sasl.claims()),
+            sasl=SaslRules(sasl.user_names, sasl.claims()),
         )
 
     def new(self, node_id: int, user: str, address: str) -> tuple[Relay, ConnectionFacts]:

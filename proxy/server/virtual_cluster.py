@@ -159,7 +159,7 @@ class VirtualCluster:
         self.book.refuses_while_unknown = config.quotas.when_unknown == "refuse"
         self.quota_manager.costs.pin(pinned_costs(config.quotas))
         self.caps.set(config.caps)
-        self.user_names = config.sasl.users_by_name()
+        self.user_names = config.sasl.user_names
         self.address_quotas.set_rules(config.connections)
         settings = {listener.name: listener for listener in config.listeners}
         for listener in self.listeners:

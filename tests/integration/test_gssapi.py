@@ -117,31 +117,30 @@ def kerberos_kafka(realm):
         yield cluster
 
 
-class WithPrincipals(ProxyProcess):
+class WithUserNames(ProxyProcess):
     """A proxy with clients that must log in; its configuration names users by mechanism."""
 
-    def __init__(self, servers, quotas, principals, password_file):
-        self._principals = principals
+    def __init__(self, servers, quotas, user_names, password_file):
+        self._user_names = user_names
         own = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": PLAIN, "username": "proxy"}
         upstream = {"admin": {**own, "password_file": str(password_file)}}
         super().__init__(servers, quotas, upstream=upstream)
 
     def config(self, quotas=()):
         config = super().config(quotas)
-        config["virtual_clusters"][0]["sasl"] = {"principals": self._principals}
+        config["virtual_clusters"][0]["sasl"] = {"user_names": self._user_names}
         return config
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("principals", "user"), [([], "?GSSAPI"), ([("GSSAPI", "kerberos")], "kerberos")])
-def test_a_client_with_a_ticket_has_the_quota_of_the_mapping(kerberos_kafka, realm, tmp_path, principals, user):
+@pytest.mark.parametrize(("user_names", "user"), [({}, "?GSSAPI"), ({"?GSSAPI": "kerberos"}, "kerberos")])
+def test_a_client_with_a_ticket_has_the_quota_of_the_mapping(kerberos_kafka, realm, tmp_path, user_names, user):
     hosts = tmp_path / "hosts"
     hosts.write_text(f"{HOST} localhost\n")
-    mapping = [{"mechanism": mechanism, "user": name} for mechanism, name in principals]
     quotas = [{"user": user, "producer_byte_rate": RATE}, {"user": "ANONYMOUS", "producer_byte_rate": 1}]
     password_file = tmp_path / "password"
     password_file.write_text(PASSWORDS["proxy"])
-    with WithPrincipals(kerberos_kafka.bootstrap(LISTENER), quotas, mapping, password_file) as proxy:
+    with WithUserNames(kerberos_kafka.bootstrap(LISTENER), quotas, user_names, password_file) as proxy:
         settings = {
             "bootstrap.servers": proxy.bootstrap,
             "client.id": "ticket",

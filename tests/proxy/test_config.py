@@ -29,7 +29,6 @@ from kafka_throttle.proxy.config.settings import (
     ListenerTlsConfig,
     MetricsConfig,
     RequestCost,
-    SaslConfig,
     UpstreamTlsConfig,
     UsageConfig,
     UsageTopicConfig,
@@ -1429,40 +1428,35 @@ def test_sasl_is_demanded_where_the_proxy_itself_logs_in_unless_the_file_says_ot
     assert config_of(data).virtual_clusters[0].sasl.required is True
     data["virtual_clusters"][0]["sasl"] = {"required": False}
     assert config_of(data).virtual_clusters[0].sasl.required is False
-    data["virtual_clusters"][0]["sasl"] = {"subject_claim": "email"}
+    data["virtual_clusters"][0]["sasl"] = {"oauth_claims": ["email"]}
     assert config_of(data).virtual_clusters[0].sasl.required is True
 
 
-def test_users_of_mechanisms_that_do_not_name_them():
-    principals = [{"mechanism": "GSSAPI", "user": "kerberos"}, {"mechanism": "OAUTHBEARER", "user": "opaque"}]
-    data = changed(cluster("sasl"), {"required": True, "principals": principals})
-    assert [known.user for known in config_of(data).virtual_clusters[0].sasl.principals] == ["kerberos", "opaque"]
-    assert changes_needing_restart(config_of(MINIMAL), config_of(data)) == []
-    path = "virtual_clusters[0].sasl.principals"
-    principals.append({"mechanism": "GSSAPI", "user": "other"})
-    assert problems(changed(cluster("sasl"), {"principals": principals})) == [
-        f"{path}[2].mechanism: expected one user for each mechanism, got that of {path}[0]"
-    ]
+def test_claims_that_are_none_are_refused():
     claims = ["sub", {"claim": "azp", "prefix": "sa-"}, "", {"prefix": "x"}, {"claim": "a", "name": "b"}, 7]
-    wrong = {"principals": [{"mechanism": "a b", "user": ""}], "required": "yes", "subject_claim": ""}
-    wrong |= {"oauth_claims": claims}
-    assert sorted(problems(changed(cluster("sasl"), wrong))) == [
+    path = "virtual_clusters[0].sasl"
+    assert sorted(problems(changed(cluster("sasl"), {"oauth_claims": claims, "required": "yes"}))) == [
         *(
-            f"virtual_clusters[0].sasl.oauth_claims[{i}]: expected the name of a claim, or a mapping of `claim` and "
-            f"`prefix`, got {got}"
+            f"{path}.oauth_claims[{i}]: expected the name of a claim, or a mapping of `claim` and `prefix`, got {got}"
             for i, got in ((2, "''"), (3, "a mapping"), (4, "a mapping"), (5, 7))
         ),
-        f"{path}[0].mechanism: expected a SASL mechanism like GSSAPI, got 'a b'",
-        f"{path}[0].user: expected a string that is not empty (numbers need quotes), got ''",
-        "virtual_clusters[0].sasl.required: expected true or false, got 'yes'",
-        "virtual_clusters[0].sasl.subject_claim: expected the name of a claim, got ''",
+        f"{path}.required: expected true or false, got 'yes'",
+    ]
+
+
+def test_a_setting_that_is_gone_is_refused_with_what_to_write():
+    old = {"principals": [{"mechanism": "GSSAPI", "user": "kerberos"}], "subject_claim": "email"}
+    path = "virtual_clusters[0].sasl"
+    assert sorted(problems(changed(cluster("sasl"), old))) == [
+        f"{path}.principals: this setting is gone, write user_names, like {{'?GSSAPI': the name of the user}}",
+        f"{path}.subject_claim: this setting is gone, write oauth_claims: [the name of the claim]",
     ]
 
 
 def test_users_stand_for_the_names_that_logins_show_and_may_change_without_a_restart():
     user_names = {"AKIAIOSFODNN7EXAMPLE": "billing", "?GSSAPI": "kerberos"}
     data = changed(cluster("sasl"), {"required": True, "user_names": user_names})
-    assert config_of(data).virtual_clusters[0].sasl.users_by_name() == user_names
+    assert config_of(data).virtual_clusters[0].sasl.user_names == user_names
     assert changes_needing_restart(config_of(MINIMAL), config_of(data)) == []
     path = "virtual_clusters[0].sasl"
     assert sorted(
@@ -1479,33 +1473,13 @@ def test_users_stand_for_the_names_that_logins_show_and_may_change_without_a_res
     ]
 
 
-def test_principals_are_the_old_form_of_users_for_logins_without_a_name():
-    old = {"principals": [{"mechanism": "GSSAPI", "user": "kerberos"}]}
-    sasl = config_of(changed(cluster("sasl"), old | {"user_names": {"a": "b"}})).virtual_clusters[0].sasl
-    assert sasl.users_by_name() == {"?GSSAPI": "kerberos", "a": "b"}
-    path = "virtual_clusters[0].sasl"
-    warned = f"{path}.principals: is old, expected user_names: {{'?GSSAPI': 'kerberos'}}"
-    assert warned in reported_warnings(changed(cluster("sasl"), old))
-    assert problems(changed(cluster("sasl"), old | {"user_names": {"?GSSAPI": "a"}})) == [
-        f"{path}: expected each name in user_names or in principals, its old form, got '?GSSAPI' in both"
-    ]
-
-
-def test_the_claims_that_name_users_come_in_an_order_and_one_may_stand_under_its_old_name():
+def test_the_claims_that_name_users_come_in_an_order():
     def sasl(**settings):
         return config_of(changed(cluster("sasl"), settings)).virtual_clusters[0].sasl
 
     claims = ["preferred_username", {"claim": "client_id", "prefix": "service-account-"}]
     assert sasl().claims() == (Claim("sub"),)
     assert sasl(oauth_claims=claims).claims() == (Claim("preferred_username"), Claim("client_id", "service-account-"))
-    assert sasl(subject_claim="email").claims() == (Claim("email"),)
-    path = "virtual_clusters[0].sasl"
-    assert f"{path}.subject_claim: is old, expected oauth_claims: [email]" in reported_warnings(
-        changed(cluster("sasl"), {"subject_claim": "email"})
-    )
-    assert problems(changed(cluster("sasl"), {"subject_claim": "email", "oauth_claims": claims})) == [
-        f"{path}: expected oauth_claims without subject_claim, its old name, got both"
-    ]
 
 
 def reported_warnings(data):
@@ -1533,11 +1507,6 @@ def test_trusted_networks_without_proxy_protocol_are_warned_about():
 )
 def test_users_of_mechanisms_that_name_theirs_are_warned_about(mechanism, expected):
     data = copy.deepcopy(MINIMAL)
-    data["virtual_clusters"][0]["sasl"] = {"principals": [{"mechanism": mechanism, "user": "u"}]}
-    found = [
-        each for each in reported_warnings(data) if each.startswith("virtual_clusters[0].sasl.principals[0].mechanism")
-    ]
-    assert [expected in each for each in found] == ([True] if expected else [])
     data["virtual_clusters"][0]["sasl"] = {"user_names": {f"?{mechanism}": "u"}}
     path = f"virtual_clusters[0].sasl.user_names['?{mechanism}']"
     found = [each for each in reported_warnings(data) if each.startswith(path)]
@@ -1564,7 +1533,6 @@ WRONG_TOGETHER = {
         "",
         "expected each address once",
     ),
-    SaslConfig: ({"subject_claim": "a", "oauth_claims": ["b"]}, "", "expected oauth_claims without subject_claim"),
     AdminConfig: ({"bind": "0.0.0.0"}, "", "expected token_file"),
     MetricsConfig: ({"username": "prometheus"}, "", "expected username and password_file together"),
     RequestCost: ({"api": "JoinGroup", "base_us": 1}, ".api", "expected Heartbeat, whose cost is also that of"),
