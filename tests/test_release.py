@@ -7,7 +7,6 @@ committed, compiled for one version of Python.
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -54,6 +53,8 @@ class Environment:
     """A virtual environment that is nobody's but the test's."""
 
     folder: Path
+    path: str = ""
+    """Where other programs are; by itself there is nothing, no compiler either."""
 
     def made(self, python: str) -> "Environment":
         subprocess.run([python, "-m", "venv", self.folder], check=True)
@@ -67,14 +68,9 @@ class Environment:
         subprocess.run([self.folder / "bin" / "pip", "uninstall", "--quiet", "--yes", *names], check=True)
 
     def variables(self, **others: str) -> dict[str, str]:
-        """No compiler is in the path, and nothing of this checkout."""
+        """Nothing of this checkout."""
         kept = {name: os.environ[name] for name in ("HOME", "JAVA_HOME", "KAFKA_THROTTLE_CACHE") if name in os.environ}
-        return {**kept, "PATH": f"{self.folder / 'bin'}:{self.folder / 'tools'}", **others}
-
-    def tool(self, name: str) -> None:
-        """Put a program of this machine into the path."""
-        (self.folder / "tools").mkdir(exist_ok=True)
-        (self.folder / "tools" / name).symlink_to(shutil.which(name))
+        return {**kept, "PATH": f"{self.folder / 'bin'}:{self.path}", **others}
 
     def run(self, *arguments: Path | str, cwd: Path, **variables: str) -> str:
         """What `kafka-throttle` prints. It has to end with status 0."""
@@ -196,8 +192,7 @@ def _files(name: str, about: str) -> list[tuple[str, str]]:
 
 def test_packages_of_others_that_are_named_as_our_rooms_change_nothing(dist, kafka, tmp_path):
     """Beside them, after their removal, and with folders of these names where the command is started."""
-    environment = Environment(tmp_path / "environment").made(sys.executable)
-    environment.tool("java")
+    environment = Environment(tmp_path / "environment", os.environ["PATH"]).made(sys.executable)
     for lock in ("requirements.lock", "requirements-pipeline.lock"):
         environment.install("--require-hashes", "-r", ROOT / lock)
     compiled = wheels(dist)[f"cp{OF_THIS_PYTHON.replace('.', '')}"]
