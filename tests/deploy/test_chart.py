@@ -90,6 +90,14 @@ def test_in_the_mode_ports_each_node_has_a_port_and_the_service_has_them_all():
     assert cluster.throttle.max_throttle_ms == 15000
 
 
+def test_the_proxies_divide_quotas_unless_the_fleet_is_taken_away():
+    [cluster] = config(manifests("ports")).virtual_clusters
+    assert (cluster.fleet.topic, cluster.quotas.instances) == ("__kafka_throttle_claims_main", 2)
+    assert "divide the quotas of clients" in (CHART / "templates" / "NOTES.txt").read_text()
+    [alone] = config(manifests("ports", "--set", "virtualCluster.fleet=null")).virtual_clusters
+    assert alone.fleet is None
+
+
 def test_the_login_and_the_authority_are_of_existing_secrets():
     made = manifests("ports")
     upstream = config(made).virtual_clusters[0].upstream
