@@ -104,10 +104,14 @@ def wheels(dist: Path) -> Mapping[str, Path]:
     return {re.split("-", file.name)[2]: file for file in dist.glob("*.whl")}
 
 
-def pythons() -> list[str]:
-    """The Pythons of this machine that the product is for."""
-    find = ". deploy/find_python.sh; for v in 3.11 3.12 3.13 3.14; do python_of $v; done"
-    return subprocess.run(["bash", "-c", find], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+def pythons() -> dict[str, str]:
+    """The Pythons of this machine that the product is for, by version."""
+    find = ". deploy/find_python.sh; for v in 3.11 3.12 3.13 3.14; do echo $v $(python_of $v); done"
+    found = subprocess.run(["bash", "-c", find], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return {version: python for version, *of_it in map(str.split, found.splitlines()) for python in of_it}
+
+
+PYTHONS = pythons()
 
 
 def read(url: str) -> str:
@@ -144,18 +148,16 @@ def test_a_release_has_the_source_wheels_for_users_without_a_compiler_and_what_i
     assert {(part["name"], part["version"]) for part in bill["components"]} == set(pinned)
 
 
-@pytest.mark.parametrize("python", pythons())
-def test_an_installed_wheel_serves_a_client_without_a_compiler(dist, kafka, python, tmp_path):
-    tag = subprocess.run(
-        [python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+@pytest.mark.parametrize("version", PYTHONS)
+def test_an_installed_wheel_serves_a_client_without_a_compiler(dist, kafka, version, tmp_path):
+    tag = f"cp{version.replace('.', '')}"
     compiled = wheels(dist).get(tag)
     empty = tmp_path / "empty"
     empty.mkdir()
     for build, wheel in {"pure": wheels(dist)["py3"], "compiled": compiled}.items():
         if wheel is not None:
             begin = time.monotonic()
-            environment = Environment(tmp_path / build).made(python)
+            environment = Environment(tmp_path / build).made(PYTHONS[version])
             environment.install("--require-hashes", "-r", ROOT / "requirements.lock")
             environment.install(wheel)
             assert environment.run("--version", cwd=empty).strip().endswith(f", {build}")
