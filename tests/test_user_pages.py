@@ -79,7 +79,7 @@ def make_files(folder: Path, config: Any) -> None:
             assert not path.startswith("/"), f"{name}: {path} is not beside the file"
             file = folder / path
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(contents.get(name, b"a secret of sixteen bytes or more"))
+            file.write_bytes(contents.get(name, b"a-secret-of-sixteen-bytes-or-more"))
             file.chmod(0o600)
 
 
