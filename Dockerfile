@@ -20,7 +20,7 @@ RUN python -m venv /opt/kafka-throttle \
  && /opt/build/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements-build.lock \
  && /opt/build/bin/python -m hatchling build -t wheel \
  && /opt/kafka-throttle/bin/pip install --no-cache-dir --no-deps dist/*.whl \
- && /opt/kafka-throttle/bin/kafka-throttle --version | grep ', compiled$'
+ && case "$(/opt/kafka-throttle/bin/kafka-throttle --version)" in *", compiled") ;; *) exit 1 ;; esac
 
 # The packages of the pipeline, and the jars of Delta Lake and of Spark's Kafka source, which are checked by their hashes.
 FROM build AS pipeline-build
