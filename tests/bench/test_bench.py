@@ -95,8 +95,9 @@ def test_the_plot_is_drawn_and_can_be_drawn_again(measured, tmp_path):
 
 
 def test_memory_is_measured_of_every_proxy():
-    printed = run("memory.py", "--stalled-mib", "8", "--stall-seconds", "0.5", "--connections", "200")
-    rows = [line for line in printed.splitlines() if line.startswith("| 200 idle connections")]
+    """Of so many connections that they do not fit into memory that a start has freed."""
+    printed = run("memory.py", "--stalled-mib", "8", "--stall-seconds", "0.5", "--connections", "2000")
+    rows = [line for line in printed.splitlines() if line.startswith("| 2,000 idle connections")]
     [(haproxy, ours)] = [re.findall(r"([\d.]+) KiB", row) for row in rows]
     assert 0 < float(haproxy) < 1000
     assert 0 < float(ours) < 1000
