@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class CompiledWheel(BuildHookInterface):  # type: ignore[type-arg]
-    """Compiles when a wheel is built. With KAFKA_THROTTLE_PURE=1, and where there is no compiler, the wheel has the
-    Python files alone.
+    """Compiles when a wheel is built. With KAFKA_THROTTLE_PURE=1, and where there is no C compiler or no headers, the
+    wheel has the Python files alone.
     """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -21,8 +22,8 @@ class CompiledWheel(BuildHookInterface):  # type: ignore[type-arg]
         shutil.rmtree(made, ignore_errors=True)
         if version == "editable" or os.environ.get("KAFKA_THROTTLE_PURE") == "1":
             return
-        if not shutil.which("cc"):
-            self.app.display_info("no C compiler is here: the wheel is pure Python")
+        if not shutil.which("cc") or not Path(sysconfig.get_path("include"), "Python.h").exists():
+            self.app.display_info("no C compiler, or no headers of this Python, are here: the wheel is pure Python")
         elif subprocess.run([sys.executable, Path(self.root, "deploy/compile.py"), made], check=False).returncode:
             raise RuntimeError("could not compile, see above")
         else:

@@ -1,52 +1,70 @@
 #!/usr/bin/env bash
-# Builds what is released, from what is committed: the same commit gives the same bytes.
+# Builds what is released, from what is committed. On one machine the same commit gives the same bytes.
 #
-#   deploy/release.sh [DIRECTORY [VERSION ...]]     into dist/, compiled for Python 3.11 to 3.14, without them
+#   deploy/release.sh [DIRECTORY [VERSION ...]]     into dist/, compiled for each Python from 3.11 to 3.14 that is here
 #
 #   kafka_throttle-V.tar.gz              what the wheels are built of
 #   kafka_throttle-V-py3-none-any.whl    pure Python
-#   kafka_throttle-V-cpXY-...-manylinux  compiled, for each of these Pythons that is here
+#   kafka_throttle-V-cpXY-...-manylinux  compiled
 #   kafka-throttle[-pipeline].cdx.json   what the locks pin, as CycloneDX
 #   SHA256SUMS
+#
+# DIRECTORY is replaced when all is built. It may be new, empty, or an earlier release. A VERSION that is named must be here.
 set -euo pipefail
-cd "$(dirname "$0")/.."
 say() { echo "release: $*" >&2; }
+fail() { say "$*"; exit 1; }
 
+repository=$(realpath "$(dirname "$0")/..")
+out=$(realpath -m "${1:-$repository/dist}")
+shift $(($# > 0))
+cd "$repository"
 . deploy/find_python.sh
 
-if [ -n "$(git status --porcelain)" ]; then
-    say "what is not committed would not be released: commit it, or remove it (git status)"
-    exit 1
+changes=$(git status --porcelain --untracked-files=normal)
+[ -z "$changes" ] || fail "what is not committed would not be released: commit it, or remove it (git status)"
+if [ -d "$out" ] && [ -n "$(ls -A "$out")" ] && [ ! -e "$out/SHA256SUMS" ]; then
+    fail "$out has other files: name a new directory"
 fi
-out=$(realpath -m "${1:-dist}")
-shift $(($# > 0))
-versions=("${@:-3.11 3.12 3.13 3.14}")
+declare -A pythons
+for version in "${@:-3.11 3.12 3.13 3.14}"; do
+    for version in $version; do
+        python=$(python_of "$version")
+        if [ -n "$python" ]; then
+            pythons[$version]=$python
+        elif [ $# -gt 0 ]; then
+            fail "Python $version: not found, neither in the PATH nor in pyenv"
+        else
+            say "Python $version: not found, no compiled wheel for it"
+        fi
+    done
+done
+[ ${#pythons[@]} -gt 0 ] || fail "no Python from 3.11 to 3.14 was found"
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH PYTHONHASHSEED=0
-rm -rf "$out"
-mkdir -p "$out"
+unset KAFKA_THROTTLE_PURE
+mkdir "$work/commit" "$work/source" "$work/made"
+git archive HEAD | tar -x -C "$work/commit"
 
 tools=$(deploy/setup.sh release gcc libc6-dev)
-"$tools" -m hatchling build -t sdist -d "$out" >&2
-mkdir "$work/source"
-tar -xf "$out"/*.tar.gz -C "$work/source" --strip-components=1
-(cd "$work/source" && KAFKA_THROTTLE_PURE=1 "$tools" -m hatchling build -t wheel -d "$out") >&2
-for version in ${versions[*]}; do
-    python=$(python_of "$version")
-    if [ -z "$python" ]; then
-        say "Python $version: not found, no compiled wheel for it"
-        continue
-    fi
-    of_version=$(KAFKA_THROTTLE_PYTHON=$python deploy/setup.sh release gcc libc6-dev)
+(cd "$work/commit" && "$tools" -m hatchling build -t sdist -d "$work/made") >&2
+tar -xf "$work/made"/*.tar.gz -C "$work/source" --strip-components=1
+(cd "$work/source" && KAFKA_THROTTLE_PURE=1 "$tools" -m hatchling build -t wheel -d "$work/made") >&2
+for version in $(printf '%s\n' "${!pythons[@]}" | sort -V); do
+    of_version=$(KAFKA_THROTTLE_PYTHON=${pythons[$version]} deploy/setup.sh release)
+    include=$("$of_version" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+    [ -e "$include/Python.h" ] || fail "the headers of Python $version are not here (on Debian: apt-get install libpython$version-dev)"
     (cd "$work/source" && "$of_version" -m hatchling build -t wheel -d "$work/$version") >&2
-    PATH=$(dirname "$of_version"):$PATH "$of_version" -m auditwheel repair -w "$out" "$work/$version"/*.whl >&2
+    PATH=$(dirname "$of_version"):$PATH "$of_version" -m auditwheel repair -w "$work/made" "$work/$version"/*.whl >&2
 done
 for part in "" -pipeline; do
     "$(dirname "$tools")/cyclonedx-py" requirements --pyproject pyproject.toml --mc-type application \
-        --output-reproducible -o "$out/kafka-throttle$part.cdx.json" "requirements$part.lock"
+        --output-reproducible -o "$work/made/kafka-throttle$part.cdx.json" "requirements$part.lock"
 done
-cd "$out"
-sha256sum -- * >SHA256SUMS
-cat SHA256SUMS
+(cd "$work/made" && sha256sum -- * >SHA256SUMS)
+rm -rf "$out"
+mkdir -p "$(dirname "$out")"
+mv "$work/made" "$out"
+cat "$out/SHA256SUMS"

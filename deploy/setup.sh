@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what the Makefile's targets need, and prints the path of the Python to use (all else goes to stderr).
 #
-#   deploy/setup.sh build|demo|pipeline|dev|fuzz [debian-package ...]
+#   deploy/setup.sh build|demo|pipeline|dev|fuzz|release [debian-package ...]
 #
 # Tools come from apt (as root, when missing); Python packages from the hash-pinned lock into an environment that is
 # named for the lock's content and the interpreter. Both it and the Kafka jars live in

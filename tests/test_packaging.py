@@ -2,17 +2,12 @@
 
 import re
 import tomllib
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 OURS = ("common", "pipeline", "protocol", "proxy", "quotas")
-
-
-def test_no_other_distribution_claims_our_name():
-    assert set(packages_distributions().get("kafka_throttle", [])) <= {"kafka-throttle"}
 
 
 @pytest.mark.parametrize("package", OURS)
@@ -22,11 +17,15 @@ def test_package_roots_hold_a_docstring_and_nothing_else(package):
 
 
 def test_there_is_one_version():
-    """The chart and the changelog name that of the package."""
+    """The chart, the changelog and the pages name that of the package."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     chart = (ROOT / "deploy/helm/kafka-throttle/Chart.yaml").read_text()
     assert re.findall(r"^(?:version|appVersion): (\S+)$", chart, re.M) == [version, version]
-    assert re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)[0] in (version, "Unreleased")
+    assert re.findall(r"^## (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.M)[0] == version
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+    assert {found for page in pages for found in re.findall(r"kafka_throttle-(\d[\d.]*\d)-", page.read_text())} == {
+        version
+    }
 
 
 def test_the_locks_pin_every_dependency_by_hash():
