@@ -90,12 +90,17 @@ def test_in_the_mode_ports_each_node_has_a_port_and_the_service_has_them_all():
     assert cluster.throttle.max_throttle_ms == 15000
 
 
-def test_the_proxies_divide_quotas_unless_the_fleet_is_taken_away():
-    [cluster] = config(manifests("ports")).virtual_clusters
-    assert (cluster.fleet.topic, cluster.quotas.instances) == ("__kafka_throttle_claims_main", 2)
-    assert "divide the quotas of clients" in (CHART / "templates" / "NOTES.txt").read_text()
-    [alone] = config(manifests("ports", "--set", "virtualCluster.fleet=null")).virtual_clusters
-    assert alone.fleet is None
+def test_two_proxies_divide_quotas_by_a_topic_unless_they_are_told_otherwise():
+    def fleet(*arguments):
+        [cluster] = config(manifests("ports", *arguments)).virtual_clusters
+        return cluster.fleet
+
+    assert fleet().topic == "__kafka_throttle_claims_main"
+    assert fleet("--set", "virtualCluster.name=orders").topic == "__kafka_throttle_claims_orders"
+    assert fleet("--set", "divideQuotas=false") is None
+    assert fleet("--set", "replicaCount=1") is None
+    by_zookeeper = fleet("--set-json", 'virtualCluster.fleet={"zookeeper": {"servers": ["zk:2181"]}}')
+    assert (by_zookeeper.topic, list(map(str, by_zookeeper.zookeeper.servers))) == (None, ["zk:2181"])
 
 
 def test_the_login_and_the_authority_are_of_existing_secrets():

@@ -90,6 +90,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- $cluster := dict "upstream" (include "kafka-throttle.upstream" . | fromJson) -}}
 {{- $_ := set $cluster "listeners" (list (include "kafka-throttle.listener" . | fromJson)) -}}
 {{- $_ := set $cluster "quotas" $quotas -}}
+{{- if and .Values.divideQuotas (gt (int .Values.replicaCount) 1) (not (hasKey .Values.virtualCluster "fleet")) -}}
+{{- $_ := set $cluster "fleet" (dict "topic" (printf "__kafka_throttle_claims_%s" .Values.virtualCluster.name) "session_timeout_ms" 10000) -}}
+{{- end -}}
 {{- $cluster = mergeOverwrite $cluster (deepCopy .Values.virtualCluster) -}}
 {{- $made := dict "virtual_clusters" (list $cluster) -}}
 {{- $_ := set $made "metrics" (dict "bind" "0.0.0.0" "port" 9404) -}}
