@@ -1,4 +1,4 @@
-"""`python -m proxy` is `kafka-throttle`."""
+"""`python -m kafka_throttle`, in a checkout also `python -m proxy`, is `kafka-throttle`."""
 
 from kafka_throttle.common.standard_streams import open_closed_streams
 from kafka_throttle.proxy.installed import take_build

@@ -211,7 +211,7 @@ def _quota_lines(reported: Form, without_rule: str) -> Iterator[str]:
     yield f"{reported['quota']}: {without_rule if rule is None else amount(rule['limit'], unit)}"
     if rule is not None:
         yield f"  by {entity_text(rule['entity'])}, level {rule['level']}, of {printable(rule['layer'])}"
-    for overridden in reported["overridden"]:
+    for overridden in reported.get("overridden", ()):  # an earlier version had another name
         which = f"{entity_text(overridden['entity'])}, level {overridden['level']}, of {printable(overridden['layer'])}"
         yield f"  not by {which} ({amount(overridden['limit'], unit)}): {overridden['why']}"
     if reported["shared_by"]:

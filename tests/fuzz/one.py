@@ -6,7 +6,7 @@ import atheris
 
 with atheris.instrument_imports(
     include=[
-        "protocol",
+        "kafka_throttle.protocol",
         "kafka_throttle.proxy.relay",
         "kafka_throttle.proxy.decisions.sasl",
         "kafka_throttle.quotas.sources",

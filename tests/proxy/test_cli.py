@@ -178,9 +178,11 @@ def test_run_reports_a_setting_that_turns_out_wrong_at_start(service):
     assert result.stderr == f"metrics.port: expected a free port, got 9404 (line {line_of(EXAMPLE, 'port: 9404')})\n"
 
 
-def test_the_package_can_be_started_with_python():
+@pytest.mark.parametrize("package", ["kafka_throttle", "proxy"])
+def test_the_package_can_be_started_with_python(package):
+    """From a checkout by either name, elsewhere by the first one."""
     done = subprocess.run(
-        [sys.executable, "-m", "proxy", "check", "-c", EXAMPLE],
+        [sys.executable, "-m", package, "check", "-c", EXAMPLE],
         cwd=ROOT,
         capture_output=True,
         text=True,
