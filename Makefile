@@ -14,7 +14,7 @@ lint:
 	@python=$$(deploy/setup.sh dev) && bin=$$(dirname "$$python") && \
 	"$$bin/ruff" format --check . && "$$bin/ruff" check . && "$$bin/mypy" && "$$bin/lint-imports"
 
-test: lint  ## set everything up, then the tests that a change needs (about 8 minutes)
+test: lint  ## set everything up, then the tests that a change needs (about 15 minutes)
 	@python=$$(deploy/setup.sh dev strace gcc libc6-dev haproxy libnss-wrapper) && exec "$$python" -m tests.run $(ARGS)
 
 GO := $(shell command -v go /usr/local/go/bin/go | head -n 1)
