@@ -1,5 +1,8 @@
 # Sourced by setup.sh, pythons.sh and release.sh.
 
+# The versions of Python that the product is for.
+PYTHONS=(3.11 3.12 3.13 3.14)
+
 # The path of the first candidate that is a Python from version $1 to version $2 with ensurepip; nothing if none is.
 find_python() {
     local candidate low=$1 high=$2

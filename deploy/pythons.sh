@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 . deploy/find_python.sh
 
 found=0 failed=0
-for version in 3.11 3.12 3.13 3.14; do
+for version in "${PYTHONS[@]}"; do
     python=$(python_of "$version")
     if [ -z "$python" ]; then
         echo "Python $version: not found, neither in the PATH nor in pyenv"

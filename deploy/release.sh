@@ -26,17 +26,15 @@ if [ -d "$out" ] && [ -n "$(ls -A "$out")" ] && [ ! -e "$out/SHA256SUMS" ]; then
     fail "$out has other files: name a new directory"
 fi
 declare -A pythons
-for version in "${@:-3.11 3.12 3.13 3.14}"; do
-    for version in $version; do
-        python=$(python_of "$version")
-        if [ -n "$python" ]; then
-            pythons[$version]=$python
-        elif [ $# -gt 0 ]; then
-            fail "Python $version: not found, neither in the PATH nor in pyenv"
-        else
-            say "Python $version: not found, no compiled wheel for it"
-        fi
-    done
+for version in "${@:-${PYTHONS[@]}}"; do
+    python=$(python_of "$version")
+    if [ -n "$python" ]; then
+        pythons[$version]=$python
+    elif [ $# -gt 0 ]; then
+        fail "Python $version: not found, neither in the PATH nor in pyenv"
+    else
+        say "Python $version: not found, no compiled wheel for it"
+    fi
 done
 [ ${#pythons[@]} -gt 0 ] || fail "no Python from 3.11 to 3.14 was found"
 

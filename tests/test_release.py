@@ -106,7 +106,7 @@ def wheels(dist: Path) -> Mapping[str, Path]:
 
 def pythons() -> dict[str, str]:
     """The Pythons of this machine that the product is for, by version."""
-    find = ". deploy/find_python.sh; for v in 3.11 3.12 3.13 3.14; do echo $v $(python_of $v); done"
+    find = '. deploy/find_python.sh; for v in "${PYTHONS[@]}"; do echo $v $(python_of $v); done'
     found = subprocess.run(["bash", "-c", find], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return {version: python for version, *of_it in map(str.split, found.splitlines()) for python in of_it}
 

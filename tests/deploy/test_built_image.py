@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 
 from demo.kafka_cluster import KafkaCluster
 from tests.deploy.tools import ROOT
 from tests.integration.proxy_process import ProxyProcess
 from tests.pipeline.spools import Fleet, records, write_spool
+from tests.test_release import produces
 
 pytestmark = [pytest.mark.nightly, pytest.mark.kafka]
 
@@ -32,14 +32,6 @@ PACKAGES = "python3,python3-dev,python3-venv,python3-pip,ca-certificates"
 CERTIFICATES = Path("/etc/ssl/certs")
 """This machine's, which may know an authority of its own."""
 MOUNTED = Path("/opt/certificates-of-the-machine")
-
-
-def produces(bootstrap: str) -> None:
-    failed = []
-    producer = Producer({"bootstrap.servers": bootstrap})
-    producer.produce("image", "1", on_delivery=lambda error, _: failed.append(error) if error else None)
-    assert producer.flush(60) == 0
-    assert failed == []
 
 
 @pytest.fixture(scope="module")
