@@ -26,12 +26,20 @@ _FEW_SECTIONS = 4
 
 
 class Settings(BaseModel):
-    """A mapping of the file: frozen, without unknown keys, and without conversion of types."""
+    """A mapping of the file: frozen, without unknown keys, and without conversion of types.
+
+    A class variable in lower case is a constant of the section: what nobody has a reason to set. `check` says so.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 
     GONE: ClassVar[Mapping[str, str]] = {}
     """Names that an earlier version had here, each with what to write now."""
+
+    @classmethod
+    def constants(cls) -> dict[str, Any]:
+        """The constants of this section, by name."""
+        return {name: getattr(cls, name) for name in sorted(cls.__class_vars__) if name.islower()}
 
     def unless(self, problems: Iterable[str | Problem]) -> Self:
         """These settings, for use at the end of a validator. Raises Problems if there are any.
@@ -171,6 +179,8 @@ def _unknown_key(loc: tuple[int | str, ...], model: type[Settings]) -> str:
     key, section = str(loc[-1]), _model_at(loc[:-1], model)
     if key in section.GONE:
         return f"this setting is gone, {section.GONE[key]}"
+    if key in (constants := section.constants()):
+        return f"this setting is gone, it is always {constants[key]}: remove it"
     known = [field.alias or name for name, field in section.model_fields.items()]
     elsewhere = sections_by_setting(model)
     here, there = _alike(key, known, _PERHAPS), _alike(key, elsewhere, _SURELY)

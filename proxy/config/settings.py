@@ -47,6 +47,7 @@ from kafka_throttle.proxy.config.kinds import (
     is_user_of_http,
     is_znode_path,
 )
+from kafka_throttle.proxy.config.reload import RESTART, RESTART_IF_ADDED
 from kafka_throttle.proxy.relay.costs import cost_kind
 from kafka_throttle.quotas.entities import Entity, plain_ip
 from kafka_throttle.quotas.request_costs import Cost
@@ -195,15 +196,16 @@ class UpstreamConfig(Settings):
     """Nodes to ask first for the cluster's members, each as host:port (IPv6 in brackets). If none of them responds, the
     proxy asks the other nodes that it has learned since its start."""
 
-    node_networks: Many[NodePlace] = ()
+    node_networks: Annotated[Many[NodePlace], RESTART] = ()
     """Where nodes may be: networks, host names, and ends of host names like `.kafka.example.com`. The proxy never
     connects to a node that the cluster advertises elsewhere, and sends no login there. Default: anywhere."""
 
     connect_timeout_ms: Annotated[int, Whole(100, 300_000)] = 10_000
     """The timeout for connecting to a node, TLS included, in milliseconds."""
 
-    metadata_refresh_s: Annotated[int, Whole(1, 3_600)] = 30
-    """How often the proxy asks the cluster for its nodes, in seconds."""
+    metadata_refresh_s: ClassVar[int] = 30
+    """How often the proxy asks the cluster for its nodes, in seconds. A node that a response names and the
+    proxy does not know is looked for at once."""
 
     default_partitions: Annotated[int | None, Whole(1, INT32_MAX)] = None
     """How many partitions a topic that is created without a number counts for `controller_mutation_rate`. Default: the
@@ -217,14 +219,14 @@ class UpstreamConfig(Settings):
     """Local IP addresses that connections of clients are opened from, in turn. For nodes of the other IP version, and
     by default, the system chooses."""
 
-    send_proxy_protocol: bool = False
+    send_proxy_protocol: Annotated[bool, RESTART] = False
     """`true`: tell nodes the address of each client, in a header of the PROXY protocol (version 2). Kafka's brokers do
     not accept it; a load balancer in front of them may. Connections of the proxy's own send LOCAL."""
 
     tls: UpstreamTlsConfig | None = None
     """TLS between the proxy and the nodes, for connections of clients; `{}` for all its defaults."""
 
-    admin: CredentialsConfig = CredentialsConfig()
+    admin: Annotated[CredentialsConfig, RESTART] = CredentialsConfig()
     """The identity that the proxy itself uses at the cluster."""
 
     _virtual_cluster: str = PrivateAttr("")
@@ -292,9 +294,9 @@ class ClusterConnectionsConfig(Settings):
     with `close`, it is closed, as by a broker; with `wait` it is admitted if the rate allows it by then (KIP-612), else
     closed, and later connections of the address wait behind it."""
 
-    max_held_per_ip: Annotated[int, Whole(0, 1_000_000)] = 200
+    max_held_per_ip: ClassVar[int] = 200
     """How many connections of one address (for IPv6, of one /64 network) are held at a time; one more is reset at
-    once."""
+    once. A tenth of what is held of all: no address takes the place of others."""
 
     ipv4_prefix: Annotated[int, Whole(1, 32)] = 32
     """Prefix length: addresses within one prefix share a limit, except those with a quota or an override of their
@@ -374,30 +376,30 @@ class ListenerTlsConfig(ServerTlsConfig):
 class ListenerAddress(Settings):
     """The addresses of a listener and of its nodes."""
 
-    name: Name
+    name: Annotated[Name, RESTART]
     """The name of this listener in logs and metrics."""
 
-    bind: Bind = "0.0.0.0"
+    bind: Annotated[Bind, RESTART] = "0.0.0.0"
     """The local address of all its ports."""
 
-    port: Port
+    port: Annotated[Port, RESTART]
     """The bootstrap port."""
 
-    advertised_host: Annotated[str, Text("a host name or IP address that clients can reach", is_advertisable)]
+    advertised_host: Annotated[str, Text("a host name or IP address that clients can reach", is_advertisable), RESTART]
     """The host that clients are told for every node. May be left out where `bind` is one address."""
 
-    node_ids: Many[NodeIds] = ()
+    node_ids: Annotated[Many[NodeIds], RESTART] = ()
     """Node ids, as numbers or ranges like "0-5"; in this order they take the ports after `port`, one each."""
 
-    spare_ports: Many[Ports] = ()
+    spare_ports: Annotated[Many[Ports], RESTART] = ()
     """Ports, as numbers or ranges, for nodes whose id is not in `node_ids`. A node gets port number (id modulo
     count); if that is taken, the next free one."""
 
-    spare_ports_kept_s: Annotated[int, Whole(0, 86_400)] = 300
-    """How long a spare port stays reserved for a node that has left the cluster, in seconds; clients keep their
+    spare_ports_kept_s: ClassVar[int] = 300
+    """How long a spare port stays reserved for a node that has left the cluster, in seconds: clients keep their
     metadata for five minutes. If no other port is free, a new node gets it at once."""
 
-    advertised_node_host: NodeHost = None
+    advertised_node_host: Annotated[NodeHost, RESTART] = None
     """A host name for each node instead of a port, like b{node_id}.kafka.example.com: with `tls` only, as clients
     say there which name they want (SNI). All connect to `port`. `advertised_host`, and each name in the certificate
     without a wildcard, is for bootstrapping."""
@@ -433,7 +435,7 @@ class ListenerConfig(ListenerAddress):
     bootstraps, with a line in the log. Java sends no name for a host name without a dot or with an
     underscore (`check` warns of those); no client does for an IP address."""
 
-    tls: ListenerTlsConfig | None = None
+    tls: Annotated[ListenerTlsConfig | None, RESTART_IF_ADDED] = None
     """TLS between clients and this listener. Adding or removing this section needs a restart."""
 
     proxy_protocol: Literal["off", "optional", "required"] = "off"
@@ -535,10 +537,10 @@ class ZooKeeperConfig(EnsembleConfig):
     chroot: Annotated[str | None, Text("a path like /kafka-throttle/main", is_znode_path)] = None
     """The parent of `config`. Default: `/kafka-throttle/` and the virtual cluster's name. `/`: Kafka's own root."""
 
-    session_timeout_ms: Annotated[int, Whole(1_000, 120_000)] = 10_000
-    """The session timeout at the ensemble, in milliseconds."""
+    session_timeout_ms: ClassVar[int] = 10_000
+    """The session timeout that the proxy asks the ensemble for, in milliseconds; the ensemble has the last word."""
 
-    resync_s: Annotated[int, Whole(1, 3_600)] = 30
+    resync_s: ClassVar[int] = 30
     """How often everything is read again, in case a notification was missed, in seconds."""
 
 
@@ -564,7 +566,7 @@ class FleetConfig(Settings):
 class QuotasConfig(Settings):
     """Who may use how much of each node, and who may change that."""
 
-    source: Literal["file", "zookeeper", "upstream", "topic"] = "file"
+    source: Annotated[Literal["file", "zookeeper", "upstream", "topic"], RESTART] = "file"
     """Where quotas come from: `file` is this file, overlaid by `state_file`; `upstream` is the cluster itself; `topic`
     is a compacted topic in it."""
 
@@ -576,20 +578,20 @@ class QuotasConfig(Settings):
     `serve`: no client is throttled, and the log says so every minute. `refuse`: each connection is closed. The proxy is
     not ready in either case."""
 
-    state_file: FilePath = None
+    state_file: Annotated[FilePath, RESTART] = None
     """With source `file`: keeps changes made through Kafka's own API, which are refused without it. With the others:
     keeps the last good quotas, for a start while their source is down."""
 
-    zookeeper: ZooKeeperConfig = ZooKeeperConfig()
+    zookeeper: Annotated[ZooKeeperConfig, RESTART] = ZooKeeperConfig()
     """The ensemble of source `zookeeper`."""
 
-    topic: Annotated[str | None, TOPIC_NAME] = None
+    topic: Annotated[str | None, TOPIC_NAME, RESTART] = None
     """The topic of source `topic`. Default: `__kafka_throttle_quotas_` and the virtual cluster's name."""
 
-    poll_interval_ms: Annotated[int, Whole(100, 3_600_000)] = 2_000
-    """How often source `upstream` is read, in milliseconds."""
+    poll_interval_ms: ClassVar[int] = 2_000
+    """How often source `upstream` is read, in milliseconds: one request, which costs a node next to nothing."""
 
-    windows: WindowsConfig = WindowsConfig()
+    windows: Annotated[WindowsConfig, RESTART] = WindowsConfig()
     """The windows that use is measured in."""
 
     request_costs: Many[RequestCost] = ()
@@ -597,7 +599,7 @@ class QuotasConfig(Settings):
     responds. Until it has learned it, and for APIs whose response may wait, built-in costs apply: for Produce, Fetch,
     Heartbeat and others; for any other API 60 us, and 0.25 us for each KiB."""
 
-    instances: Annotated[int, Whole(1, 1_000)] = 1
+    instances: Annotated[int, Whole(1, 1_000), RESTART] = 1
     """How many proxies serve this cluster with the same quotas. With more than one, or with a `fleet`, source `file`
     refuses changes through Kafka's API, as each proxy would have its own. An instance of a fleet that starts while
     ZooKeeper is down divides each limit by this number until it knows the others."""
@@ -646,13 +648,13 @@ class SaslConfig(Settings):
 class VirtualClusterConfig(Settings):
     """A Kafka cluster as clients of the proxy see it."""
 
-    name: Name
+    name: Annotated[Name, RESTART]
     """The name of this virtual cluster in logs and metrics."""
 
     upstream: UpstreamConfig
     """The cluster behind it."""
 
-    listeners: Some[ListenerConfig]
+    listeners: Annotated[Some[ListenerConfig], RESTART_IF_ADDED]
     """Where clients connect."""
 
     quotas: QuotasConfig = QuotasConfig()
@@ -670,7 +672,7 @@ class VirtualClusterConfig(Settings):
     sasl: SaslConfig = SaslConfig()
     """Users that log in by SASL. Open connections keep the settings they began with."""
 
-    fleet: FleetConfig | None = None
+    fleet: Annotated[FleetConfig | None, RESTART] = None
     """The other instances that serve this virtual cluster. Without it, each instance enforces whole limits."""
 
     @property
@@ -698,18 +700,19 @@ class VirtualClusterConfig(Settings):
 class MetricsConfig(Settings):
     """The HTTP listener for Prometheus and for health probes."""
 
-    bind: Bind = "127.0.0.1"
+    bind: Annotated[Bind, RESTART] = "127.0.0.1"
     """The local address of /metrics, /livez and /readyz."""
 
-    port: Port = 9404
+    port: Annotated[Port, RESTART] = 9404
     """Their port."""
 
     top_entities: Annotated[int, Whole(0, 1_000)] = 20
     """How many entities have series of their own, for each node and quota type: this many with the highest use, and as
     many that are throttled now or were throttled for longest. The rest are summed up."""
 
-    latency_sample: Annotated[int, Whole(0, 1_000_000)] = 64
-    """The added latency is measured in one of so many turns of the event loop. 0: off."""
+    latency_sample: ClassVar[int] = 64
+    """The added latency is measured in one of so many turns of the event loop: enough for a percentile each minute, and
+    below a hundredth of the processor's time."""
 
     username: Annotated[str | None, Text("a name without colons (numbers need quotes)", is_user_of_http)] = None
     """The user that requests for /metrics must name (HTTP Basic). Without it /metrics is for everybody; /livez and
@@ -722,7 +725,7 @@ class MetricsConfig(Settings):
     """Host names that requests for /metrics may use, besides those of this machine. Default: any name; but on a
     loopback address without a password only those of this machine (this protects against DNS rebinding)."""
 
-    tls: ServerTlsConfig | None = None
+    tls: Annotated[ServerTlsConfig | None, RESTART_IF_ADDED] = None
     """TLS; without this section the listener is plain. Adding or removing this section needs a restart."""
 
     @model_validator(mode="after")
@@ -734,13 +737,13 @@ class MetricsConfig(Settings):
 class AdminConfig(Settings):
     """The HTTP listener for operators: the status page, and the JSON API of `kafka-throttle explain` and `top`."""
 
-    bind: Bind = "127.0.0.1"
+    bind: Annotated[Bind, RESTART] = "127.0.0.1"
     """The local address of the API. One that is not loopback needs `token_file`, and should have `tls`."""
 
-    port: Port = 9405
+    port: Annotated[Port, RESTART] = 9405
     """The port of the API."""
 
-    token_file: FilePath = None
+    token_file: Annotated[FilePath, RESTART] = None
     """A file that holds the token that requests must carry; read again when it changes. Browsers ask for it as a
     password, for any user."""
 
@@ -750,7 +753,7 @@ class AdminConfig(Settings):
     hosts: HostNames = ()
     """Host names that requests with a token may use, besides those of this machine and `bind`. Default: any name."""
 
-    tls: ServerTlsConfig | None = None
+    tls: Annotated[ServerTlsConfig | None, RESTART_IF_ADDED] = None
     """TLS; without this section the listener is plain. Adding or removing this section needs a restart."""
 
     @model_validator(mode="after")
@@ -769,38 +772,42 @@ class LimitsConfig(Settings):
     max_frame_bytes: Annotated[int, Whole(1_024, INT32_MAX)] = 104_857_600
     """The largest request in bytes, as a node's socket.request.max.bytes; a larger one is refused."""
 
-    max_response_bytes: Annotated[int, Whole(1_024, INT32_MAX)] = INT32_MAX
-    """The largest response in bytes. Responses are streamed, so this guards against corrupt sizes, not memory."""
+    max_response_bytes: ClassVar[int] = INT32_MAX
+    """The largest response in bytes: that of the protocol. Responses are streamed: this guards against corrupt sizes,
+    not memory."""
 
-    max_in_flight: Annotated[int, Whole(1, 100_000)] = 1_000
-    """Requests in flight on one connection; at this number no more are read until a response has come."""
+    max_in_flight: ClassVar[int] = 1_000
+    """Requests in flight on one connection; at this number no more are read until a response has come. Clients have
+    five to a few hundred."""
 
-    write_buffer_bytes: Annotated[int, Whole(4_096, 1_073_741_824)] = 262_144
+    write_buffer_bytes: ClassVar[int] = 262_144
     """Bytes that may wait in one direction of one connection; above it the other side is not read. The same bound holds
     for what is kept of its requests in flight: responses of the proxy that wait for their turn, client-ids above 1 KiB,
-    notes on topics to be created or deleted. Above it no more requests are read until all have responses."""
+    notes on topics to be created or deleted. Above it no more requests are read until all have responses. It is what
+    one read may bring: less would be slower, more would only be memory."""
 
     max_connections: Annotated[int, Whole(1, 1_000_000)] = 10_000
     """Sockets of clients in this process, connected, held, on their way in or out; one more is closed at once. Each
     takes two file descriptors: there are fewer where the system's hard limit of those (`ulimit -Hn`) says so, with a
     line in the log. To have connections wait instead, set a smaller `connections.max_connections`."""
 
-    max_http_connections: Annotated[int, Whole(1, 10_000)] = 32
+    max_http_connections: ClassVar[int] = 32
     """The most connections to each of the HTTP listeners, `metrics` and `admin`. If there is one more, the oldest
     connection that waits for its peer is closed, of the address (for IPv6, the /64 network) with the most of these. If
     a request is under way on all, the address with the most connections loses its oldest; if the new connection's
     address would then have as many, the new one is closed. So many descriptors are reserved for each of the two
-    listeners."""
+    listeners. A few scrapers and some operators have one each."""
 
-    http_idle_timeout_ms: Annotated[int, Whole(1_000, 3_600_000)] = 30_000
+    http_idle_timeout_ms: ClassVar[int] = 30_000
     """How long such a connection may take until its first or its next request is complete, in milliseconds."""
 
-    max_held_connections: Annotated[int, Whole(0, 1_000_000)] = 2_000
+    max_held_connections: ClassVar[int] = 2_000
     """How many connections above their address's rate are held at a time, of all addresses; one more is reset at
-    once."""
+    once. With several workers, in each."""
 
-    first_byte_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 60_000
-    """How long a client may stay connected without sending anything, in milliseconds; 0: no limit."""
+    first_byte_timeout_ms: ClassVar[int] = 60_000
+    """How long a client may stay connected without sending anything, in milliseconds. Every client sends ApiVersions or
+    Metadata at once; some open a second connection before they need it."""
 
     request_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 120_000
     """How long a request may take from its first byte to its last, in milliseconds; 0: no limit. Time in which the
@@ -810,26 +817,27 @@ class LimitsConfig(Settings):
     """After how long without a request a connection is closed, in milliseconds, as by a node's connections.max.idle.ms;
     0: never. Not while a response is due or the client is throttled."""
 
-    unread_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 600_000
-    """How long a client may read nothing while responses wait for it, in milliseconds; 0: no limit. Progress is
-    measured by TCP acknowledgements: 3 bytes/s suffice in a network, some 100 on the same machine."""
+    unread_timeout_ms: ClassVar[int] = 600_000
+    """How long a client may read nothing while responses wait for it, in milliseconds. Progress is measured by TCP
+    acknowledgements: 3 bytes/s suffice in a network, some 100 on the same machine."""
 
-    proxy_header_timeout_ms: Annotated[int, Whole(100, 300_000)] = 5_000
+    proxy_header_timeout_ms: ClassVar[int] = 5_000
     """How long a load balancer may take until its PROXY header is complete, in milliseconds; with `optional`, until its
-    first bytes."""
+    first bytes. It sends it in the first packet."""
 
-    max_proxy_headers: Annotated[int, Whole(1, 1_000_000)] = 1_000
-    """Connections of each listener that have not sent their PROXY header yet; one more is closed at once."""
+    max_proxy_headers: ClassVar[int] = 1_000
+    """Connections of each listener that have not sent their PROXY header yet; one more is closed at once. With several
+    workers, at each."""
 
-    handshake_timeout_ms: Annotated[int, Whole(100, 300_000)] = 10_000
-    """How long a TLS handshake with a client may take, in milliseconds."""
+    handshake_timeout_ms: ClassVar[int] = 10_000
+    """How long a TLS handshake with a client may take, in milliseconds. Clients wait about as long."""
 
-    max_handshakes: Annotated[int, Whole(1, 1_000_000)] = 1_000
+    max_handshakes: ClassVar[int] = 1_000
     """TLS handshakes of each listener that are under way. If there is one more, the address with the most loses its
     oldest, or the new one if it is from there. They are computed in threads, one for each processor, about 1 ms
-    each."""
+    each: more would take longer than clients wait. With several workers, in each."""
 
-    max_sensors: Annotated[int, Whole(16, 10_000_000)] = 100_000
+    max_sensors: Annotated[int, Whole(16, 10_000_000), RESTART] = 100_000
     """The most sensors of each virtual cluster, one for each entity, quota type and node; above it, new clients of a
     default quota share one."""
 
@@ -851,11 +859,11 @@ class DrainConfig(Settings):
 class RestartConfig(Settings):
     """How another process takes over from this one without a refused connection: docs/reference/operations.md."""
 
-    successor_timeout_s: Annotated[int, Whole(1, 3_600)] = 60
+    successor_timeout_s: ClassVar[int] = 60
     """After SIGUSR2: how long the new process may take until it accepts connections, in seconds. After that it is
-    ended, and this one goes on."""
+    ended, and this one goes on. A start takes one or two; a source of quotas that is down takes some more."""
 
-    reuse_port: bool = False
+    reuse_port: Annotated[bool, RESTART] = False
     """`true`: other processes that have this setting, too, may listen at the same ports, also those of `metrics` and
     `admin` (SO_REUSEPORT): so the next process can start before this one stops."""
 
@@ -870,11 +878,12 @@ class TraceConfig(Settings):
     entities: Many[EntitySettings] = ()
     """The entities: sensors with these names, or of a quota that is set on exactly this entity."""
 
-    events_per_second: Annotated[int, Whole(1, 1_000_000)] = 10_000
-    """The most operations per second; the others are dropped, counted, and recorded as a gap."""
+    events_per_second: ClassVar[int] = 10_000
+    """The most operations per second; the others are dropped, counted, and recorded as a gap. More than one process
+    serves of a traced entity. With several workers, in each."""
 
-    total_mib: Annotated[int, Whole(1, 1_048_576)] = 1024
-    """The most MiB of trace; above it the oldest files are deleted."""
+    total_mib: ClassVar[int] = 1024
+    """The most MiB of trace; above it the oldest files are deleted. With several workers, of each."""
 
 
 class UsageTopicConfig(CredentialsConfig):
@@ -883,11 +892,10 @@ class UsageTopicConfig(CredentialsConfig):
     bootstrap_servers: Some[Server]
     """Nodes to ask first for the cluster's members, each as host:port (IPv6 in brackets)."""
 
+    GONE: ClassVar[Mapping[str, str]] = {"compression": "batches are always compressed by gzip: remove it"}
+
     topic: Annotated[str, TOPIC_NAME]
     """Its name. Create it first: a cluster that creates topics automatically gives it its defaults."""
-
-    compression: Literal["none", "gzip"] = "gzip"
-    """The compression of batches."""
 
 
 class UsageConfig(Settings):
@@ -908,11 +916,12 @@ class UsageConfig(Settings):
     window_s: Annotated[int, Whole(1, 3_600)] = 10
     """The length of a record in seconds. Windows start at multiples of it (UTC)."""
 
-    max_clients: Annotated[int, Whole(1, 10_000_000)] = 100_000
-    """The most clients of a virtual cluster in a window; the others are counted as `<overflow>` of their user."""
+    max_clients: ClassVar[int] = 100_000
+    """The most clients of a virtual cluster in a window; the others are counted as `<overflow>` of their user. As many
+    as the default of `limits.max_sensors`."""
 
-    file_mib: Annotated[int, Whole(1, 1_024)] = 64
-    """The size in MiB at which a file is complete."""
+    file_mib: ClassVar[int] = 64
+    """The size in MiB at which a file is complete: what a reader takes at once."""
 
     file_s: Annotated[int, Whole(1, 86_400)] = 60
     """A file is also complete at this age, in seconds."""
@@ -920,30 +929,24 @@ class UsageConfig(Settings):
     total_mib: Annotated[int, Whole(1, 1_048_576)] = 4096
     """The most MiB of records; above it the oldest files are deleted."""
 
-    keep_s: Annotated[int, Whole(60, INT32_MAX)] = 1_209_600
+    keep_s: Annotated[int, Whole(3_600, INT32_MAX)] = 1_209_600
     """The age in seconds at which files are deleted."""
 
-    keep_at_least_s: Annotated[int, Whole(0, INT32_MAX)] = Field(3_600, validate_default=True)
-    """No file that is younger than this many seconds is deleted, however many there are."""
+    keep_at_least_s: ClassVar[int] = 3_600
+    """No file that is younger than this many seconds is deleted, however many there are: a reader that comes each hour
+    finds all."""
 
-    queue_records: Annotated[int, Whole(1_000, 10_000_000)] = 100_000
-    """The most records that wait for the disk; the others are dropped, counted, and recorded as a gap."""
+    queue_records: ClassVar[int] = 100_000
+    """The most records that wait for the disk; the others are dropped, counted, and recorded as a gap. One window of
+    all clients that are counted. With several workers, in each."""
 
-    fsync: bool = True
-    """Whether a file is synced to the disk before it gets its final name, so that a crash of the machine loses none."""
+    GONE: ClassVar[Mapping[str, str]] = {"fsync": "files are always synced: remove it"}
 
     trace: TraceConfig = TraceConfig()
     """What is traced beside the records."""
 
     kafka: UsageTopicConfig | None = None
     """A topic that also gets the records of complete files. Default: none."""
-
-    @field_validator("keep_at_least_s")
-    @classmethod
-    def _is_no_longer_than_keep_s(cls, seconds: int, others: ValidationInfo) -> int:
-        if seconds > (longest := others.data.get("keep_s", INT32_MAX)):
-            raise Problems([Problem("", f"expected at most keep_s, {longest}, got {seconds}")])
-        return seconds
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -976,7 +979,7 @@ class LogConfig(Settings):
     level: Literal["debug", "info", "warning", "error"] = "info"
     """The lowest level that is logged."""
 
-    format: Literal["json", "console"] = "json"
+    format: Annotated[Literal["json", "console"], RESTART] = "json"
     """`json`: one object a line; `console`: for people."""
 
 
@@ -986,41 +989,11 @@ class Config(Settings):
     What can be wrong between sections is looked for by `load_config`, not by this model.
     """
 
-    LIVE_AFTER_ALL: ClassVar[tuple[str, ...]] = tuple(
-        f"virtual_clusters[].listeners[].{name}"
-        for name in ("caps", "proxy_protocol", "trusted_networks", "connections", "tls", "require_server_name")
-    )
-    """What a running proxy applies although the section around it needs a restart."""
-
-    NEEDS_RESTART: ClassVar[frozenset[str]] = frozenset(
-        {
-            "workers",
-            "virtual_clusters[].name",
-            "virtual_clusters[].listeners",
-            "virtual_clusters[].fleet",
-            "metrics.bind",
-            "metrics.port",
-            "admin.bind",
-            "admin.port",
-            "admin.token_file",
-            "restart.reuse_port",
-        }
-        | {
-            f"virtual_clusters[].quotas.{name}"
-            for name in ("source", "state_file", "zookeeper", "topic", "windows", "instances")
-        }
-        | {"virtual_clusters[].quotas.poll_interval_ms", "virtual_clusters[].upstream.admin"}
-        | {"virtual_clusters[].upstream.send_proxy_protocol", "virtual_clusters[].upstream.node_networks"}
-        | {"limits.max_sensors", "limits.max_http_connections", "limits.http_idle_timeout_ms", "log.format"}
-        | {f"usage.{name}" for name in UsageConfig.model_fields}
-        | {f"history.{name}" for name in HistoryConfig.model_fields}
-    )
-
-    workers: Workers = 1
+    workers: Annotated[Workers, RESTART] = 1
     """How many processes serve clients, all behind the same ports; `auto`: one for each processor. They share every
     quota: docs/reference/workers.md."""
 
-    virtual_clusters: Some[VirtualClusterConfig]
+    virtual_clusters: Annotated[Some[VirtualClusterConfig], RESTART_IF_ADDED]
     """The clusters that this proxy serves."""
 
     metrics: MetricsConfig = MetricsConfig()
@@ -1041,10 +1014,10 @@ class Config(Settings):
     connections: ConnectionLimitsConfig = ConnectionLimitsConfig()
     """How fast connections may come to this process, and how many."""
 
-    usage: UsageConfig = UsageConfig()
+    usage: Annotated[UsageConfig, RESTART] = UsageConfig()
     """Usage records."""
 
-    history: HistoryConfig = HistoryConfig()
+    history: Annotated[HistoryConfig, RESTART] = HistoryConfig()
     """The history of throttles."""
 
     log: LogConfig = LogConfig()

@@ -47,7 +47,7 @@ def latency_family(listeners: Iterable[AddedLatency]) -> Metric:
         "kafka_throttle_added_latency_seconds",
         "How long the proxy took to pass on requests and responses that had to wait for nothing: from when it saw that "
         "their last bytes (of a response, the first ones) can be read until it had written them. Of one in "
-        "`metrics.latency_sample` turns of the event loop. Waiting before such a turn is in event_loop_lag_seconds.",
+        "64 turns of the event loop. Waiting before such a turn is in event_loop_lag_seconds.",
         labels=("virtual_cluster", "listener", "direction", "api"),
     )
     for listener in listeners:

@@ -50,7 +50,7 @@ def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
     credentials = topic_credentials(topic)
     return {
         "bootstrap_servers": [str(server) for server in topic.bootstrap_servers],
-        "compression_type": None if topic.compression == "none" else topic.compression,
+        "compression_type": "gzip",
         "security_protocol": credentials.security_protocol,
         "ssl_cafile": credentials.ssl_cafile,
         "ssl_certfile": credentials.ssl_certfile,

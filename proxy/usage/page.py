@@ -60,7 +60,7 @@ All settings: [configuration.md](configuration.md). Metrics begin with `kafka_th
   quota binds the client. For connection it is the number of admitted connections.
 - `throttled_ms` is the time by which throttles made mutes longer: where two quotas mute one connection, overlapping
   mutes count once. `backlogged_ms` is the part of it in mutes at whose end the client had already sent something.
-- At most `usage.max_clients` clients of a virtual cluster are counted separately at a time. Further ones share one
+- At most 100,000 clients of a virtual cluster are counted separately at a time. Further ones share one
   record for each user, with the client-id `<overflow>`; with very many users they share a single record. Sums stay
   exact.
 - A client that reconnects may have two records of one window and type; add them up.
@@ -68,8 +68,8 @@ All settings: [configuration.md](configuration.md). Metrics begin with `kafka_th
 ## Files
 
 A file appears when it is complete: `<stream>-<instance>-<epoch>-<number>.tsv`, mode 0600. Until then it has a hidden
-name. It is complete after `file_s` or `file_mib`; with `fsync` it is on the disk by then. Writing never delays
-traffic: a thread writes, from a queue of `queue_records`. A failed write is tried again every second. Records that
+name. It is complete after `file_s` or at 64 MiB, and is on the disk by then. Writing never delays
+traffic: a thread writes, from a queue of 100,000 records. A failed write is tried again every second. Records that
 find no room in the queue are dropped, counted in `kafka_throttle_usage_records_dropped_total`, logged once for each
 episode, and reported by a `dropped` line when there is room again. While records cannot be written, `/readyz` has a
 remark that says why.
@@ -109,7 +109,7 @@ What a reader can verify, for one (instance, epoch, stream):
 - A process that is killed before its first record is on disk leaves nothing, not even its epoch.
 
 Files older than `keep_s`, and the oldest files when there are more than `total_mib`, are deleted, but none younger
-than `keep_at_least_s`. This is logged and counted in `kafka_throttle_usage_files_deleted_total`.
+than an hour. This is logged and counted in `kafka_throttle_usage_files_deleted_total`.
 
 ## A Kafka topic
 
@@ -244,7 +244,7 @@ _TRACE = """
 
 `usage.trace.entities` names entities as quotas do. Every operation on their sensors is recorded, in order: on sensors
 that measure under these names, or for a quota that is set on exactly this entity (`default_user: true`: all sensors
-of that default). Operations beyond `events_per_second` are dropped, counted and reported; from then on a replay of
+of that default). Operations beyond 10,000 per second are dropped, counted and reported; from then on a replay of
 these sensors is not exact. Without traced entities there is no cost. `quotas.records.trace.Replay` does the operations
 again, and reproduces every throttle time to the millisecond. With a [history](operations.md#what-happened-at-0312),
 `kafka-throttle explain --at` shows the operations of a second.

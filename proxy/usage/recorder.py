@@ -35,7 +35,6 @@ def rules_of(usage: UsageConfig) -> SpoolRules:
         usage.keep_s,
         usage.keep_at_least_s,
         usage.queue_records,
-        usage.fsync,
         {USAGE: 1000 * usage.window_s, TRACE: round(1000 * _FLUSH_S)},
     )
 

@@ -2,7 +2,7 @@
 
 The caller of `put` never waits. Records that find no room in the queue are dropped and counted, and a `dropped` line
 reports them as soon as records of their stream are written again. Failed writes are retried every second. A process
-that is killed loses the records in memory; written records survive, and with `fsync` complete files also survive a
+that is killed loses the records in memory; written records survive, and complete files also survive a
 crash of the machine. If somebody removes or moves the directory or a file that is being written, both are made again,
 and what was in that file is written again: from the open file, which stays readable.
 """
@@ -62,7 +62,6 @@ class SpoolRules:
     keep_s: int = 14 * 86_400
     keep_at_least_s: int = 3600
     queue_records: int = 100_000
-    sync: bool = True
     flush_ms: Mapping[str, int] = field(default_factory=dict)
     """By stream, how long records are in memory before they are put into the spool."""
 
@@ -314,11 +313,10 @@ class Spool:
                 self._finish(stream, of)
 
     def _finish(self, stream: str, of: _Stream, final: bool = False) -> None:
-        self._file(stream, of).finish(self.rules.sync, final=final, beside=self._is_beside())
+        self._file(stream, of).finish(final=final, beside=self._is_beside())
         of.file = None
         of.totals.files += 1
-        if self.rules.sync:
-            self._sync_directory()
+        self._sync_directory()
 
     def _sync_directory(self) -> None:
         """Sync the directory of a complete file. If this fails, it is done again with the next file."""
@@ -374,7 +372,7 @@ class Spool:
         """Complete the files of killed writers."""
         self._salvaged_s = self._now_s()
         own = [of.file.part for of in self._streams.values() if of.file is not None]
-        for found in salvage(self.directory, self.rules.sync, 2 * self.rules.file_s + _IDLE_S, own):
+        for found in salvage(self.directory, 2 * self.rules.file_s + _IDLE_S, own):
             if found.path is not None:
                 log.info("usage_file_salvaged", file=found.path.name, records=found.records)
             elif found.problem and found.part.name not in self._unsalvaged:

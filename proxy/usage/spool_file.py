@@ -148,17 +148,17 @@ class SpoolFile:
         _write_at(self._fd, data, self.size_bytes)
         self.size_bytes += len(data)
 
-    def finish(self, sync: bool, *, final: bool = False, beside: bool = False) -> Path:
+    def finish(self, *, final: bool = False, beside: bool = False) -> Path:
         """Write the end line, give the file its name, and close it. Raises OSError on failure; it may be tried again.
 
-        `final` and `beside` are columns of the end. `sync` has the content on the disk before; the new name is not
-        there before the directory is synced.
+        `final` and `beside` are columns of the end. The content is on the disk by then; the new name is not there
+        before the directory is synced.
         """
         before = self.size_bytes
         try:
             self._put(_end_of(self.header, self.records, self.sequence, final=final, beside=beside))
             os.ftruncate(self._fd, self.size_bytes)
-            self._settle(sync)
+            self._settle()
             publish(self._fd, self.part, self._path)
         except OSError:
             self.size_bytes = before
@@ -166,15 +166,12 @@ class SpoolFile:
         self.close()
         return self._path
 
-    def _settle(self, to_disk: bool) -> None:
+    def _settle(self) -> None:
         """Have the system say now whether it could write what it has taken."""
         try:
             if self._is_unsure:
                 self._write_again()
-            if to_disk:
-                sync(self._fd)
-            else:
-                os.close(os.dup(self._fd))  # over a network a failed write may be told by a close only
+            sync(self._fd)
         except OSError:
             self._is_unsure = True
             raise
@@ -235,7 +232,7 @@ class Salvaged:
     problem: str = ""
 
 
-def salvage(directory: Path, sync: bool, idle_s: float = 0.0, own: Collection[Path] = ()) -> Iterator[Salvaged]:
+def salvage(directory: Path, idle_s: float = 0.0, own: Collection[Path] = ()) -> Iterator[Salvaged]:
     """Complete the files of killed writers, with the whole lines that they contain; delete those without records.
 
     Files that are being written are left alone, those in `own` at any rate, and so are files without a header, which
@@ -254,14 +251,14 @@ def salvage(directory: Path, sync: bool, idle_s: float = 0.0, own: Collection[Pa
             found = lock(fd)
             is_idle = time.time() - os.fstat(fd).st_mtime >= idle_s
             if found is Lock.TAKEN or (found is Lock.NONE and is_idle):
-                yield _salvage_one(directory, part, fd, sync)
+                yield _salvage_one(directory, part, fd)
         except OSError as error:
             yield Salvaged(part, None, 0, str(error))
         finally:
             os.close(fd)
 
 
-def _salvage_one(directory: Path, part: Path, fd: int, to_disk: bool) -> Salvaged:
+def _salvage_one(directory: Path, part: Path, fd: int) -> Salvaged:
     header, end = None, 0
     records = sequence = 0
     with os.fdopen(os.dup(fd), "rb") as file:
@@ -284,12 +281,10 @@ def _salvage_one(directory: Path, part: Path, fd: int, to_disk: bool) -> Salvage
         return Salvaged(part, None, 0, f"there is a complete file {path.name}")
     os.ftruncate(fd, end)
     _write_at(fd, _end_of(header, records, sequence), end)
-    if to_disk:
-        sync(fd)
+    sync(fd)
     publish(fd, part, path)
-    if to_disk:
-        with contextlib.suppress(OSError):
-            sync_directory(directory)
+    with contextlib.suppress(OSError):
+        sync_directory(directory)
     return Salvaged(part, path, records)
 
 

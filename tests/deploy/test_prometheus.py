@@ -123,8 +123,8 @@ def test_nothing_fires_while_all_is_well(start, prometheus):
 
 @fires("NotReady", "ClusterUnreachable", "QuotaSourceDown", "QuotaSourceStale", "QuotaProblems", "NodeUnreachable")
 def test_a_node_that_stops(kafka, start, prometheus):
-    upstream = {"metadata_refresh_s": 1, "connect_timeout_ms": 1000}
-    proxy = start(upstream=upstream, source={"source": "upstream", "poll_interval_ms": 200})
+    constants = {"UpstreamConfig.metadata_refresh_s": 1, "QuotasConfig.poll_interval_ms": 200}
+    proxy = start(upstream={"connect_timeout_ms": 1000}, source={"source": "upstream"}, constants=constants)
     time.sleep(3)
     kafka.kill(1)
     try:
@@ -283,8 +283,9 @@ def produce_as_many(proxy, count):
 
 @fires("UsageWritesFail", "UsageRecordsLost", "HistoryNotWritten")
 def test_a_disk_that_takes_no_more(start, tmp_path, prometheus):
-    usage = {"directory": str(tmp_path / "usage"), "window_s": 1, "file_s": 1, "queue_records": 1000}
-    proxy = start(usage=usage, history={"directory": str(tmp_path / "history")})
+    usage = {"directory": str(tmp_path / "usage"), "window_s": 1, "file_s": 1}
+    history = {"directory": str(tmp_path / "history")}
+    proxy = start(usage=usage, history=history, constants={"UsageConfig.queue_records": 1000})
     time.sleep(2)
     resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (0, 0))
     produce_as_many(proxy, 2_500)
@@ -299,12 +300,10 @@ def test_a_topic_that_cannot_be_reached_for_a_while(kafka, start, tmp_path, prom
         "directory": str(tmp_path / "usage"),
         "window_s": 1,
         "file_s": 1,
-        "file_mib": 1,
         "total_mib": 1,
-        "keep_at_least_s": 0,
         "kafka": {"bootstrap_servers": [way.bootstrap], "topic": "usage"},
     }
-    proxy = start(usage=usage)
+    proxy = start(usage=usage, constants={"UsageConfig.file_mib": 1, "UsageConfig.keep_at_least_s": 0})
     produce_as_many(proxy, 10)
     prometheus.wait_for_alerts(proxy.instance, "UsageShippingStuck")
     while not proxy.metric("usage_files_deleted_total"):

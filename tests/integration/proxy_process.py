@@ -39,9 +39,9 @@ class ProxyProcess:
     `quotas` are entries as the YAML has them; `settings` are whole sections ("limits", "drain", "log", "usage",
     "restart", "history", "metrics", "workers") or settings of the only virtual cluster ("throttle", "upstream",
     "fleet", "sasl"; "source" for those of its quotas) or of its listener ("listener"); "more_listeners" are whole. With
-    `ready=False` it does not wait for the cluster. `environment` has further variables for the process. It is reached
-    at `host`, on six
-    ports from `first_port` on, or free ones.
+    `ready=False` it does not wait for the cluster. `environment` has further variables for the process, `constants`
+    other values for constants of the configuration, as {"LimitsConfig.max_handshakes": 2}. It is reached at `host`, on
+    six ports from `first_port` on, or free ones.
     """
 
     host = HOST
@@ -53,6 +53,7 @@ class ProxyProcess:
         *,
         ready: bool = True,
         environment: Mapping[str, str] | None = None,
+        constants: Mapping[str, Any] | None = None,
         first_port: int | None = None,
         **settings: Any,
     ) -> None:
@@ -63,6 +64,7 @@ class ProxyProcess:
         self.node_ports = {node_id: self.port + node_id for node_id in (1, 2, 3)}
         self._ready = ready
         self._environment = environment or {}
+        self._constants = constants or {}
         self._servers = servers.split(",")
         self._settings = settings
         self._lines: list[str] = []
@@ -130,7 +132,8 @@ class ProxyProcess:
 
     def command(self) -> list[str]:
         """What is run."""
-        return [sys.executable, "-m", "proxy", "run", "-c", str(self.config_path)]
+        others = ["tests.integration.with_constants", json.dumps(self._constants)] if self._constants else []
+        return [sys.executable, "-m", *others, "proxy", "run", "-c", str(self.config_path)]
 
     def stop(self) -> None:
         """SIGTERM. It has to end with status 0, and to have logged it."""

@@ -65,8 +65,8 @@ def start():
     """Starts a proxy without a cluster, with these quotas and limits of connections."""
     with ExitStack() as stack:
 
-        def begin(quotas=(), of_cluster=None, of_listener=None, of_instance=None, second=False):
-            proxy = ProxyProcess(NOBODY, quotas, ready=False, limits={"drain_s": 0})
+        def begin(quotas=(), of_cluster=None, of_listener=None, of_instance=None, second=False, constants=None):
+            proxy = ProxyProcess(NOBODY, quotas, ready=False, limits={"drain_s": 0}, constants=constants)
             proxy.write_text(json.dumps(config(proxy, quotas, of_cluster, of_listener, of_instance, second)))
             return AtTheGate(stack, stack.enter_context(proxy))
 
@@ -119,7 +119,7 @@ def test_each_address_has_its_rate_a_ban_holds_and_a_change_is_live(start):
 
 
 def test_refused_connections_are_not_counted_and_more_than_may_be_held_are_reset(start):
-    gate = start(rates(), of_cluster={"max_held_per_ip": 4})
+    gate = start(rates(), constants={"ClusterConnectionsConfig.max_held_per_ip": 4})
     gate.connect(BANNED, 20)
     gate.wait_for(lambda: sum(gate.proxy.closed().values()) == 20, "all of them closed")
     closed = gate.proxy.closed()

@@ -111,8 +111,8 @@ def test_of_three_processes_the_second_waits_for_what_the_first_has_to_say(stack
 
 @pytest.mark.parametrize("how", ["configuration", "time", pytest.param("death", marks=pytest.mark.nightly)])
 def test_if_the_next_process_does_not_start_the_old_one_goes_on(stack, tmp_path, how):
-    timeout_s = 1 if how == "time" else 60
-    proxy = relayed(stack, NOBODY, ready=False, restart={"successor_timeout_s": timeout_s})
+    constants = {"RestartConfig.successor_timeout_s": 8} if how == "time" else {}
+    proxy = relayed(stack, NOBODY, ready=False, constants=constants)
     proxy.wait_for(lambda: proxy.events("listening"), 10, "open ports")
     good, fifo = proxy.config_path.read_text(), tmp_path / "waits"
     os.mkfifo(fifo)
@@ -126,7 +126,7 @@ def test_if_the_next_process_does_not_start_the_old_one_goes_on(stack, tmp_path,
         [line] = proxy.wait_for(lambda: proxy.events("handover_failed"), TIMEOUT_S, "word of the failure")
         assert {
             "configuration": "the other process has ended, with exit status 2",
-            "time": "the new process did not accept connections within 1 s",
+            "time": "the new process did not accept connections within 8 s",
             "death": "the other process has ended, with exit status -9",
         }[how] == line["problem"]
         assert proxy.metric("handover_failures_total") == 1
@@ -135,7 +135,7 @@ def test_if_the_next_process_does_not_start_the_old_one_goes_on(stack, tmp_path,
         with pytest.raises(BlockingIOError):
             idle.recv(1)
         proxy.wait_for(lambda: not psutil.Process(proxy.pid).children(), 10, "the end of the new process")
-        proxy.write_text(good.replace('"successor_timeout_s": 1', '"successor_timeout_s": 60'))
+        proxy.write_text(good)
         proxy.wait_for(lambda: proxy.events("config_reloaded"), 10, "the good configuration")
         proxy.take_over()
     assert prober.failures == {}
@@ -209,8 +209,8 @@ def test_while_nobody_else_accepts_idle_and_incomplete_connections_do_not_hold_u
 
 def test_a_connection_that_is_not_open_yet_does_not_hold_up_the_end(stack):
     settings = {"ready": False, "listener": {"proxy_protocol": "required", "trusted_networks": ["127.0.0.0/8"]}}
-    limits = {"drain_s": 3600, "proxy_header_timeout_ms": 300_000}
-    proxy = stack.enter_context(ActivatedProxy(NOBODY, limits=limits, **settings))
+    patient = {"LimitsConfig.proxy_header_timeout_ms": 300_000}
+    proxy = stack.enter_context(ActivatedProxy(NOBODY, limits={"drain_s": 3600}, constants=patient, **settings))
     proxy.wait_for(lambda: proxy.events("listening"), 10, "open ports")
     stack.enter_context(socket.create_connection((HOST, proxy.port), TIMEOUT_S))
     proxy.wait_for(lambda: proxy.metric("client_sockets"), 10, "a connection")

@@ -291,9 +291,13 @@ API_VERSIONS = struct.pack(">ihhih", 14, 18, 0, 7, 4) + b"slow"
 
 
 def test_a_client_that_takes_too_long_is_closed_and_no_other_is(newest_kafka):
-    limits = {"first_byte_timeout_ms": 8000, "request_timeout_ms": 8000, "idle_timeout_ms": 8000}
+    limits = {"request_timeout_ms": 8000, "idle_timeout_ms": 8000}
+    soon = {"LimitsConfig.first_byte_timeout_ms": 8000}
     log = {"level": "debug"}  # of three that take too long for a request, one is logged
-    with ProxyProcess(newest_kafka, limits=limits, log=log) as proxy, contextlib.ExitStack() as stack:
+    with (
+        ProxyProcess(newest_kafka, limits=limits, log=log, constants=soon) as proxy,
+        contextlib.ExitStack() as stack,
+    ):
         clients = {
             stack.enter_context(socket.create_connection((HOST, proxy.port), TIMEOUT_S)): (sent, reason)
             for sent, reason in (

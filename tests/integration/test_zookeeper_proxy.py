@@ -89,10 +89,11 @@ def test_who_changes_a_quota_while_zookeeper_is_away_is_told_to_try_again(newest
 def test_quotas_hold_while_zookeeper_is_gone_also_over_a_restart_of_the_proxy(zookeeper, newest_kafka, tmp_path):
     source = {
         "source": "zookeeper",
-        "zookeeper": {"servers": [zookeeper.address], "session_timeout_ms": 4000},
+        "zookeeper": {"servers": [zookeeper.address]},
         "state_file": str(tmp_path / "last-good.json"),
     }
-    with ProxyProcess(newest_kafka, source=source, limits={"drain_s": 1}) as proxy:
+    soon = {"ZooKeeperConfig.session_timeout_ms": 4000}
+    with ProxyProcess(newest_kafka, source=source, limits={"drain_s": 1}, constants=soon) as proxy:
         with zookeeper.client() as client:
             write(client, "noisy", RATE)
         load = Load(proxy.node_ports[1])

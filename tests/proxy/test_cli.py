@@ -73,7 +73,7 @@ def test_check_says_what_a_valid_file_comes_to():
 def test_check_prints_the_file_with_all_defaults(tmp_path):
     result = invoke("check", "-c", EXAMPLE, "--print")
     assert result.exit_code == 0
-    assert "first_byte_timeout_ms: 60000\n" in result.stdout
+    assert "idle_timeout_ms: 600000\n" in result.stdout
     printed = tmp_path / "printed.yaml"
     printed.write_text(result.stdout)
     assert load_config(printed) == load_config(EXAMPLE)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_throttle.common.problems import Problems
-from kafka_throttle.common.settings import sections
+from kafka_throttle.common.settings import read_settings, sections
 from kafka_throttle.common.yaml_file import parse_yaml
 from kafka_throttle.protocol.identity.sasl_names import Claim
 from kafka_throttle.proxy.config import load
@@ -210,9 +210,9 @@ BAD_VALUES = [
         "it belongs in virtual_clusters[].listeners[].connections, limits or connections",
     ),
     (
-        listener("max_held_per_ip"),
+        listener("max_connections_per_ip"),
         1,
-        f"{LISTENER}.max_held_per_ip: unknown key here, it belongs in virtual_clusters[].connections",
+        f"{LISTENER}.max_connections_per_ip: unknown key here, it belongs in virtual_clusters[].connections",
     ),
     (
         ("a\nb",),
@@ -573,8 +573,8 @@ def test_a_fleet_has_the_ensemble_of_the_quotas_and_a_place_beside_them():
 def test_a_fleet_that_comes_goes_or_moves_waits_for_a_restart():
     without, one, other = of_fleet(None), of_fleet({}), of_fleet({"session_timeout_ms": 8_000})
     assert changes_needing_restart(one, one) == []
-    for old, new in ((without, one), (one, without), (one, other)):
-        assert changes_needing_restart(old, new) == [FLEET]
+    assert changes_needing_restart(without, one) == changes_needing_restart(one, without) == [FLEET]
+    assert changes_needing_restart(one, other) == [f"{FLEET}.session_timeout_ms"]
 
 
 def test_two_virtual_clusters_cannot_have_their_claims_in_one_topic():
@@ -623,7 +623,7 @@ TOPIC = {"bootstrap_servers": ["kafka:9092"], "topic": "records"}
 def test_a_topic_for_usage_records_has_its_own_credentials():
     secured = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "username": "me", "password_file": "p"}
     config = config_of(changed(("usage",), {"directory": "spool", "kafka": {**TOPIC, **secured}}))
-    assert (config.usage.kafka.topic, config.usage.kafka.compression) == ("records", "gzip")
+    assert config.usage.kafka.topic == "records"
     [problem] = problems(changed(("usage",), {"directory": "spool", "kafka": {**TOPIC, "username": "me"}}))
     assert problem == "usage.kafka: expected security_protocol SASL_PLAINTEXT or SASL_SSL with a login, got PLAINTEXT"
     [problem] = problems(changed(("usage",), {"kafka": TOPIC}))
@@ -633,12 +633,31 @@ def test_a_topic_for_usage_records_has_its_own_credentials():
     assert changes_needing_restart(config, config_of(MINIMAL)) == ["usage.directory", "usage.kafka"]
 
 
-def test_keep_at_least_s_is_at_most_keep_s():
-    usage = {"directory": "spool", "keep_s": 60, "kafka": {**TOPIC, "username": "me"}}
+def test_a_constant_that_was_a_setting_is_named_with_its_value_beside_all_other_problems():
+    usage = {"directory": "spool", "keep_s": 60, "fsync": False, "file_mib": 8, "kafka": {**TOPIC, "username": "me"}}
     assert problems(changed(("usage",), usage)) == [
-        "usage.keep_at_least_s: expected at most keep_s, 60, got 3600",
+        "usage.keep_s: expected a whole number from 3600 to 2147483647, got 60",
         "usage.kafka: expected security_protocol SASL_PLAINTEXT or SASL_SSL with a login, got PLAINTEXT",
+        "usage.fsync: this setting is gone, files are always synced: remove it",
+        "usage.file_mib: this setting is gone, it is always 64: remove it",
     ]
+
+
+def test_every_constant_of_the_configuration_is_named_if_it_is_set():
+    seen = 0
+    for path, section in sections("", Config):
+        for name, value in section.constants().items():
+            [problem] = problems_of_setting(section, name)
+            assert str(problem) == f"{name}: this setting is gone, it is always {value}: remove it", path
+            seen += 1
+    assert seen > 20
+
+
+def problems_of_setting(section, name):
+    """What is said of this one, whatever is missing beside it."""
+    with pytest.raises(Problems) as caught:
+        read_settings(section, {name: 1})
+    return [problem for problem in caught.value.problems if problem.path == name]
 
 
 def test_an_admin_listener_has_to_be_there():
@@ -845,15 +864,18 @@ def test_an_endpoint_on_this_machine_needs_no_tls(url):
     [
         (("quotas", "source"), "upstream"),
         (("quotas", "state_file"), "/tmp/state"),
-        (("quotas", "windows"), {"quota_window_num": 3}),
-        (("quotas", "poll_interval_ms"), 500),
-        (("upstream", "admin"), {"ca_file": "/tmp/ca.pem"}),
+        (("quotas", "windows", "quota_window_num"), 3),
+        (("upstream", "admin", "ca_file"), "/tmp/ca.pem"),
     ],
 )
 def test_a_change_of_the_source_waits_for_a_restart(setting, value):
     old = changed(cluster("quotas"), {})
     new = copy.deepcopy(old)
-    new["virtual_clusters"][0][setting[0]][setting[1]] = value
+    *sections_of_it, name = setting
+    inner = new["virtual_clusters"][0]
+    for section in sections_of_it:
+        inner = inner.setdefault(section, {})
+    inner[name] = value
     expected = f"virtual_clusters[0].{'.'.join(setting)}"
     assert changes_needing_restart(config_of(old), config_of(new)) == [expected]
 
@@ -1037,7 +1059,7 @@ def test_limits_of_connections_are_taken_up_by_a_running_proxy():
     for path, value in (
         (("connections",), {"max_connections": 5, "max_connection_creation_rate": 0}),
         (listener("connections"), {"max_connections": 5, "max_connection_creation_rate": 7}),
-        (cluster("connections"), {**overrides, "ip_refusal": "wait", "max_held_per_ip": 0, "ipv6_prefix": 64}),
+        (cluster("connections"), {**overrides, "ip_refusal": "wait", "ipv6_prefix": 64}),
     ):
         assert changes_needing_restart(config_of(MINIMAL), config_of(changed(path, value))) == []
 

@@ -18,6 +18,7 @@ from demo.proxy_process import free_port_run
 from kafka_throttle.proxy.cli.main import main
 from kafka_throttle.proxy.clock import SystemClock
 from kafka_throttle.proxy.config.load import load_config
+from kafka_throttle.proxy.config.settings import LimitsConfig
 from kafka_throttle.proxy.server import certificate_watcher
 from kafka_throttle.proxy.server.service import Service
 from tests.certificates import Authority, client_context
@@ -52,12 +53,14 @@ async def running(tmp_path, authority):
         "virtual_clusters": [cluster],
         "admin": {"port": admin_port, "token_file": "read", "write_token_file": "write", "tls": tls},
         "metrics": {"port": metrics_port, "username": "prometheus", "password_file": "password", "tls": tls},
-        "limits": {"http_idle_timeout_ms": 1_000, "max_http_connections": 4, "drain_s": 0},
+        "limits": {"drain_s": 0},
     }
     path = tmp_path / "proxy.yaml"
     path.write_text(json.dumps(config))
-    service = Service(path, load_config(path), SystemClock())
-    with capture_logs():
+    with pytest.MonkeyPatch.context() as patch, capture_logs():
+        patch.setattr(LimitsConfig, "http_idle_timeout_ms", 1_000)
+        patch.setattr(LimitsConfig, "max_http_connections", 4)
+        service = Service(path, load_config(path), SystemClock())
         await service.start()
         yield SimpleNamespace(
             service=service,

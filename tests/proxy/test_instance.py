@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from demo.proxy_process import free_port_run
 from kafka_throttle.proxy.clock import SystemClock
 from kafka_throttle.proxy.config.load import config_of
+from kafka_throttle.proxy.config.settings import LimitsConfig
 from kafka_throttle.proxy.observe.metrics import Metrics
 from kafka_throttle.proxy.server import instance as instances
 from kafka_throttle.proxy.server.connection import Connection
@@ -24,10 +25,11 @@ async def instance(monkeypatch):
     """It serves, and looks after its connections all the time. No cluster is there."""
     monkeypatch.setattr(instances, "_SWEEP_S", 0.01)
     monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(LimitsConfig, "first_byte_timeout_ms", 50)
     port = free_port_run(2)[0]
     listener = {"name": "plain", "bind": "127.0.0.1", "port": port, "node_ids": [1]}
     cluster = {"name": "main", "upstream": {"bootstrap_servers": ["127.0.0.1:9"]}, "listeners": [listener]}
-    config = config_of({"virtual_clusters": [cluster], "limits": {"first_byte_timeout_ms": 50, "drain_s": 1}})
+    config = config_of({"virtual_clusters": [cluster], "limits": {"drain_s": 1}})
     made = Instance(Path("proxy.yaml"), config, SystemClock(), Metrics(CollectorRegistry()))
     made.bind(PassedSockets([]))
     yield made

@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from kafka_throttle.proxy.clock import SystemClock
 from kafka_throttle.proxy.config.load import config_of
 from kafka_throttle.proxy.config.problems import ConfigErrors
-from kafka_throttle.proxy.config.settings import ListenerConfig, ListenerTlsConfig, UpstreamTlsConfig
+from kafka_throttle.proxy.config.settings import LimitsConfig, ListenerConfig, ListenerTlsConfig, UpstreamTlsConfig
 from kafka_throttle.proxy.gate.admission import Admission
 from kafka_throttle.proxy.gate.connection_gate import ConnectionGate
 from kafka_throttle.proxy.net.poller import Poller
@@ -54,6 +54,12 @@ class Paper:
         self.etl = self.ours.issue(subject=ETL, name="etl")
         self.old_etl = self.ours.issue(subject=ETL, valid=OVER, name="old-etl")
         self.strange_etl = self.strange.issue(subject=ETL, name="strange-etl")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """A handshake may take long on a busy machine."""
+    monkeypatch.setattr(LimitsConfig, "handshake_timeout_ms", 60_000)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +99,7 @@ class Node:
 class Proxy:
     """A virtual cluster with one listener on a free port."""
 
-    def __init__(self, node, listener=None, upstream=None, limits=None, clock=None, **more):
+    def __init__(self, node, listener=None, upstream=None, clock=None, **more):
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         addressing = {} if more else {"node_ids": [1]}
@@ -104,8 +110,7 @@ class Proxy:
             "upstream": bootstrap | ({} if upstream is None else {"tls": upstream}),
             "listeners": [listening | ({} if listener is None else {"tls": listener})],
         }
-        limits = {"handshake_timeout_ms": 60_000} | (limits or {})
-        self.config = config_of({"virtual_clusters": [cluster], "limits": limits})
+        self.config = config_of({"virtual_clusters": [cluster]})
         self.metrics = Metrics(CollectorRegistry())
         clock = clock or SystemClock()
         poller = Poller()
@@ -389,9 +394,10 @@ async def test_a_client_that_leaves_in_the_handshake_has_just_left(paper):
         assert proxy.listener.acceptor._secure_stage.under_way == 0
 
 
-async def test_a_handshake_has_its_time_and_their_number_is_bounded(paper):
-    limits = {"handshake_timeout_ms": 300, "max_handshakes": 2}
-    async with proxying(files(paper.listener), limits=limits) as proxy:
+async def test_a_handshake_has_its_time_and_their_number_is_bounded(paper, monkeypatch):
+    monkeypatch.setattr(LimitsConfig, "handshake_timeout_ms", 300)
+    monkeypatch.setattr(LimitsConfig, "max_handshakes", 2)
+    async with proxying(files(paper.listener)) as proxy:
         silent = [await proxy.client() for _ in range(3)]
         await until(lambda: proxy.closed("too_many_handshakes") == 1)
         await until(lambda: proxy.closed("tls_handshake_timeout") == 2)

@@ -128,8 +128,9 @@ def test_a_node_that_is_named_again_is_not_gone(cluster):
     assert cluster.reported(3, 6) == [9100, None]
 
 
-def test_ports_may_be_given_away_as_soon_as_a_node_is_gone():
-    cluster = Cluster(spare_ports_kept_s=0)
+def test_ports_may_be_given_away_once_they_have_been_kept_for_a_gone_node(monkeypatch):
+    monkeypatch.setattr(ListenerConfig, "spare_ports_kept_s", 0)
+    cluster = Cluster()
     cluster.has(3)
     assert cluster.reported(3) == [9100]
     cluster.has(6)

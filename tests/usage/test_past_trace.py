@@ -46,7 +46,7 @@ def write(tmp_path):
         header = Header(stream=TRACE, instance="here", epoch=EPOCH, file=number, first_sequence=1)
         file = SpoolFile(tmp_path, header)
         file.add(rows)
-        return file.finish(sync=False) if is_complete else file
+        return file.finish() if is_complete else file
 
     return write
 

@@ -130,7 +130,7 @@ def test_many_records_are_made_in_small_steps(clock):
 
 
 def test_what_is_recorded_is_in_the_spool(clock, tmp_path):
-    spool = Spool(tmp_path / "spool", "here", 7, SpoolRules(sync=False))
+    spool = Spool(tmp_path / "spool", "here", 7, SpoolRules())
     recorder, meter = recorder_of(clock, spool)
     recorder.start()
     meter.hold(1, "alice", "etl").of(use.FETCH).add(5, clock.now_us())

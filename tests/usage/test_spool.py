@@ -50,7 +50,7 @@ def complete(directory):
 
 
 def spool_in(directory, **rules):
-    return Spool(directory, "here", EPOCH, SpoolRules(**{"sync": False, **rules}))
+    return Spool(directory, "here", EPOCH, SpoolRules(**rules))
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_a_file_says_whether_the_process_before_still_ran_when_it_was_completed(
 
 def test_a_file_in_which_nothing_was_written_is_deleted(directory):
     kill_a_writer(directory, "empty")
-    assert [found.path for found in salvage(directory, sync=False)] == [None]
+    assert [found.path for found in salvage(directory)] == [None]
     assert list(directory.iterdir()) == []
 
 
@@ -233,15 +233,15 @@ def test_a_file_that_is_being_written_is_nobody_elses(directory):
     header = Header(stream=USAGE, instance="other", epoch=1, file=1, first_sequence=1)
     file = SpoolFile(directory, header)
     file.add(records(1, 1))
-    assert list(salvage(directory, sync=False)) == []
-    assert file.finish(sync=True).name == file_name(header)
+    assert list(salvage(directory)) == []
+    assert file.finish().name == file_name(header)
 
 
 def test_a_foreign_file_is_left_alone_and_told(directory):
     directory.mkdir(mode=0o700)
     foreign = directory / ".usage-x-1-000001.tsv.part"
     foreign.write_bytes(b"\xff\xfe something\n")
-    [found] = salvage(directory, sync=False)
+    [found] = salvage(directory)
     assert found.problem == "it does not begin with a header"
     assert foreign.exists()
 

@@ -40,7 +40,7 @@ def _again_soon(monkeypatch):
 
 
 def started(directory, **rules):
-    spool = spool_in(directory, sync=True, file_bytes=2_500, **rules)
+    spool = spool_in(directory, file_bytes=2_500, **rules)
     spool.start()
     return spool
 
@@ -145,7 +145,7 @@ def _salvaged_after(spool):
     for of in spool._streams.values():
         if of.file is not None:
             of.file.close()
-    yield from salvage(spool.directory, sync=True)
+    yield from salvage(spool.directory)
 
 
 UNSUPPORTED = {
@@ -200,7 +200,7 @@ def test_after_a_failed_sync_everything_is_written_once_more(directory, monkeypa
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     monkeypatch.setattr(os, "fsync", fsync)
-    spool = spool_in(directory, sync=True)
+    spool = spool_in(directory)
     spool.start()
     spool.put(USAGE, records(1, 3), 1, 3)
     assert spool.close(TIMEOUT_S)
@@ -256,7 +256,7 @@ def _salvaged(directory):
         copy = part.read_bytes()
         part.unlink()
         part.write_bytes(copy)
-    assert [found.problem for found in salvage(directory, sync=False)] == [""]
+    assert [found.problem for found in salvage(directory)] == [""]
 
 
 GONE = [

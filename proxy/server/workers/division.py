@@ -33,9 +33,6 @@ def config_of_worker(config: Config, number: int, workers: int) -> Config:
             "limits": limits.model_copy(
                 update={
                     "max_connections": part(limits.max_connections),
-                    "max_held_connections": part(limits.max_held_connections),
-                    "max_proxy_headers": max(part(limits.max_proxy_headers), 1),
-                    "max_handshakes": max(part(limits.max_handshakes), 1),
                 }
             ),
             "connections": _connections(config.connections, part, share),
@@ -44,13 +41,6 @@ def config_of_worker(config: Config, number: int, workers: int) -> Config:
                 update={
                     "instance": f"{usage.instance or own_name()}.{number}",
                     "total_mib": max(part(usage.total_mib), 1),
-                    "queue_records": part(usage.queue_records),
-                    "trace": usage.trace.model_copy(
-                        update={
-                            "events_per_second": max(part(usage.trace.events_per_second), 1),
-                            "total_mib": max(part(usage.trace.total_mib), 1),
-                        }
-                    ),
                 }
             ),
         }

@@ -20,14 +20,13 @@ def divided(found):
 
 def test_limits_of_the_process_add_up_to_what_is_written():
     whole = config(
-        limits={"max_connections": 1000, "max_held_connections": 2},
+        limits={"max_connections": 1000},
         connections={"max_connections": 100, "max_connection_creation_rate": 20},
         listener={"connections": {"max_connections": 50}, "caps": {"ingress_bytes_per_s": 1_000_000}},
         cluster={"caps": {"egress_bytes_per_s": 5}},
     )
     workers = divided(whole)
     assert [one.limits.max_connections for one in workers] == [334, 333, 333]
-    assert [one.limits.max_held_connections for one in workers] == [1, 1, 0]
     assert sum(one.connections.max_connections for one in workers) == 100
     assert sum(one.connections.max_connection_creation_rate for one in workers) == pytest.approx(20)
     listeners = [one.virtual_clusters[0].listeners[0] for one in workers]
@@ -37,9 +36,9 @@ def test_limits_of_the_process_add_up_to_what_is_written():
 
 
 def test_limits_of_single_connections_and_the_sizes_of_tables_stay():
-    whole = config(limits={"max_sensors": 5000, "max_in_flight": 7}, usage={"max_clients": 400})
+    whole = config(limits={"max_sensors": 5000, "request_timeout_ms": 7})
     for one in divided(whole):
-        assert (one.limits.max_sensors, one.limits.max_in_flight, one.usage.max_clients) == (5000, 7, 400)
+        assert (one.limits.max_sensors, one.limits.request_timeout_ms) == (5000, 7)
         assert one.connections == whole.connections
         assert one.virtual_clusters[0].caps == whole.virtual_clusters[0].caps
 
