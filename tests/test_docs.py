@@ -1,7 +1,9 @@
 """The pages that people read: their links lead somewhere, and the code that they name is there."""
 
 import re
+import runpy
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -10,7 +12,9 @@ from kafka_throttle.proxy.observe.log_events import LOG_EVENTS
 from kafka_throttle.proxy.observe.signals_page import UnclearCall, logged_events, signals_page
 
 ROOT = Path(__file__).parents[1]
+DRAWINGS: dict[str, str] = runpy.run_path(str(ROOT / "docs/drawings/draw.py"))["drawings"]()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+SVG = "{http://www.w3.org/2000/svg}"
 _CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _FILE = re.compile(
@@ -106,6 +110,36 @@ def test_events_keys_and_levels_are_found_in_the_source(tmp_path):
     file.write_text("def note(self, event):\n    self._log.info(event)\n")
     with pytest.raises(UnclearCall, match=r"proxy/part.py, line 2: expected constants as the event and its level"):
         logged_events(tmp_path)
+
+
+def test_the_drawings_are_up_to_date():
+    files = {file.name: file.read_text(encoding="utf-8") for file in (ROOT / "docs/drawings").glob("*.svg")}
+    assert files == DRAWINGS, "run: python docs/drawings/draw.py"
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_a_drawing_has_a_title_and_a_description_and_a_page_shows_it(name):
+    title, desc, *_ = ElementTree.fromstring(DRAWINGS[name])
+    assert (title.tag, desc.tag) == (f"{SVG}title", f"{SVG}desc")
+    assert title.text
+    assert desc.text
+    shown = [re.search(rf"!\[([^\]]+)\]\([\w/]*drawings/{name}\)", prose(page)) for page in PAGES]
+    assert any(shown)
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_the_text_of_a_drawing_can_be_read_and_is_not_cut_off(name):
+    root = ElementTree.fromstring(DRAWINGS[name])
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    size = float(root.attrib["font-size"])
+    assert size * min(1, 800 / width) >= 13
+    for text in root.iter(f"{SVG}text"):
+        assert text.text
+        length = len(text.text) * size * (0.66 if "font-weight" in text.attrib else 0.6)
+        left = float(text.attrib["x"]) - length * {"start": 0, "middle": 0.5, "end": 1}[text.attrib["text-anchor"]]
+        assert left >= 0, text.text
+        assert left + length <= width, text.text
+        assert size <= float(text.attrib["y"]) <= height - size / 4, text.text
 
 
 def test_the_readme_is_short():
