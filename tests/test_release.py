@@ -7,6 +7,7 @@ committed, compiled for one version of Python.
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from demo.kafka_cluster import KafkaCluster
 from tests.integration.proxy_process import ProxyProcess
 from tests.pipeline.spools import Fleet, records, write_spool
 from tests.timeouts import TIMEOUT_S
+from tests.user_pages import run_by
 
 pytestmark = [pytest.mark.nightly, pytest.mark.kafka]
 
@@ -144,8 +146,13 @@ def test_a_release_has_the_source_wheels_for_users_without_a_compiler_and_what_i
             tops = {name.partition("/")[0] for name in wheel.namelist()}
         assert {top for top in tops if not top.startswith("kafka_throttle-")} == {"kafka_throttle"}
     bill = json.loads((dist / "kafka-throttle.cdx.json").read_text())
-    pinned = re.findall(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)", (ROOT / "requirements.lock").read_text(), re.M)
-    assert {(part["name"], part["version"]) for part in bill["components"]} == set(pinned)
+    assert {(part["name"], part["version"]) for part in bill["components"]} == set(pinned())
+
+
+def pinned() -> list[tuple[str, str]]:
+    """The packages that the product needs, with their versions."""
+    lock = (ROOT / "requirements.lock").read_text()
+    return re.findall(r"^([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)", lock, re.M)
 
 
 @pytest.mark.parametrize("version", PYTHONS)
@@ -170,6 +177,21 @@ def test_an_installed_wheel_serves_a_client_without_a_compiler(dist, kafka, vers
                 assert any(file.startswith("/static/uPlot.iife.min.js") for file in files)
                 assert all(read(f"http://{proxy.host}:{proxy.admin_port}{file}") for file in files)
             print(f"{tag}, {build}: installed and serving after {seconds:.1f} s")
+
+
+def test_the_quick_start_installs_the_wheel_and_what_it_needs(dist, tmp_path):
+    """As the page has it, with the Python of this test, and with the versions that the lock has."""
+    name = "test_the_quick_start_installs_the_wheel_and_what_it_needs"
+    script = "\n".join(text for _, text in run_by(f"tests/test_release.py::{name}"))
+    shutil.copy(wheels(dist)["py3"], tmp_path)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").write_text(f'#!/bin/sh\nexec {PYTHONS[OF_THIS_PYTHON]} "$@"\n')
+    (tmp_path / "bin" / "python3").chmod(0o755)
+    (tmp_path / "versions").write_text("\n".join(f"{name}=={version}" for name, version in pinned()))
+    variables = Environment(tmp_path, "/usr/bin:/bin").variables(PIP_CONSTRAINT=str(tmp_path / "versions"))
+    done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(r"kafka-throttle, version [\d.]+, pure", done.stdout.splitlines()[-1])
 
 
 def hostile(folder: Path, name: str) -> Path:

@@ -11,6 +11,8 @@ from tests.certificates import Authority, Issued, client_context
 from tests.integration.proxy_process import HOST
 
 LISTENER = "SECURED"
+WITH_LOGIN = "SECURED_LOGINS"
+"""The name of a listener with TLS that demands no certificate, but a login."""
 RULES = "RULE:^CN=(.*?),O=Acme$/$1/L, DEFAULT"
 USER = "etl"
 """What these rules make of the client's certificate."""

@@ -134,8 +134,13 @@ def _remove_quotas(cluster):
 
 def _run(version, mode, certificates):
     secured = {
-        "listeners": {logins.LISTENER: "SASL_PLAINTEXT", certified.LISTENER: "SSL"},
-        "extra": lambda node_id: {**logins.secured(node_id), **certificates.of_nodes(node_id)},
+        "listeners": {logins.LISTENER: "SASL_PLAINTEXT", certified.LISTENER: "SSL", certified.WITH_LOGIN: "SASL_SSL"},
+        "extra": lambda node_id: {
+            **logins.secured(node_id),
+            **certificates.of_nodes(node_id),
+            **logins.secured(node_id, certified.WITH_LOGIN),
+            **certificates.of_nodes(node_id, certified.WITH_LOGIN, "none"),
+        },
     }
     with KafkaCluster(version, mode, 3, **(secured if (version, mode) == CLUSTERS[NEWEST] else {})) as cluster:
         _running.append(cluster)

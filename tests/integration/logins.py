@@ -33,9 +33,9 @@ PASSWORDS = {"alice": "alice's", "bob": "bob's", "a=b,c": "d=e,f", "proxy": "pro
 _MODULES = "org.apache.kafka.common.security"
 
 
-def secured(node_id: int) -> Mapping[str, str]:
+def secured(node_id: int, listener: str = LISTENER) -> Mapping[str, str]:
     """Properties of a node with a listener of that name that takes all four mechanisms."""
-    clients = f"listener.name.{LISTENER.lower()}"
+    clients = f"listener.name.{listener.lower()}"
     users = " ".join(f'user_{name}="{password}"' for name, password in PASSWORDS.items() if name.isalpha())
     scram = f"{_MODULES}.scram.ScramLoginModule required;"
     bearer = f'{_MODULES}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="node";'
