@@ -6,7 +6,7 @@
 #   kafka_throttle-V.tar.gz              what the wheels are built of
 #   kafka_throttle-V-py3-none-any.whl    pure Python
 #   kafka_throttle-V-cpXY-...-manylinux  compiled
-#   kafka-throttle[-pipeline].cdx.json   what the locks pin, as CycloneDX
+#   kafka-throttle[-pipeline].cdx.json   what the locks pin, and the JavaScript of others, as CycloneDX
 #   SHA256SUMS
 #
 # DIRECTORY is replaced when all is built. It may be new, empty, or an earlier release. A VERSION that is named must be here.
@@ -61,6 +61,7 @@ for part in "" -pipeline; do
     "$(dirname "$tools")/cyclonedx-py" requirements --pyproject pyproject.toml --mc-type application \
         --output-reproducible -o "$work/made/kafka-throttle$part.cdx.json" "requirements$part.lock"
 done
+"$tools" deploy/files_of_others.py "$work/made"/*.cdx.json
 (cd "$work/made" && sha256sum -- * >SHA256SUMS)
 rm -rf "$out"
 mkdir -p "$(dirname "$out")"

@@ -1,10 +1,14 @@
 """What a distribution of this repository is made of. The wheels themselves: `test_release.py`."""
 
+import json
 import re
 import tomllib
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
+
+from deploy.files_of_others import add_to
 
 ROOT = Path(__file__).parents[1]
 OURS = ("common", "pipeline", "protocol", "proxy", "quotas")
@@ -33,3 +37,25 @@ def test_the_locks_pin_every_dependency_by_hash():
         pinned = re.findall(r"^([A-Za-z0-9._-]+)(\[[^\]]*\])?==\S+ \\\n    --hash=sha256:", lock.read_text(), re.M)
         assert len(pinned) > 8, lock
         assert "://" not in lock.read_text(), lock
+
+
+def test_a_bill_of_materials_has_the_javascript_of_others_with_version_licence_and_hashes(tmp_path):
+    bill = tmp_path / "bill.json"
+    bill.write_text(json.dumps({"components": [{"name": "aiohttp"}], "dependencies": [{"ref": "requirements-L1"}]}))
+    add_to(bill)
+    before, uplot = json.loads(bill.read_text())["components"]
+    assert before == {"name": "aiohttp"}
+    assert uplot["purl"] == "pkg:npm/uplot@1.6.32"
+    assert uplot["licenses"] == [{"license": {"id": "MIT"}}]
+    hashes = {part["name"]: part["hashes"][0]["content"] for part in uplot["components"]}
+    assert hashes == {f"kafka_throttle/{file.relative_to(ROOT)}": digest(file) for file in files_of_others()}
+
+
+def files_of_others() -> list[Path]:
+    """What is minified, or has a licence beside it, was not written here."""
+    found = [file for package in OURS for end in ("js", "css") for file in (ROOT / package).rglob(f"*.min.{end}")]
+    return found + [file for package in OURS for file in (ROOT / package).rglob("*LICENSE*")]
+
+
+def digest(file: Path) -> str:
+    return sha256(file.read_bytes()).hexdigest()
