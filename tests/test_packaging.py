@@ -7,7 +7,10 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
 
+from deploy.compile import IN_C, all_sources
 from deploy.files_of_others import add_to
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +33,19 @@ def test_there_is_one_version():
     assert {found for page in pages for found in re.findall(r"kafka_throttle-(\d[\d.]*\d)-", page.read_text())} == {
         version
     }
+
+
+def test_a_wheel_has_what_runs_and_what_the_pages_load_and_nothing_to_build_or_read_it_by():
+    """A compiled one has its extension modules besides."""
+    files = [Path(file.distribution_path) for file in WheelBuilder(str(ROOT)).recurse_included_files()]
+    assert {file.suffix for file in files} == {".py", ".pyi", ".typed", ".css", ".j2", ".js", ".svg", ".LICENSE"}
+    assert {file.parts[0] for file in files} == {"kafka_throttle"}
+
+
+def test_the_source_has_all_that_a_compiled_wheel_is_built_of():
+    files = {Path(file.distribution_path) for file in SdistBuilder(str(ROOT)).recurse_included_files()}
+    of_the_hook = {Path("deploy/compile.py"), Path("deploy/compiled_wheel.py")}
+    assert files >= of_the_hook | set(all_sources()) | set(IN_C.values())
 
 
 def test_the_locks_pin_every_dependency_by_hash():
