@@ -3,11 +3,11 @@
 #
 #   deploy/setup.sh build|demo|pipeline|dev|fuzz|release [debian-package ...]
 #
-# Tools come from apt (as root, when missing); Python packages from the hash-pinned lock into an environment that is
-# named for the lock's content and the interpreter. Both it and the Kafka jars live in
-# ${KAFKA_THROTTLE_CACHE:-~/.cache/kafka-throttle}. The distribution's own Python comes first: it is built with
-# profile-guided optimisation, as that of the image is, and what is in the PATH often is not (a fifth slower).
-# KAFKA_THROTTLE_PYTHON names another one, of 3.11 to 3.14.
+# Tools come from apt (as root, when missing); a JDK and Maven for demo, pipeline and dev, which start Kafka or Spark.
+# Python packages come from the hash-pinned lock into an environment that is named for the lock's content and the
+# interpreter. Both it and the Kafka jars live in ${KAFKA_THROTTLE_CACHE:-~/.cache/kafka-throttle}. The distribution's own
+# Python comes first: it is built with profile-guided optimisation, as that of the image is, and what is in the PATH often
+# is not (a fifth slower). KAFKA_THROTTLE_PYTHON names another one, of 3.11 to 3.14.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=$1
@@ -28,10 +28,14 @@ if [ -z "$python" ]; then
     missing+=(python3 python3-venv)
 fi
 java_major() { java -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1; }
-if ! command -v java >/dev/null || ! command -v javac >/dev/null || [ "$(java_major)" -lt 17 ]; then
-    missing+=(openjdk-17-jdk-headless)
-fi
-command -v mvn >/dev/null || missing+=(maven)
+case $kind in
+    demo | pipeline | dev)
+        if ! command -v java >/dev/null || ! command -v javac >/dev/null || [ "$(java_major)" -lt 17 ]; then
+            missing+=(openjdk-17-jdk-headless)
+        fi
+        command -v mvn >/dev/null || missing+=(maven)
+        ;;
+esac
 for package in "$@"; do
     dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
 done
