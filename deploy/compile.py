@@ -4,7 +4,7 @@
     python deploy/compile.py --cache CACHE       prints the directory in CACHE, which is made once for these sources
 
 The directory gets one extension module for each of MODULES, one that holds their code, and a list of hashes: of these
-files, and of all sources that they were made of (`proxy.installed.compiled_modules`). It appears whole or not at all.
+files, and of all sources that they were made of (see proxy/installed.py). It appears whole or not at all.
 Needs mypy, setuptools, a C compiler and the headers of this Python.
 """
 

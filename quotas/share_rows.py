@@ -44,7 +44,7 @@ class SharedRows:
     """The rows of the clients and addresses of one virtual cluster, whose limits a fleet shares.
 
     From then on a row that is opened enforces the share of `member`. The keys of its `Use` and `Move` are those of
-    `quotas.row_copies`.
+    quotas/row_copies.py.
     """
 
     def __init__(

@@ -21,6 +21,7 @@ _FILE = re.compile(
     r"`((?:common|demo|deploy|docs|pipeline|protocol|proxy|quotas|tests)/[\w./-]+\.(?:py|md|java|sh|yaml|json|svg))`"
 )
 _NAMED = re.compile(r"`([A-Za-z_][\w.]*)`(?: in |\s\()`([a-z]\w*/[\w/]+\.py)`")
+_WITHOUT_NAMESPACE = re.compile(r"(?<![\w./-])(common|pipeline|protocol|proxy|quotas)\.(\w+)\.\w+")
 
 
 def prose(page: Path) -> str:
@@ -54,6 +55,11 @@ def test_names_are_in_the_files_that_they_are_said_to_be_in(page):
         text = (ROOT / file).read_text()
         for name in dotted.split("."):
             assert re.search(rf"\b(?:class|def) {name}\b|^ *{name}\b.*[=:]", text, re.MULTILINE), f"{dotted}: {file}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_are_named_as_they_are_imported(page):
+    assert not [names for names in _WITHOUT_NAMESPACE.findall(prose(page)) if ROOT.joinpath(*names).is_dir()]
 
 
 def test_the_page_of_metrics_and_log_events_is_up_to_date():

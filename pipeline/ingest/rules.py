@@ -1,6 +1,6 @@
 """What a line must be like to be a record: one list of rules, each with its reason, as expressions of Spark.
 
-The format is that of `quotas.records.usage_record`, and `read_line` there gives the same values and the same reasons.
+The format is that of quotas/records/usage_record.py, and `read_line` there gives the same values and the same reasons.
 Spark's casts accept more numbers than that format has, such as ` 5`, `+5`, `1d` or `0x1p3`: they are refused.
 """
 
@@ -162,7 +162,7 @@ def _shown(part: Column) -> Column:
 
 
 def _unescaped(part: Column) -> Column:
-    """As `quotas.records.usage_record.unescaped`: pairs of backslashes are found first, from the left."""
+    """As `unescaped` in quotas/records/usage_record.py: pairs of backslashes are found first, from the left."""
     pieces = F.transform(F.split(part, r"\\\\"), _with_controls)
     return F.when(F.contains(part, F.lit("\\")), F.array_join(pieces, "\\")).otherwise(part)
 

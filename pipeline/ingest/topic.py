@@ -1,4 +1,4 @@
-"""A Kafka topic with lines of spools as JSON (`quotas.records.topic_message`), or, from proxies before, as they are.
+"""A Kafka topic with lines of spools as JSON (quotas/records/topic_message.py), or, from proxies before, as they are.
 
 Other messages may be in it, too.
 """

@@ -41,7 +41,7 @@ def main(
 ) -> int:
     """Take all that is new in the spools or in the topic, once, or unless `once` again every `every_s` seconds; 0.
 
-    `topic` is its name, its servers, and settings of Kafka's consumer: see pipeline.ingest.topic.Topic. Raises
+    `topic` is its name, its servers, and settings of Kafka's consumer: see `Topic` in pipeline/ingest/topic.py. Raises
     ValueError if there is no such spool or topic, or if the table cannot be read.
     """
     print("starting Spark", file=sys.stderr)

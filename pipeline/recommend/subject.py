@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
 
 OVERFLOW = "<overflow>"
-"""The name in records for clients that were too many to be recorded separately (quotas.records.usage_record)."""
+"""The name in records for clients that were too many to be recorded separately (quotas/records/usage_record.py)."""
 
 USER, CLIENT_ID, PAIR = "user", "client-id", "user+client-id"
 KINDS = (USER, CLIENT_ID, PAIR)

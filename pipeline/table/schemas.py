@@ -58,7 +58,7 @@ NUMBERS = T.StructType(
         T.StructField("last", T.LongType()),
     ]
 )
-"""What is known of the sequence numbers of a writer: see pipeline.table.accounts."""
+"""What is known of the sequence numbers of a writer: see pipeline/table/accounts.py."""
 
 
 def schema_of(row: type[Row]) -> T.StructType:

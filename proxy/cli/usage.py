@@ -1,4 +1,4 @@
-"""`kafka-throttle usage`: commands that process usage records, on Spark. The work is done in `pipeline.jobs`."""
+"""`kafka-throttle usage`: commands that process usage records, on Spark. The work is done in pipeline/jobs/."""
 
 import sys
 import traceback
@@ -47,7 +47,7 @@ def usage() -> None:
 
 
 def run_job(name: str, **arguments: Any) -> NoReturn:
-    """Run `pipeline.jobs.<name>.main` and end the process with its exit status.
+    """Run `main` of pipeline/jobs/<name>.py and end the process with its exit status.
 
     The status is 2 (bad input) if the job raises ValueError or cannot read or write a file, and FAILED after any other
     error.

@@ -1,7 +1,7 @@
 """An incoming connection, and the stages of its admission that have to wait for the client.
 
 The stages: *arrive* (limits of instance and listener), *origin* (which address counts), *admit* (limits of that
-address), *secure* (TLS), *open* (a relay is made). `proxy.server.acceptor` takes each connection through them.
+address), *secure* (TLS), *open* (a relay is made). proxy/server/acceptor.py takes each connection through them.
 """
 
 import asyncio

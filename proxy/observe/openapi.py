@@ -1,4 +1,4 @@
-"""The OpenAPI document of the JSON API, made from its endpoints (`proxy.observe.api_page` prints it)."""
+"""The OpenAPI document of the JSON API, made from its endpoints (api_page.py prints it)."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final

@@ -5,7 +5,7 @@ file, which is written under another name and renamed. A shipper that is killed 
 which readers recognise by their sequence numbers, and leaves none out. Files that retention deletes before they were
 sent are counted and logged.
 
-Each line becomes a message of the topic (`quotas.records.topic_message`). Its key is its writer,
+Each line becomes a message of the topic (quotas/records/topic_message.py). Its key is its writer,
 `stream:instance:epoch`, so the lines that one process wrote of one stream are in one partition, in order.
 """
 

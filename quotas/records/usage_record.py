@@ -285,7 +285,7 @@ class TraceEvent(Row):
     client_id: str = _column("", "as the client gave it")
     ip: str = _column("", "address of the client, for connection; else empty")
     quota_type: str = _column("", "as in usage records")
-    operation: str = _column("", "what was done: see quotas.records.trace")
+    operation: str = _column("", "what was done: see kafka_throttle.quotas.records.trace")
     value: float = _column("by type", "the value of the operation")
     throttle_ms: int = _column("ms", "the resulting throttle time")
     limit: float | None = _column("by type, per s", "limit that was in force; percent for request")

@@ -3,7 +3,7 @@
 A bucket holds up to N windows' worth of its limit. It is refilled whenever it is used, in the same steps as in a
 broker, so the tokens equal those of Kafka's class bit for bit. Source: KIP-599.
 
-Rows are as `quotas.sensors.rows` says; times are monotonic milliseconds. A row has
+Rows are as quotas/sensors/rows.py says; times are monotonic milliseconds. A row has
 
 ====  ========================================================================================================
 word  content

@@ -4,7 +4,7 @@ The arithmetic is that of a broker's windowed rate, bit for bit (N+1 samples, ea
 event, as in brokers since 3.8), and of its throttle time. In addition, single throttle times have a maximum; what
 exceeds it is kept as a debt.
 
-Rows are as `quotas.sensors.rows` says; times are monotonic milliseconds. A row has
+Rows are as quotas/sensors/rows.py says; times are monotonic milliseconds. A row has
 
 ====  ======================================================================================================
 word  content

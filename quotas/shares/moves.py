@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 from kafka_throttle.quotas.shares.history import ByAge, added, scaled
 
 Key = tuple[Any, ...]
-"""What one share divides: values that JSON has, such as the key of a `quotas.row_copies.RowCopy`. Never empty."""
+"""What one share divides: values that JSON has, such as the key of a `RowCopy` (quotas/row_copies.py). Never empty."""
 
 EVERY_KEY: Final[Key] = ()
 """The key of a Move for all rows but those whose key has a Move of its own in the same list, or a share of its own

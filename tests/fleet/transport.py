@@ -1,6 +1,6 @@
 """The fleet's transport in the simulation: what kazoo and the product's ZooKeeper transport do, on the model.
 
-It asks for the same as `proxy.server.fleet.zookeeper`, in the same order, with the same pauses.
+It asks for the same as proxy/server/fleet/zookeeper.py, in the same order, with the same pauses.
 """
 
 import asyncio

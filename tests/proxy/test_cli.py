@@ -36,7 +36,7 @@ def bad_file(tmp_path):
 
 @pytest.fixture
 def service(monkeypatch):
-    """Stands for proxy.server.service; `outcome` is what its run returns or raises, `calls` what it was given."""
+    """Stands for proxy/server/service.py; `outcome` is what its run returns or raises, `calls` what it was given."""
     module = ModuleType("kafka_throttle.proxy.server.service")
     module.calls, module.outcome = [], 0
 

@@ -1,4 +1,4 @@
-"""The acceptor of a simulated proxy: `proxy.server.acceptor` on fake time, with real gate, admission and fair pools.
+"""The acceptor of a simulated proxy: proxy/server/acceptor.py on fake time, with real gate, admission and fair pools.
 
 An IncomingClient is what an IncomingConnection is there. Storms are clients without a relay.
 """

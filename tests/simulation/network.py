@@ -297,7 +297,7 @@ class Observer(Protocol):
 
 
 class Stream:
-    """The proxy's end of a link. It behaves as proxy.net.stream.
+    """The proxy's end of a link. It behaves as proxy/net/stream.py.
 
     A write goes out at once as far as the kernel takes it; what it does not take waits. Above `high` bytes of that
     the observer is called from within the write, and again when a quarter of `high` is left. Of a side that is not

@@ -1,4 +1,4 @@
-"""Carries a relay's actions out in the simulation: proxy.server.connection with another network and clock."""
+"""Carries a relay's actions out in the simulation: proxy/server/connection.py with another network and clock."""
 
 from collections import deque
 from collections.abc import Callable, Generator

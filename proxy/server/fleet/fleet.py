@@ -1,6 +1,6 @@
 """The membership of this process in the fleet of one virtual cluster: what is decided is applied, published, logged.
 
-Decisions are made by `quotas.shares.Member`; this loop gives it what it measures and what the others claim.
+Decisions are made by `Member` of quotas/shares/; this loop gives it what it measures and what the others claim.
 """
 
 import asyncio
