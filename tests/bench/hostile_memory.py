@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -75,16 +76,21 @@ def attacks() -> dict[str, tuple[int, bytes]]:
 # ------------------------------------------------------------------------------ the node
 
 
-_unknown: Final[dict[bytes, bytes]] = {}
-"""The response to Metadata about topics that are all unknown, by the topics as a request has them. It is made before
-the measuring, because whoever makes it takes a core from the others."""
+@cache
+def _unknown(topics: bytes) -> bytes:
+    """The response to Metadata, after its correlation id, about these topics as a request has them: all are unknown."""
+    names, at = [], 4
+    while at < len(topics):
+        end = at + 2 + struct.unpack_from(">h", topics, at)[0]
+        names.append(topics[at + 2 : end])
+        at = end
+    return metadata_by_name(0, dict.fromkeys(names, -1), brokers=1)[8:]
 
 
 def _node(server: socket.socket) -> None:
     """Respond to clients, each in a process of its own: as at a broker, a large request delays no other client."""
-    for count in (0, _DELETED, _CREATED):
-        topics = struct.pack(">i", count) + b"".join(map(string, _topics(count)))
-        _unknown[topics] = metadata_by_name(0, dict.fromkeys(_topics(count), -1), brokers=1)[8:]
+    for count in (_DELETED, _CREATED):  # kept before the measuring: to make these takes a core from the others
+        _unknown(struct.pack(">i", count) + b"".join(map(string, _topics(count))))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for its parent when it has ended
     while True:
         client, _ = server.accept()
@@ -124,7 +130,7 @@ def _response(payload: bytes, port: int) -> bytes:
         body = struct.pack(">hi", 0, len(_API_KEYS)) + offered + (struct.pack(">i", 0) if version else b"")
         return frame(struct.pack(">i", corr) + body)
     if api_key == 3 and version == 4:
-        return frame(struct.pack(">i", corr) + _unknown[_topics_in(payload)])
+        return frame(struct.pack(">i", corr) + _unknown(_topics_in(payload)))
     host = b"127.0.0.1"
     node = struct.pack(">ii", 1, 1) + struct.pack(">h", len(host)) + host + struct.pack(">ih", port, -1)
     return frame(struct.pack(">i", corr) + node + struct.pack(">ii", 1, 0))

@@ -6,13 +6,26 @@ import sys
 
 import pytest
 
+from kafka_throttle.protocol.messages.topic_partitions import (
+    BY_NAME_VERSION,
+    partitions_by_name_request,
+    read_topic_partitions,
+)
 from tests.bench import hostile_memory
-
-pytestmark = [pytest.mark.exclusive, pytest.mark.nightly]
 
 MOST_MIB = 150
 
 
+def test_the_node_responds_about_topics_of_no_attack():
+    response = hostile_memory._response(partitions_by_name_request([b"a", b"other"], 7)[4:], port=9092)
+    assert [(topic.name, topic.partitions) for topic in read_topic_partitions(response, BY_NAME_VERSION)] == [
+        (b"a", 0),
+        (b"other", 0),
+    ]
+
+
+@pytest.mark.exclusive
+@pytest.mark.nightly
 def test_no_attack_takes_more_memory_than_the_bound(tmp_path):
     file = tmp_path / "hostile.json"
     # in a process of its own: it forks, which threads of other tests would not survive
