@@ -28,8 +28,6 @@ from kafka_throttle.proxy.observe.explained import Form
 from kafka_throttle.proxy.observe.throttled_now import MAX_THROTTLED, RANKS
 
 _GAP = "  "
-_ORDERS = {"left": "longest wait", "rate": "highest use", "since": "oldest throttle", "throttled": "longest throttled"}
-"""What is first in each order."""
 
 
 @click.command()
@@ -151,7 +149,7 @@ def _lines(form: Form, several_clusters: bool) -> Iterator[str]:
         yield f"no client {one} throttled {when}{_why_none(form)}"
         return
     clients = f"1 client {one}" if form["clients"] == 1 else f"{form['clients']} clients {several}"
-    yield f"{clients} throttled {when}, {_ORDERS.get(form['sort'], form['sort'])} first"
+    yield f"{clients} throttled {when}, {RANKS[form['sort']].first} first"
     yield from _table([_CLUSTER, *_COLUMNS] if several_clusters else _COLUMNS, form["throttled"])
     if form["more"]:
         yield f"and {form['more']} more {'line' if form['more'] == 1 else 'lines'} (--limit)"

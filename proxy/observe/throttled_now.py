@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kafka_throttle.proxy.clock import Clock
 from kafka_throttle.proxy.observe.explained import Origin
@@ -115,16 +115,21 @@ def used_share(reading: SensorReading | BucketReading) -> float:
     return reading.rate / reading.limit
 
 
-Rank = Callable[[ThrottledClient, int], float]
+class Rank(NamedTuple):
+    """An order of the page: what the first client has, in words, and the number that is highest for it."""
+
+    first: str
+    number: Callable[[ThrottledClient, int], float]
+
 
 RANKS: Final[Mapping[str, Rank]] = {
-    "left": lambda client, now_ms: client.ends_ms,
-    "rate": lambda client, now_ms: client.used_share(now_ms),
-    "since": lambda client, now_ms: -client.began_ms,
-    "throttled": lambda client, now_ms: client.throttled_ms,
+    "left": Rank("longest wait", lambda client, now_ms: client.ends_ms),
+    "rate": Rank("highest use", lambda client, now_ms: client.used_share(now_ms)),
+    "since": Rank("oldest throttle", lambda client, now_ms: -client.began_ms),
+    "throttled": Rank("longest throttled", lambda client, now_ms: client.throttled_ms),
 }
-"""The orders of the page, each with what is highest for the first client: the time left, the use as a share of the
-limit, the age of the throttle, the time for which the client was muted since then."""
+"""By the value of the parameter `sort`. The use is a share of the limit; `throttled` is the time for which the client
+was muted since its throttle began."""
 
 
 def throttled_form(
@@ -135,7 +140,7 @@ def throttled_form(
     Works in steps. `clients` counts a client once, by however many quotas and at however many nodes it is throttled.
     `quotas_unknown` has the origins of quotas that are not known yet.
     """
-    rank, total, looked_at = RANKS[sort], 0, 0
+    rank, total, looked_at = RANKS[sort].number, 0, 0
     first: list[tuple[float, int, ThrottledClient]] = []
     for cluster in clusters:
         for episodes in cluster.throttled.by_client():
