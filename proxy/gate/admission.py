@@ -401,7 +401,9 @@ class Admission(Generic[Ticket]):
     # ---------------------------------------------------------------- admitted
 
     def change_user(self, place: ConnectionSlot, user: str) -> bool:
-        """Whether a connection may stay now that its user is known or has changed. If so, it counts for that user."""
+        """Count a connection for `user`, who is known now or has changed. False if this user may have no more: then it
+        counts as before, and must be closed.
+        """
         if user == place.user:
             return True
         if not self.quotas.counts(place.listener.virtual_cluster).enter(CountKey(USER, user)):

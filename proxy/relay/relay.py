@@ -87,7 +87,7 @@ class Relay:
         "_throttle",
         "_times",
         "_turn",
-        "closed_silently",
+        "client_sent_nothing",
         "ended_idle",
     )
 
@@ -126,7 +126,7 @@ class Relay:
         self._closed = False
         self._client_eof = False
         self.ended_idle = False
-        self.closed_silently = False
+        self.client_sent_nothing = False
 
     # ------------------------------------------------------------------- looked at
 
@@ -455,7 +455,7 @@ class Relay:
         if reason in _ENDS and self._authentication_failed(reason):
             reason = CloseReason.AUTHENTICATION_FAILED
         self.ended_idle = self.idle
-        self.closed_silently = not (accounting.requests or self._requests.unread.data or self._requests.half)
+        self.client_sent_nothing = not (accounting.requests or self._requests.unread.data or self._requests.half)
         self._closed = True
         self._throttle.close()
         half = self._requests.half

@@ -1,4 +1,4 @@
-"""What a relay is to everything around it: the contract for a second make of it."""
+"""What a relay is to everything around it: the contract for a second implementation of it."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -19,8 +19,8 @@ class ConnectionRelay(Protocol):
 
     ended_idle: bool
     """Whether, at the Close, nothing was in flight or incomplete: neither side owed the other anything."""
-    closed_silently: bool
-    """Whether, at the Close, the client had sent nothing at all."""
+    client_sent_nothing: bool
+    """Whether, until the Close, not one byte came from the client: no request, nor a part of one."""
 
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
         """Bytes from the client or the node."""

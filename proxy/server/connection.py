@@ -472,7 +472,7 @@ class Connection:
         """Log the reason, and close both sides once their last bytes are written out."""
         self.closing = True
         self._end_episodes(self._episodes, now_us // 1000)
-        if self.relay.closed_silently and close.reason in _CLIENT_IS_GONE:
+        if self.relay.client_sent_nothing and close.reason in _CLIENT_IS_GONE:
             close = Close(CloseReason.CLIENT_SENT_NOTHING)
         if close.reason not in ORDINARY or is_reported(logging.INFO):
             self._tell_end(close)

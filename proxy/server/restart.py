@@ -111,7 +111,7 @@ class Restart:
     @property
     def is_succeeded(self) -> bool:
         """Whether another process has taken over: it accepts the connections."""
-        return self._successor is not None
+        return self.successor_pid is not None
 
     @property
     def successor_pid(self) -> int | None:
