@@ -55,6 +55,15 @@ def test_the_locks_pin_every_dependency_by_hash():
         assert "://" not in lock.read_text(), lock
 
 
+def test_the_lock_of_the_pipeline_has_all_that_the_proxy_has():
+    """SECURITY.md has one command that looks up both."""
+    proxy, pipeline = (
+        set(re.findall(r"^\S+==\S+", (ROOT / f"requirements{part}.lock").read_text(), re.M))
+        for part in ("", "-pipeline")
+    )
+    assert proxy < pipeline
+
+
 def test_a_bill_of_materials_has_the_javascript_of_others_with_version_licence_and_hashes(tmp_path):
     bill = tmp_path / "bill.json"
     bill.write_text(json.dumps({"components": [{"name": "aiohttp"}], "dependencies": [{"ref": "requirements-L1"}]}))
