@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import os
 import socket
 import struct
@@ -460,14 +461,19 @@ async def test_what_is_large_is_written_at_once_amid_a_sweep_behind_what_waits_t
     assert there == [b"small" + large]
 
 
-async def test_a_stream_whose_socket_somebody_else_has_closed_is_lost_when_it_is_aborted(ends):
-    os.close(ends.stream._fd)
+async def test_a_stream_whose_socket_somebody_else_has_closed_is_lost_when_it_is_aborted():
+    ours, peer = socket.socketpair()
+    number = fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, 500)  # a low one would soon be that of a file of another thread
+    ours.close()
+    ends = Ends(pair=(socket.socket(fileno=number), peer))
+    os.close(number)
     with pytest.raises(OSError, match="Bad file descriptor"):
         assert ends.stream.unread
     failures = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context["exception"].errno))
     ends.stream.abort()
     assert (ends.owner.reported, failures) == (["lost"], [errno.EBADF])
+    peer.close()
 
 
 async def test_the_owner_of_a_stream_whose_number_another_one_had_and_gave_back_is_told_of_its_end(ends):
