@@ -19,7 +19,7 @@ from kafka_throttle.pipeline.recommend.advice import Advice, Recommendation, Set
 from kafka_throttle.pipeline.recommend.capacity import Capacity, capacity_of
 from kafka_throttle.pipeline.recommend.evidence import Simulated, evidence_of
 from kafka_throttle.pipeline.recommend.outcome import outcomes
-from kafka_throttle.pipeline.recommend.page import print_advice
+from kafka_throttle.pipeline.recommend.page import comment_of, print_advice
 from kafka_throttle.pipeline.recommend.quota_file import Limits, document
 from kafka_throttle.pipeline.recommend.rows import csv_table, plain, stage_name
 from kafka_throttle.pipeline.report.findings import KilledProcess
@@ -148,7 +148,8 @@ def _limits(recommendations: Iterable[Recommendation], stage: int = -1) -> Limit
     for one in recommendations:
         subject = one.evidence.subject
         if (entity := subject.entity) is not None:
-            yield subject.virtual_cluster, entity, subject.quota_type, one.path[stage], one.evidence.scope
+            limit = one.path[stage]
+            yield subject.virtual_cluster, entity, subject.quota_type, limit, one.evidence.scope, comment_of(one, stage)
 
 
 # ---------------------------------------------------------------------- writing

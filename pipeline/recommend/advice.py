@@ -1,7 +1,12 @@
-"""From evidence to limits: percentile x headroom, fitted to the capacity, in the stages of a roll-out."""
+"""From evidence to limits, in the stages of a roll-out.
+
+Each limit is percentile x headroom, but nobody who is throttled gets more than today without being asked. The limits
+are fitted to the capacity; what is left of it raises those below a floor.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from kafka_throttle.pipeline.recommend.capacity import Capacity
 from kafka_throttle.pipeline.recommend.evidence import (
@@ -13,7 +18,8 @@ from kafka_throttle.pipeline.recommend.evidence import (
     too_thin,
 )
 from kafka_throttle.pipeline.recommend.fairness import fair_shares
-from kafka_throttle.pipeline.recommend.limits import path_to, rounded_down, wanted
+from kafka_throttle.pipeline.recommend.limits import FLOORS, path_to, rounded_down, wanted
+from kafka_throttle.pipeline.report.words import share
 from kafka_throttle.quotas.entities import QuotaType
 
 
@@ -29,6 +35,9 @@ class Settings:
     least_days: int = 7
     least_windows: int = 100
     stages: int = 3
+    raise_throttled: float = 0.0
+    """The share of all limits of today, of a virtual cluster and quota type, by which those of throttled entities may
+    be raised together."""
     factor: float = 2.0
     """The largest factor by which a limit is lowered from one stage to the next."""
 
@@ -38,8 +47,10 @@ class Recommendation:
     """A limit for one entity and quota type, in units/s of the quota."""
 
     evidence: Evidence
+    wanted: float
+    """Percentile x headroom."""
     asked: float
-    """The limit before it was fitted to the capacity."""
+    """The limit before it was fitted to the capacity: what is wanted, or less for an entity that is throttled today."""
     limit: float
     path: tuple[float, ...]
     """The limit in each stage; the last one is `limit`."""
@@ -49,7 +60,12 @@ class Recommendation:
     @property
     def cut(self) -> float:
         """The amount by which the capacity makes the limit less than what was asked for."""
-        return self.asked - self.limit
+        return max(self.asked - self.limit, 0.0)
+
+    @property
+    def held_back(self) -> float:
+        """The amount by which the limit is less than what is wanted, because a throttled entity is not raised."""
+        return max(self.wanted - self.asked, 0.0)
 
     @property
     def confidence(self) -> str:
@@ -95,43 +111,91 @@ class Advice:
 def advise(evidence: Iterable[Evidence], settings: Settings, capacity: Capacity) -> Advice:
     """The limits for all entities of which enough is known, without the result of the replay and its penalties."""
     refusals: list[Refusal] = []
-    asked: dict[tuple[str, QuotaType], list[tuple[Evidence, float]]] = {}
+    groups: dict[tuple[str, QuotaType], list[Evidence]] = {}
     for one in evidence:
         if reason := too_thin(one, settings.by, settings.least_days, settings.least_windows):
             refusals.append(Refusal(one, reason))
         elif one.node is not None:
-            limit = wanted(one.node.demand, settings.headroom, one.subject.quota_type)
-            asked.setdefault((one.subject.virtual_cluster, one.subject.quota_type), []).append((one, limit))
+            groups.setdefault((one.subject.virtual_cluster, one.subject.quota_type), []).append(one)
     recommendations: list[Recommendation] = []
     fits: list[Fit] = []
-    for (virtual_cluster, quota_type), group in asked.items():
-        carried = capacity.per_node.get((virtual_cluster, quota_type))
-        given = [limit for _, limit in group] if carried is None else _fitted(group, capacity, carried)
-        for (one, limit), fair in zip(group, given, strict=True):
-            if fair > 0:
-                recommendations.append(_recommended(one, limit, fair, settings))
+    for (virtual_cluster, quota_type), group in groups.items():
+        carried = capacity.per_node.get((virtual_cluster, quota_type), inf)
+        weights = [capacity.weight(one.subject) for one in group]
+        goals = [_wanted(one, settings) for one in group]
+        asked = _held_back(group, goals, weights, settings.raise_throttled)
+        given = _fitted(asked, weights, carried, quota_type)
+        limits = _raised(group, asked, given, weights, carried, quota_type)
+        for one, goal, ask, limit in zip(group, goals, asked, limits, strict=True):
+            if limit > 0:
+                recommendations.append(_recommended(one, goal, ask, limit, settings))
             else:
                 refusals.append(Refusal(one, "its fair share of the capacity is below the smallest limit there is"))
-        if carried is not None:
-            sums = {"asked": sum(limit for _, limit in group), "given": sum(given), "capacity": carried}
-            cut = sum(fair < limit for (_, limit), fair in zip(group, given, strict=True))
+        if carried < inf:
+            sums = {"asked": sum(asked), "given": sum(limits), "capacity": carried}
+            cut = sum(limit < ask for ask, limit in zip(asked, limits, strict=True))
             fits.append(Fit(virtual_cluster=virtual_cluster, quota_type=quota_type, cut=cut, **sums))
     return Advice(_with_all_stages(recommendations), refusals, fits)
 
 
-def _fitted(group: Sequence[tuple[Evidence, float]], capacity: Capacity, carried: float) -> list[float]:
-    limits = [limit for _, limit in group]
-    shares = fair_shares(limits, [capacity.weight(one.subject) for one, _ in group], carried)
+def _wanted(one: Evidence, settings: Settings) -> float:
+    return 0.0 if one.node is None else wanted(one.node.demand, settings.headroom, one.subject.quota_type)
+
+
+def _held_back(group: Sequence[Evidence], goals: Sequence[float], weights: Sequence[float], part: float) -> list[float]:
+    """The goals; of entities that are throttled today's limits, and fair shares of what these may rise together."""
+    most = part * sum(one.today for one in group if one.today is not None)
+    rises = [_rise(one, goal) for one, goal in zip(group, goals, strict=True)]
+    allowed = fair_shares(rises, weights, most)
     return [
-        limit if share >= limit else rounded_down(share, one.subject.quota_type)
-        for (one, limit), share in zip(group, shares, strict=True)
+        goal if more >= rise else _down(goal - rise + more, goal - rise, one.subject.quota_type)
+        for one, goal, rise, more in zip(group, goals, rises, allowed, strict=True)
     ]
 
 
-def _recommended(evidence: Evidence, asked: float, limit: float, settings: Settings) -> Recommendation:
+def _rise(one: Evidence, goal: float) -> float:
+    """By how much the goal of a throttled entity is above its limit of today."""
+    return max(goal - one.today, 0.0) if one.today is not None and one.throttled_windows else 0.0
+
+
+def _fitted(asked: Sequence[float], weights: Sequence[float], carried: float, quota_type: QuotaType) -> list[float]:
+    shares = fair_shares(asked, weights, carried)
+    return [ask if share >= ask else rounded_down(share, quota_type) for ask, share in zip(asked, shares, strict=True)]
+
+
+def _raised(
+    group: Sequence[Evidence],
+    asked: Sequence[float],
+    given: Sequence[float],
+    weights: Sequence[float],
+    carried: float,
+    quota_type: QuotaType,
+) -> list[float]:
+    """The limits that were given, and those below the floor raised to it, as far as the capacity that is left goes.
+
+    An entity that is throttled today is not raised, nor one that got less than it asked for.
+    """
+    floor = FLOORS[quota_type]
+    missing = [
+        max(floor - limit, 0.0) if limit >= ask and not (one.today is not None and one.throttled_windows) else 0.0
+        for one, ask, limit in zip(group, asked, given, strict=True)
+    ]
+    more = fair_shares(missing, weights, max(carried - sum(given), 0.0))
+    return [
+        limit + lack if part >= lack else _down(limit + part, limit, quota_type)
+        for limit, lack, part in zip(given, missing, more, strict=True)
+    ]
+
+
+def _down(limit: float, least: float, quota_type: QuotaType) -> float:
+    return max(rounded_down(limit, quota_type), least)
+
+
+def _recommended(evidence: Evidence, goal: float, asked: float, limit: float, settings: Settings) -> Recommendation:
     quota_type = evidence.subject.quota_type
-    path = path_to(limit, evidence.today, evidence.peak, quota_type, settings.stages, settings.factor)
-    return Recommendation(evidence=evidence, asked=asked, limit=limit, path=tuple(path))
+    shared = inf if evidence.limit is None else limit if evidence.throttled_windows else evidence.limit
+    path = path_to(limit, evidence.today, evidence.peak, quota_type, settings.stages, settings.factor, shared)
+    return Recommendation(evidence=evidence, wanted=goal, asked=asked, limit=limit, path=tuple(path))
 
 
 def _with_all_stages(recommendations: Sequence[Recommendation]) -> list[Recommendation]:
@@ -148,7 +212,18 @@ def judged(
 ) -> Advice:
     """The advice with the outcome of the replay (one for each recommendation, in their order) and all penalties."""
     judged = [
-        replace(one, simulated=outcome, penalties=tuple(penalties(one.evidence, headroom, outcome, weekdays_missing)))
+        replace(
+            one,
+            simulated=outcome,
+            penalties=(*penalties(one.evidence, headroom, outcome, weekdays_missing), *_of_what_is_held_back(one)),
+        )
         for one, outcome in zip(advice.recommendations, simulated, strict=True)
     ]
     return replace(advice, recommendations=judged)
+
+
+def _of_what_is_held_back(one: Recommendation) -> list[ConfidencePenalty]:
+    if not one.held_back:
+        return []
+    part = one.asked / one.wanted
+    return [ConfidencePenalty(1, f"gets {share(part)} of what it wants, as it is throttled: --raise-throttled")]

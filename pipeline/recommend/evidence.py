@@ -6,7 +6,7 @@ from datetime import date
 from math import log
 from typing import Any
 
-from kafka_throttle.pipeline.recommend.subject import Subject
+from kafka_throttle.pipeline.recommend.subject import PAIR, Subject
 from kafka_throttle.pipeline.report.forecast import forecast
 from kafka_throttle.pipeline.report.words import plural, share
 from kafka_throttle.pipeline.simulate.meter import type_of
@@ -18,6 +18,8 @@ MANY_DAYS = 14
 GROWTH_PER_WEEK = 0.05
 MUTED_SHARE = 0.01
 MUCH_MUTED_SHARE = 0.05
+BINDS_NOTHING = 0.99
+"""The share of the use under quotas that come first from which another quota is of no effect."""
 _PENALTY_OF_LOW = 3
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
@@ -165,6 +167,9 @@ def too_thin(evidence: Evidence, by: str, least_days: int, least_windows: int) -
     if evidence.node is None:
         most = evidence.thin.windows if evidence.thin is not None else 0
         return f"used in at most {plural(most, 'window')} at a node, and at least {least_windows} are asked for"
+    if evidence.elsewhere_share > BINDS_NOTHING:
+        first = f"under {evidence.rule or 'another quota'}, which comes first: only a quota of {PAIR} would hold it"
+        return f"{share(evidence.elsewhere_share)} of its use is {first}"
     return ""
 
 

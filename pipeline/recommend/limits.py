@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from math import inf
 from typing import Final
 
 from kafka_throttle.quotas.entities import BYTE_RATES, QuotaType
@@ -14,7 +15,7 @@ FLOORS: Final[Mapping[QuotaType, float]] = {
     QuotaType.CONTROLLER_MUTATION: 1,
     QuotaType.CONNECTION: 1,
 }
-"""The smallest limit that is recommended, in the unit of the quota: below it a single request would be throttled."""
+"""To what a limit is raised if there is room, in the unit of the quota: below it a single request is throttled."""
 
 DIGITS = 2
 """Significant digits of a recommended limit."""
@@ -45,19 +46,26 @@ def _rounded(value: float, digits: int, rounding: str) -> Decimal:
 
 
 def wanted(demand: float, headroom: float, quota_type: QuotaType) -> float:
-    """The limit for `demand`, both in the unit of the quota."""
-    return rounded_up(max(demand * headroom, FLOORS[quota_type]), quota_type)
+    """The limit for `demand`, both in the unit of the quota, without a floor."""
+    return rounded_up(demand * headroom, quota_type)
 
 
 def path_to(
-    limit: float, today: float | None, peak: float, quota_type: QuotaType, stages: int, factor: float
+    limit: float,
+    today: float | None,
+    peak: float,
+    quota_type: QuotaType,
+    stages: int,
+    factor: float,
+    shared: float = inf,
 ) -> list[float]:
     """The limits of each stage of the roll-out, the last one `limit`. `today` is the limit in force, None if there is
     none.
 
     - A limit that is not below today's is set in the first stage.
     - An entity without a quota today, or with one above everything that was seen, gets room for `peak` in the first
-      stage, the most that was seen: nothing that was seen would have been throttled.
+      stage, the most that was seen: nothing that was seen would have been throttled. But an entity that shared a quota
+      with others gets no more than `shared`, all that it could have had of it.
     - From there, or from a tighter limit of today, the limit goes down by the same factor each time, but never to less
       than 1/`factor` of the stage before: if necessary there are more stages than `stages`.
 
@@ -69,7 +77,7 @@ def path_to(
     if today is not None and today < peak:
         path, before = [], today
     else:
-        before = max(limit, room if today is None else min(room, today))
+        before = max(limit, min(room, shared if today is None else today))
         path = [before]
     while before > limit:
         left = max(stages - len(path), 1)

@@ -151,8 +151,8 @@ def _penalties(one: Recommendation) -> str:
 
 
 def _cut(one: Recommendation) -> str:
-    quota_type = one.evidence.subject.quota_type
-    return f"{_who(one)}: {amount(one.limit, quota_type)} of {amount(one.asked, quota_type)}"
+    limit, asked = (amount(value, one.evidence.subject.quota_type) for value in (one.limit, one.asked))
+    return f"{_who(one)}: {limit} of {asked}"
 
 
 def _leaves(one: Recommendation) -> str:
@@ -178,7 +178,16 @@ def left_quotas(one: Recommendation) -> str:
 
 
 def _refused(one: Refusal) -> str:
-    return f"{_who(one)}: {one.reason}"
+    return f"{_who(one)}: {words.visible(one.reason)}"
+
+
+def comment_of(one: Recommendation, stage: int) -> str:
+    """What a quota file says beside a limit: the goal, the limit of today and its quota, and all doubts."""
+    evidence, quota_type = one.evidence, one.evidence.subject.quota_type
+    parts = [] if one.path[stage] == one.limit else [f"goal {amount(one.limit, quota_type)}"]
+    by = f" by {words.name(evidence.rule)}" if evidence.rule else ""
+    parts.append(f"today {_today(one)}{by}")
+    return "; ".join([*parts, *(words.visible(penalty.reason) for penalty in one.penalties)])
 
 
 def _fits(advice: Advice) -> Iterator[str]:

@@ -49,6 +49,7 @@ def _recommendation(one: Recommendation, settings: Settings) -> dict[str, Any]:
         **_subject(one.evidence.subject),
         "current": _current(one.evidence),
         "limit": one.limit,
+        "wanted": one.wanted,
         "asked": one.asked,
         "cut_by_capacity": one.cut,
         "stages": list(one.path),

@@ -63,6 +63,14 @@ class _Types(click.ParamType[tuple[str, ...]]):
     help="The capacity of the cluster (YAML): the sum of the limits is fitted to it.",
 )
 @click.option(
+    "--raise-throttled",
+    type=NumberRange(0, 10),
+    default=0.0,
+    show_default=True,
+    metavar="PART",
+    help="Limits of today's that throttle may be raised, all together by this part of all limits of today.",
+)
+@click.option(
     "--least-days",
     type=click.IntRange(1),
     default=7,

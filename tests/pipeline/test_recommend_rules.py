@@ -76,8 +76,8 @@ def test_rounding_goes_the_way_it_says_and_not_far(value, quota_type):
     assert min(value * 0.99, value - 1) - 1e-9 <= down <= value * (1 + 1e-12)
 
 
-def test_nobody_gets_less_than_the_floor():
-    assert wanted(0.001, 1.3, REQUEST) == 1
+def test_a_limit_is_wanted_in_two_digits():
+    assert wanted(0.001, 1.3, REQUEST) == 0.0013
     assert wanted(5 * MB, 1.3, PRODUCE) == 6.5 * MB
 
 
@@ -244,6 +244,17 @@ def test_a_shared_limit_is_not_where_a_roll_out_begins():
 # ------------------------------------------------------------------------- doubts
 
 
+def test_a_quota_that_would_bind_nothing_is_refused_and_what_would_is_named():
+    one = evidence(elsewhere_share=0.995, rule="user=etl, client-id=app")
+    advice = advise([one, evidence("b", elsewhere_share=0.9)], Settings(), Capacity({("main", PRODUCE): 7.0 * MB}))
+    assert [refusal.reason for refusal in advice.refusals] == [
+        "100 % of its use is under user=etl, client-id=app, which comes first: only a quota of user+client-id would"
+        " hold it"
+    ]
+    [other] = advice.recommendations
+    assert other.limit == 6.5 * MB  # all of the capacity is there for it
+
+
 def test_what_is_too_thin_is_refused_with_its_reason():
     def thin(one, by="user"):
         return too_thin(one, by, 7, 100)
@@ -311,6 +322,66 @@ def test_limits_fit_the_capacity_and_who_is_cut_is_told():
     assert (fit.capacity, fit.asked, fit.given, fit.cut) == (10 * MB, 14.3 * MB, 10 * MB, 2)
 
 
+def test_small_clients_get_the_floor_out_of_what_is_left_and_take_nothing_from_a_large_one():
+    users = [evidence(f"user-{i}", demand=1_000.0) for i in range(300)]
+    capacity = Capacity({("main", PRODUCE): 20.0 * MB})
+    shop, *others = advise([evidence("shop"), *users], Settings(), capacity).recommendations
+    assert (shop.limit, shop.cut) == (6.5 * MB, 0)
+    assert all(44_900 <= one.limit <= 45_000 for one in others)  # 13.11 MB/s are left for 300
+    assert not any(one.cut for one in others)
+    assert sum(one.limit for one in (shop, *others)) <= 20 * MB
+    [alone] = advise([evidence("a", demand=1_000.0)], Settings(), Capacity()).recommendations
+    assert alone.limit == 100_000
+
+
+def throttled(user, demand, today, **values):
+    return evidence(
+        user, demand=demand, limit=today, rule=f"user={user}", node=AtNode(1, 10_000, demand, at_least=True),
+        throttled_windows=3_000, **values,
+    )  # fmt: skip
+
+
+def test_a_throttled_entity_is_not_raised_without_being_asked():
+    some = [
+        throttled("a", 2.0 * MB, 2.0 * MB),
+        throttled("b", 4.0 * MB, 4.0 * MB),
+        evidence("c", limit=3.0 * MB, rule="user=c"),
+    ]
+    kept = judged(advise(some, Settings(), Capacity()), [None] * 3, 1.3, []).recommendations
+    assert [one.limit for one in kept] == [2 * MB, 4 * MB, 6.5 * MB]
+    assert [one.path for one in kept[:2]] == [(2 * MB,), (4 * MB,)]
+    assert kept[0].penalties[-1].reason == "gets 77 % of what it wants, as it is throttled: --raise-throttled"
+    assert kept[2].penalties == ()
+
+
+def test_throttled_entities_are_raised_together_by_no_more_than_was_asked_for():
+    some = [throttled("a", 2.0 * MB, 2.0 * MB), throttled("b", 4.0 * MB, 4.0 * MB)]
+    some.append(evidence("c", demand=1.0 * MB, limit=4.0 * MB, rule="user=c"))
+    raised = advise(some, Settings(raise_throttled=0.1), Capacity()).recommendations
+    assert [one.limit for one in raised] == [2.5 * MB, 4.5 * MB, 1.3 * MB]
+    fully = advise(some, Settings(raise_throttled=1), Capacity()).recommendations
+    assert [one.limit for one in fully] == [2.6 * MB, 5.2 * MB, 1.3 * MB]
+
+
+def test_a_client_that_always_wants_more_has_the_same_limit_after_thirty_nights():
+    limit, used = 1.0 * MB, 1.0 * MB
+    for _ in range(30):
+        [one] = advise([throttled("greedy", 1.01 * used, limit)], Settings(), Capacity()).recommendations
+        limit = used = one.path[0]
+    assert limit == 1 * MB
+
+
+def test_a_first_quota_gives_no_more_than_the_shared_one_before_it():
+    """alice and bob were held to 120 kB/s together."""
+    held = {"limit": 120_000.0, "rule": "client-id=app", "throttled_windows": 500, "peak": 500_000.0}
+    some = [evidence("alice", demand=107_000.0, **held), evidence("bob", demand=61_000.0, **held)]
+    assert [one.path for one in advise(some, Settings(), Capacity()).recommendations] == [(140_000,), (100_000,)]
+    small = Capacity({("main", PRODUCE): 220_000.0})
+    assert [one.path for one in advise(some, Settings(), small).recommendations] == [(140_000,), (80_000,)]
+    [free] = advise([replace(some[1], throttled_windows=0, limit=300_000.0)], Settings(), Capacity()).recommendations
+    assert free.path[0] == 300_000
+
+
 @given(st.lists(st.floats(1, 1e9), min_size=1, max_size=20), st.floats(1, 1e10))
 def test_what_is_given_fits_whatever_is_rounded(demands, per_node):
     capacity = Capacity({("main", PRODUCE): per_node})
@@ -330,7 +401,7 @@ def test_all_have_as_many_stages_as_the_longest_roll_out():
 def limits(advice, stage=-1):
     for one in advice.recommendations:
         subject = one.evidence.subject
-        yield subject.virtual_cluster, subject.entity, subject.quota_type, one.path[stage], one.evidence.scope
+        yield subject.virtual_cluster, subject.entity, subject.quota_type, one.path[stage], one.evidence.scope, ""
 
 
 # ----------------------------------------------------------------------- what is written
@@ -355,21 +426,21 @@ HOSTILE = [
 
 
 def test_the_quotas_of_an_entity_are_over_all_nodes_if_all_of_them_were():
-    alice = [("main", Entity("alice"), quota_type, 5.0, Scope.CLUSTER) for quota_type in (PRODUCE, FETCH)]
+    alice = [("main", Entity("alice"), quota_type, 5.0, Scope.CLUSTER, "") for quota_type in (PRODUCE, FETCH)]
     [entry] = document(alice)["virtual_clusters"][0]["quotas"]["entries"]
     assert entry == {"user": "alice", "producer_byte_rate": 5, "consumer_byte_rate": 5, "scope": "cluster"}
-    [entry] = document([alice[0], (*alice[1][:-1], Scope.NODE)])["virtual_clusters"][0]["quotas"]["entries"]
+    [entry] = document([alice[0], (*alice[1][:4], Scope.NODE, "")])["virtual_clusters"][0]["quotas"]["entries"]
     assert "scope" not in entry
 
 
 def test_quota_files_are_read_back_as_they_were_meant():
-    given_limits = [("main", Entity(user=name), PRODUCE, 1000.0 + i, Scope.NODE) for i, name in enumerate(HOSTILE)]
+    given_limits = [("main", Entity(name), PRODUCE, 1000.0 + i, Scope.NODE, "x: 5") for i, name in enumerate(HOSTILE)]
     given_limits += [
-        ("main", Entity("a", "b"), REQUEST, 1.5, Scope.CLUSTER),
-        ("other", Entity(ip="10.0.0.1"), CONNECTION, 7.0, Scope.NODE),
+        ("main", Entity("a", "b"), REQUEST, 1.5, Scope.CLUSTER, "# a"),
+        ("other", Entity(ip="10.0.0.1"), CONNECTION, 7.0, Scope.NODE, ""),
     ]
     candidate = candidate_of(parse_yaml(yaml_of(document(given_limits), ["a comment"]), "a.yaml"))
-    for cluster, entity, quota_type, limit, scope in given_limits:
+    for cluster, entity, quota_type, limit, scope, _ in given_limits:
         table = candidate.clusters[cluster].table
         assert (table[entity][quota_type], entity in table.of_cluster) == (limit, scope is Scope.CLUSTER)
     assert sum(len(rules.table) for rules in candidate.clusters.values()) == len(given_limits)
@@ -450,8 +521,24 @@ def test_the_files_are_what_plan_and_simulate_take(tmp_path):
     for stage, name in [*enumerate(stages), (-1, "quotas.yaml")]:
         table = load_candidate(tmp_path / name).clusters["main"].table
         assert {(e, t): v for e, own in table.items() for t, v in own.items()} == {
-            (entity, quota_type): limit for _, entity, quota_type, limit, _ in limits(advice, stage)
+            (entity, quota_type): limit for _, entity, quota_type, limit, *_ in limits(advice, stage)
         }
+
+
+def test_each_limit_of_a_file_has_todays_limit_its_goal_and_its_doubts_beside_it(tmp_path):
+    some = [
+        evidence("a\x1b[2J", peak=20.0 * MB, limit=30.0 * MB, rule=str(Entity("a\x1b[2J"))),
+        throttled("b", 2.0 * MB, 2.0 * MB),
+    ]
+    advice = judged(advise(some, Settings(), Capacity()), [None, None], 1.3, [6])
+    write(tmp_path, advice, Settings(), KNOWN)
+    first, last = (tmp_path / "stage-1.yaml").read_text(), (tmp_path / "quotas.yaml").read_text()
+    assert "\x1b" not in first
+    assert "producer_byte_rate: 20000000 # goal 6.50 MB/s; today 30.0 MB/s by " in first
+    assert (
+        "producer_byte_rate: 2000000 # today 2.00 MB/s by user=b; no records of a Sunday; throttled in 10 % of" in last
+    )
+    assert "wants, as it is throttled: --raise-throttled\n" in last
 
 
 def test_where_nothing_is_recommended_there_are_no_quotas_of_an_earlier_run(tmp_path):
