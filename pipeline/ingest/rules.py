@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
+from kafka_throttle.pipeline.spark.day import utc_day
 from kafka_throttle.pipeline.table.schemas import (
     HAS_IP,
     HAS_NO_MOST,
@@ -139,7 +140,7 @@ def with_columns(lines: DataFrame, row: type[Row]) -> DataFrame:
             value = F.when(is_there, value).otherwise(F.lit(later[field.name]).cast(field.dataType))
         values[field.name] = value
     at = values[time_column(row)]
-    day = F.when(at.between(0, MOST), F.to_date(F.timestamp_millis(at)))
+    day = F.when(at.between(0, MOST), utc_day(at))
     return lines.select("*", *(value.alias(name) for name, value in values.items()), day.alias(DAY))
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from kafka_throttle.pipeline.recommend.subject import CLIENT_ID, PAIR, USER
 from kafka_throttle.pipeline.report.figures import USER_AND_CLIENT_ID
 from kafka_throttle.pipeline.simulate.simulation import as_charged
-from kafka_throttle.pipeline.spark.day import DAY_MS
+from kafka_throttle.pipeline.spark.day import DAY_MS, utc_day
 from kafka_throttle.pipeline.spark.measured_node import measured_node
 from kafka_throttle.quotas.entities import DEFAULT
 from kafka_throttle.quotas.precedence import LEVELS, OWN
@@ -160,16 +160,12 @@ def at_nodes(slots: DataFrame, percentile: float) -> DataFrame:
             F.sum("throttled_ms").alias("throttled_ms"),
             F.max_by("latest", "begin_ms").alias("latest"),
             F.max("begin_ms").alias("last_ms"),
-            F.collect_set(_day(F.col("begin_ms"))).alias("days"),
+            F.collect_set(utc_day(F.col("begin_ms"))).alias("days"),
         )
         .withColumn("at_least", F.col("wanted") == most)
         .withColumn("demand", F.when(F.col("at_least"), F.col("let_through")).otherwise(F.col("wanted")))
         .drop("wanted", "let_through")
     )
-
-
-def _day(ms: Column) -> Column:
-    return F.timestamp_millis(ms).cast("date")
 
 
 def demand(nodes: DataFrame, least_windows: int) -> DataFrame:
@@ -204,7 +200,7 @@ def whole_days(used: DataFrame, begin_ms: int, end_ms: int) -> DataFrame:
     first = max(first, after - TREND_DAYS)
     within = (F.col("begin_ms") >= first * DAY_MS) & (F.col("begin_ms") < after * DAY_MS)
     by_day = (
-        used.where(within).groupBy(*SUBJECT, _day(F.col("begin_ms")).alias("day")).agg(F.sum("value").alias("value"))
+        used.where(within).groupBy(*SUBJECT, utc_day(F.col("begin_ms")).alias("day")).agg(F.sum("value").alias("value"))
     )
     return by_day.groupBy(*SUBJECT).agg(F.sort_array(F.collect_list(F.struct("day", "value"))).alias("by_day"))
 
@@ -228,5 +224,5 @@ def extent(usage: DataFrame) -> DataFrame:
         F.min("begin_ms").alias("begin_ms"),
         F.max("end_ms").alias("end_ms"),
         F.percentile_approx(F.col("end_ms") - F.col("begin_ms"), 0.5).alias("window_ms"),
-        F.collect_set(F.weekday(_day(F.col("begin_ms")))).alias("weekdays"),
+        F.collect_set(F.weekday(utc_day(F.col("begin_ms")))).alias("weekdays"),
     )

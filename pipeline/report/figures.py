@@ -11,6 +11,7 @@ from operator import or_
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
+from kafka_throttle.pipeline.spark.day import utc_day
 from kafka_throttle.pipeline.spark.measured_node import measured_node
 
 CLIENT = ("virtual_cluster", "user", "client_id")
@@ -60,7 +61,7 @@ def daily(usage: DataFrame) -> DataFrame:
         "throttled_window_ms": F.when(F.col("throttles") > 0, length).otherwise(0),
         "records": F.lit(1),
     }
-    day = F.timestamp_millis(F.col("begin_ms")).cast("date").alias("day")
+    day = utc_day(F.col("begin_ms")).alias("day")
     return usage.groupBy(*CLIENT, "quota_type", day).agg(
         *(F.sum(sums.get(name, F.col(name))).alias(name) for name in SUMS)
     )

@@ -1,7 +1,10 @@
-"""Times: now, and the day in UTC, by which tables are partitioned."""
+"""Times: now, and the day in UTC, by which tables are partitioned, whatever the time zone of a Spark session."""
 
 import time
 from datetime import UTC, date, datetime
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 DAY_MS = 86_400_000
 
@@ -19,3 +22,8 @@ def day_of(ms: int) -> str:
 def begin_of(day: str) -> int:
     """When a day begins, in ms since 1970."""
     return (date.fromisoformat(day) - date(1970, 1, 1)).days * DAY_MS
+
+
+def utc_day(ms: Column) -> Column:
+    """The day of a time in ms since 1970, a date: by arithmetic, as casts of timestamps follow the session's zone."""
+    return F.date_from_unix_date(F.floor(ms / DAY_MS).cast("int"))

@@ -25,7 +25,7 @@ from kafka_throttle.pipeline.ingest.checkpoint import Planned, planned
 from kafka_throttle.pipeline.ingest.ingest import Batch, Ingest, _Batch
 from kafka_throttle.pipeline.jobs import gaps
 from kafka_throttle.pipeline.jobs.ingest import _alone_at, ingest_spool
-from kafka_throttle.pipeline.spark.day import now_ms
+from kafka_throttle.pipeline.spark.day import now_ms, utc_day
 from kafka_throttle.pipeline.spark.unreadable import problem_of
 from kafka_throttle.pipeline.table.accounts import Account, Writer, read_accounts
 from kafka_throttle.pipeline.table.maintenance import expired, optimized, vacuum
@@ -560,7 +560,7 @@ def test_a_table_written_by_an_older_version_is_read_with_defaults(place):
     fields = [field for field in TABLES["usage"].fields if field.name not in later]
     make_tables(place.spark, place.table, {"usage": StructType(fields)})
     new = place.spark.createDataFrame([Row(**asdict(row)) for row in mine[10:]], schema_of(UsageRecord))
-    day = F.to_date(F.timestamp_millis("begin_ms")).alias("day")
+    day = utc_day(F.col("begin_ms")).alias("day")
     old = new.drop(*later).select("*", day)
     old.write.format("delta").mode("append").save(f"{place.table}/usage")
     assert place.usage() == mine[10:]
