@@ -236,7 +236,7 @@ def test_streams_of_the_pure_build_pass_with_the_sweep_in_c(tmp_path, sanitized)
         "-q",
         "-p",
         "no:cacheprovider",
-        *(f"tests/proxy/{name}" for name in files),
+        *(f"tests/proxy/net/{name}" for name in files),
     ]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout[-5000:]}{done.stderr[-5000:]}"

@@ -10,7 +10,7 @@ from tests.browser import chromium
 from tests.integration.status_scene import THROTTLED, scene
 from tests.timeouts import TIMEOUT_S
 
-AXE = Path(__file__).parents[1] / "proxy/page/axe.min.js"
+AXE = Path(__file__).parents[1] / "proxy/observe/page/axe.min.js"
 RULES = {
     "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 }
