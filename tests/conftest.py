@@ -15,7 +15,7 @@ from hypothesis.internal.conjecture import providers
 
 from kafka_throttle.proxy.installed import build_in_use, take_build
 from tests import shards
-from tests.disturbance import Disturbance
+from tests.support.disturbance import Disturbance
 
 take_build()
 

@@ -5,8 +5,8 @@
 Tests that may run beside others do so on all cores, then the exclusive ones run, one at a time.
 
 What failed is run once more, in a new process with new clusters. A test that fails again has failed. A test that passes
-then is flaky: the last lines name it, with what else the machine did when it failed (`tests.disturbance`), and so does
-FLAKY. More than MOST_FLAKY of them fail the run. Durations are kept in DURATIONS, the slowest are printed.
+then is flaky: the last lines name it, with what else the machine did when it failed (`tests.support.disturbance`), and
+so does FLAKY. More than MOST_FLAKY of them fail the run. Durations are kept in DURATIONS, the slowest are printed.
 """
 
 import argparse

@@ -24,8 +24,8 @@ from demo.kafka_cluster import KafkaCluster
 from deploy.files_of_others import components
 from tests.integration.proxy_process import ProxyProcess
 from tests.pipeline.spools import Fleet, records, write_spool
-from tests.timeouts import TIMEOUT_S
-from tests.user_pages import run_by
+from tests.support.timeouts import TIMEOUT_S
+from tests.support.user_pages import run_by
 
 pytestmark = [pytest.mark.nightly, pytest.mark.kafka]
 

@@ -19,8 +19,8 @@ from kafka_throttle.proxy.cli.main import main
 from kafka_throttle.proxy.config.settings import AdminConfig
 from kafka_throttle.proxy.observe.http_access import Right
 from kafka_throttle.proxy.observe.http_secrets import admin_access
-from tests.certificates import Authority
-from tests.user_pages import (
+from tests.support.certificates import Authority
+from tests.support.user_pages import (
     PAGES,
     ROOT,
     TABLE,

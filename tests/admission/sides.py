@@ -12,7 +12,7 @@ from demo.kafka_cluster import KafkaCluster
 from tests.admission.sockets import Target, all_are_reported, connect
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_client import QuotaClient
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 MARKER = "127.0.4.250"
 """Banned or not, and nothing else: it tells when what was set before is in force."""

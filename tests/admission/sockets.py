@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 API_VERSIONS = bytes.fromhex("0000000d00120000000000010003676f64")
 """Version 0, as any client may ask it first."""

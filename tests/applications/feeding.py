@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from confluent_kafka import Producer
 
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 KEYS = 20
 PER_SECOND = 200

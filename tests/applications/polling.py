@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 from kafka_throttle.protocol.api_key import METADATA
 from kafka_throttle.protocol.primitives import int32
 from tests.relay.frames import request
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 EVERY_S = 0.05
 SLOW_S = 1.0

@@ -15,7 +15,7 @@ from typing import Any
 from demo.kafka_cluster import free_ports, java_argv, logging_properties
 from kafka_throttle.common.child_process import die_with_parent
 from kafka_throttle.common.jars import kafka_application_jars
-from tests.java_program import compile_java
+from tests.support.java_program import compile_java
 
 VERSION = "4.3.1"
 HOST = "127.0.0.1"

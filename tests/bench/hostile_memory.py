@@ -33,7 +33,7 @@ from demo.proxy_process import free_port_run
 from kafka_throttle.protocol.primitives import compact_string, string, uvarint
 from tests.bench.processes import ROOT, end_group, say
 from tests.relay.frames import frame, produce, produced, request
-from tests.topic_frames import metadata_by_name, new_topic
+from tests.support.topic_frames import metadata_by_name, new_topic
 
 _API_KEYS: Final = {0: (7, 7), 3: (1, 4), 17: (0, 1), 18: (0, 2), 19: (2, 6), 20: (1, 5), 36: (0, 1), 48: (0, 1)}
 _PACE_S: Final = 0.004

@@ -44,7 +44,7 @@ from kafka_throttle.quotas.sources.overlay import Change, Changed, Entry, format
 from tests.bench import machine
 from tests.bench.processes import say
 from tests.bench.quota_relays import DEFAULTS, NEVER_EXCEEDED, client_name, entities
-from tests.quota_frames import ALTER, DESCRIBE, alter_request, describe_request
+from tests.support.quota_frames import ALTER, DESCRIBE, alter_request, describe_request
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 LOG = structlog.get_logger()

@@ -29,8 +29,8 @@ if not __package__:  # started as a script: what is imported below counts from t
 
 from demo.proxy_process import free_port_run
 from tests.bench.processes import Cores, cpu_seconds_of, need_tool, running, say, two_or_three_cores
-from tests.certificates import Authority, Issued, client_context
 from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced
+from tests.support.certificates import Authority, Issued, client_context
 
 HOST = "127.0.0.1"
 FRAME_BYTES = 1 << 20

@@ -9,8 +9,8 @@ import pytest
 import uvloop
 
 from kafka_throttle.common.connecting import connected, connected_to_first
-from tests.deaf import deaf_address
-from tests.timeouts import TIMEOUT_S
+from tests.support.deaf import deaf_address
+from tests.support.timeouts import TIMEOUT_S
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import structlog
 
 from kafka_throttle.common import duties
 from kafka_throttle.common.duties import Duty
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 @pytest.fixture(autouse=True)

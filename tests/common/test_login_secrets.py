@@ -15,7 +15,7 @@ from kafka_throttle.common.login_secrets import (
     TokenFile,
     read_secret,
 )
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 class Account:

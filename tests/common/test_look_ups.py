@@ -8,7 +8,7 @@ import pytest
 
 from kafka_throttle.common.look_ups import LookUps, _in_turn, at_port, look_up
 from tests.fakes.clock import FakeClock
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 A, B = ((socket.AF_INET, (address, 0)) for address in ("10.0.0.1", "10.0.0.2"))
 SIX = (socket.AF_INET6, ("2001:db8::1", 0, 0, 0))

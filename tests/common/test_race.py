@@ -6,7 +6,7 @@ import pytest
 
 from kafka_throttle.common.race import AllFailed, Slow, race
 from tests.fakes.clock import FakeClock
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 NEVER_S = 1_000_000
 

@@ -13,8 +13,8 @@ import pytest
 from kafka_throttle.common import token_endpoint
 from kafka_throttle.common.login_secrets import SecretHeldBack, SecretUnusable
 from kafka_throttle.common.token_endpoint import ClientRefused, Issued, TokenEndpoint, Tokens, TokenUnavailable, issued
-from tests.certificates import Authority, server_context
-from tests.timeouts import TIMEOUT_S
+from tests.support.certificates import Authority, server_context
+from tests.support.timeouts import TIMEOUT_S
 
 SECRET = "se:cret/%+ü"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from struct import pack
 from typing import NamedTuple, TextIO
 
-from tests.java_program import java_program
+from tests.support.java_program import java_program
 
 _REPORTED = 5
 """So many differences are told in words."""

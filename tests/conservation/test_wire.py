@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conservation.wire import Frame, Frames, Wire
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 @given(st.lists(st.tuples(st.integers(0, 70), st.binary(min_size=6, max_size=50)), max_size=12), st.data())

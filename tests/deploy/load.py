@@ -12,10 +12,10 @@ from kafka.errors import KafkaError
 
 from demo.kafka_cluster import KafkaCluster
 from demo.proxy_process import free_port_run
-from tests.certificates import Authority
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
 from tests.integration.zookeeper_process import ZooKeeper
+from tests.support.certificates import Authority
 
 QUOTAS = [
     {"client_id": "noisy", "producer_byte_rate": 200_000},

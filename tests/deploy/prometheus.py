@@ -15,7 +15,7 @@ from kafka_throttle.common.child_process import die_with_parent
 from kafka_throttle.common.jars import need_program
 from tests.deploy.tools import DEPLOY
 from tests.integration.proxy_process import HOST, ProxyProcess
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 WINDOW_S = 15
 """The range of rates in the hurried rules, and what $__rate_interval stands for."""

@@ -8,7 +8,7 @@ import pytest
 from kafka_throttle.common.yaml_file import parse_yaml
 from kafka_throttle.proxy.config.load import config_of
 from tests.deploy.tools import CHART, DEPLOY, helm, passes
-from tests.go_program import go_program
+from tests.support.go_program import go_program
 
 MODES = ["ports", "sni"]
 RELEASE = "test"

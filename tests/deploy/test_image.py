@@ -16,8 +16,8 @@ from demo.kafka_cluster import KafkaCluster
 from kafka_throttle.common.yaml_file import read_yaml_file
 from kafka_throttle.proxy.config.load import load_config
 from tests.deploy.tools import DEPLOY, ROOT, hadolint, passes
-from tests.go_program import go_program
 from tests.integration.proxy_process import ProxyProcess
+from tests.support.go_program import go_program
 
 COMPOSE = DEPLOY / "compose"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

@@ -12,7 +12,7 @@ from kafka_throttle.pipeline.rollout.plan_file import read_plan
 from tests.deploy.tools import DEPLOY, ROOT
 from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import DAY_MS, Fleet, records, write_file
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 SCRIPT = DEPLOY / "nightly.sh"
 ALL = ["ingest", "compact", "gaps", "report", "recommend", "plan"]

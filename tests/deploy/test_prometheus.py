@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from demo.kafka_cluster import KafkaCluster
-from tests.certificates import Authority
 from tests.deploy.load import loaded_proxy
 from tests.deploy.panels import DASHBOARDS, panel_queries
 from tests.deploy.prometheus import WINDOW_S, PrometheusProcess
@@ -24,7 +23,8 @@ from tests.deploy.test_monitoring import alert_rules
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
 from tests.integration.zookeeper_process import ZooKeeper
-from tests.timeouts import TIMEOUT_S
+from tests.support.certificates import Authority
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.nightly, pytest.mark.kafka]
 

@@ -17,7 +17,7 @@ from kafka_throttle.proxy.cli.init import BOOTSTRAP_PORT, METRICS_PORT
 from kafka_throttle.proxy.config.load import config_of, load_config
 from tests.deploy.tools import DEPLOY, ROOT, passes
 from tests.integration.proxy_process import HOST
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 SYSTEMD = DEPLOY / "systemd"
 SERVICE, SOCKET = SYSTEMD / "kafka-throttle.service", SYSTEMD / "kafka-throttle.socket"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from kafka_throttle.common.jars import ToolMissing, cache_dir, need_program
-from tests.go_program import go_program
+from tests.support.go_program import go_program
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -14,8 +14,8 @@ from tests.fidelity import frames, sensors
 from tests.fidelity.clients import Connection
 from tests.fidelity.frames import Call
 from tests.fidelity.loads import EMPTY, KIB, PARTITIONS, READ, REPLICATED, SIZES, WRITTEN
-from tests.quota_frames import Altered, alter_request, altered
-from tests.timeouts import TIMEOUT_S
+from tests.support.quota_frames import Altered, alter_request, altered
+from tests.support.timeouts import TIMEOUT_S
 
 LIMIT_PERCENT = 100_000.0
 """So high that it throttles nobody: the sensors exist only where there is a quota."""

@@ -20,7 +20,7 @@ from kafka_throttle.protocol.api_key import (
 )
 from kafka_throttle.protocol.primitives import Reader, string
 from tests.integration.raw_client import records
-from tests.topic_frames import create_topics, new_topic
+from tests.support.topic_frames import create_topics, new_topic
 
 _CORRELATION_AT = 8
 """Where the correlation id stands in a request, behind length, API key and version."""

@@ -8,7 +8,7 @@ from itertools import count
 from tests.fidelity import frames
 from tests.fidelity.clients import Connection, ResponseRefused
 from tests.fidelity.frames import Call
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 KIB = 1024
 SIZES = (100, KIB, 16 * KIB, 256 * KIB)

@@ -45,9 +45,9 @@ from kafka_throttle.quotas.sources.client_quotas import reported
 from kafka_throttle.quotas.sources.cluster_conversation import Conversation, SaslLogin, Step
 from kafka_throttle.quotas.sources.cluster_faults import NodeRefuses
 from tests.fuzz.target import Target
-from tests.quota_frames import alter_request, describe_request
-from tests.sasl_frames import FIRST, NONCE, VERIFIER
-from tests.topic_frames import (
+from tests.support.quota_frames import alter_request, describe_request
+from tests.support.sasl_frames import FIRST, NONCE, VERIFIER
+from tests.support.topic_frames import (
     create_partitions,
     create_topics,
     created,
@@ -60,7 +60,7 @@ from tests.topic_frames import (
     mutated,
     new_topic,
 )
-from tests.whole_messages import without
+from tests.support.whole_messages import without
 
 TURN = b"\n\n"
 """What comes of one side and what comes of the other take turns, with this between them."""

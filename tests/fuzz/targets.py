@@ -42,7 +42,7 @@ from tests.fuzz.messages import TURN
 from tests.fuzz.target import Target
 from tests.relay.frames import frame, produce, produced
 from tests.relay.script import NOW_MS, Script
-from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
+from tests.support.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
 
 _SHORT_SUBJECT = 24
 """Of patterns that fuzzing makes up, time may grow with more than the length."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from cryptography.x509.oid import NameOID
 
-from tests.certificates import Authority, Issued, client_context
 from tests.integration.proxy_process import HOST
+from tests.support.certificates import Authority, Issued, client_context
 
 LISTENER = "SECURED"
 WITH_LOGIN = "SECURED_LOGINS"

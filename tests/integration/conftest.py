@@ -12,7 +12,7 @@ from tests.integration import certified, logins
 from tests.integration.certified import Certificates
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.quota_client import QuotaClient
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 CLUSTERS = {
     "3.9.2-zookeeper": ("3.9.2", "zookeeper"),

@@ -19,8 +19,8 @@ from kafka.protocol.admin import (
 
 from kafka_throttle.protocol.own_requests import OwnRequest
 from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, Credentials
-from tests.go_program import go_program
-from tests.java_program import java_program
+from tests.support.go_program import go_program
+from tests.support.java_program import java_program
 
 Entity = frozenset[tuple[str, str | None]]
 Request = Mapping[str, Any]

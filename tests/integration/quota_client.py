@@ -3,7 +3,7 @@
 import socket
 from typing import Self
 
-from tests.quota_frames import Altered, Described, alter_request, altered, describe_request, described
+from tests.support.quota_frames import Altered, Described, alter_request, altered, describe_request, described
 
 _TIMEOUT_S = 60.0
 

@@ -28,7 +28,7 @@ from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.restarts import ActivatedProxy, RelayedProxy, is_running
 from tests.integration.topics import leaders_of, make_topic
 from tests.relay.frames import request
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 TOPIC = "restart-costs"
 """Without records; it must be there before."""

@@ -17,7 +17,7 @@ import psutil
 from kafka_throttle.protocol.api_key import API_VERSIONS
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.relay.frames import request
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 _EVERY_S = 0.005
 

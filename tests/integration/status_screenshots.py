@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from demo.kafka_cluster import KafkaCluster
-from tests.browser import chromium
 from tests.integration.conftest import CLUSTERS, NEWEST
 from tests.integration.status_scene import scene
+from tests.support.browser import chromium
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 PICTURES = (

@@ -21,9 +21,9 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from demo.kafka_cluster import KafkaCluster
 from kafka_throttle.common.child_process import die_with_parent
 from kafka_throttle.common.jars import ToolMissing
-from tests.go_program import go_program
 from tests.integration.proxy_process import ROOT
-from tests.timeouts import TIMEOUT_S
+from tests.support.go_program import go_program
+from tests.support.timeouts import TIMEOUT_S
 
 PARTITIONS = 3
 _JAVA = Path(__file__).parents[1] / "java" / "PipedProducer.java"

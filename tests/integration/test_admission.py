@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from tests.integration.proxy_process import HOST, ProxyProcess
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 A, B, C, BANNED = "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.9"
 NOBODY = "127.0.0.1:1"

@@ -22,7 +22,7 @@ from kafka_throttle.quotas.sources.cluster_faults import ConnectionFault
 from kafka_throttle.quotas.sources.cluster_nodes import default_partitions_of
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.kafka
 

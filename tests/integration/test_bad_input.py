@@ -13,7 +13,7 @@ import pytest
 from kafka_throttle.protocol.api_key import METADATA as _METADATA
 from kafka_throttle.protocol.api_key import PRODUCE as _PRODUCE
 from tests.integration.proxy_process import HOST, ProxyProcess
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 def request(api_key, version, body=b"", client_id=b"bad", size=None, correlation_id=7):

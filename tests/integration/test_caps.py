@@ -13,10 +13,10 @@ from struct import pack
 
 import pytest
 
-from tests.disturbance import undisturbed
 from tests.integration.proxy_process import HOST
 from tests.integration.raw_client import RawClient, produce_request
-from tests.timeouts import TIMEOUT_S
+from tests.support.disturbance import undisturbed
+from tests.support.timeouts import TIMEOUT_S
 
 RATE = 3_000_000
 REQUEST_BYTES = 30_000

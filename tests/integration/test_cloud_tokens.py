@@ -14,9 +14,9 @@ from demo.kafka_cluster import KafkaCluster
 from kafka_throttle.common.jars import kafka_jars
 from tests.integration import logins
 from tests.integration.proxy_process import ProxyProcess
-from tests.java_program import compile_java
-from tests.sasl_frames import msk_token
-from tests.timeouts import TIMEOUT_S
+from tests.support.java_program import compile_java
+from tests.support.sasl_frames import msk_token
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.kafka
 

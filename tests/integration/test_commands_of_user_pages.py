@@ -27,8 +27,8 @@ from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
 from tests.integration.quota_client import QuotaClient
 from tests.integration.topics import make_topic
 from tests.integration.workloads.scenarios import wait_until
-from tests.timeouts import TIMEOUT_S
-from tests.user_pages import blocks, commands_of, run_by
+from tests.support.timeouts import TIMEOUT_S
+from tests.support.user_pages import blocks, commands_of, run_by
 
 QUICK_START, IN_FRONT = (ROOT / "docs" / f"{name}.md" for name in ("quick-start", "in-front-of-a-cluster"))
 RATE, RECORD = 20_000, bytes(600_000)

@@ -15,9 +15,9 @@ from rich.console import Console
 from demo.demo import QUOTAS, Outcome, decision_of, problems_of, split, telling
 from demo.load import ClientReports, Report, Seen
 from demo.screen import summary_table
-from tests.disturbance import Disturbance
 from tests.integration.proxy_process import ROOT
-from tests.timeouts import TIMEOUT_S
+from tests.support.disturbance import Disturbance
+from tests.support.timeouts import TIMEOUT_S
 
 
 def start_demo(folder, *arguments):

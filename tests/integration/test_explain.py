@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from kafka_throttle.proxy.cli.main import main
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.topics import make_topic
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 RATE = 200_000
 MESSAGES, MESSAGE = 250, b"x" * 10_000

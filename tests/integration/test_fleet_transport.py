@@ -16,7 +16,7 @@ from kafka_throttle.proxy.server.fleet.transport import TransportLost
 from kafka_throttle.proxy.server.fleet.zookeeper import ZooKeeperTransport
 from kafka_throttle.quotas.shares.document import MAX_BYTES
 from tests.integration.zookeeper_process import ZooKeeper, ZooKeeperEnsemble
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.kafka
 

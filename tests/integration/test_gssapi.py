@@ -15,7 +15,7 @@ from tests.integration.logins import PASSWORDS, PLAIN
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.steady_producers import with_java
 from tests.integration.test_kafka_cluster import eventually
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.kafka
 

@@ -7,7 +7,7 @@ from kafka.admin import KafkaAdminClient
 
 from kafka_throttle.proxy.config.load import load_config
 from tests.integration.proxy_process import ROOT, ProxyProcess
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 def run(*arguments):

@@ -20,7 +20,7 @@ from kafka_throttle.common.jars import (
     spark_delta_jars,
     spark_kafka_jars,
 )
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 FETCH = "from kafka_throttle.common.jars import kafka_jars; print(kafka_jars('4.3.1', lambda line: print(line)))"

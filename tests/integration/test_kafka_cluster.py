@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from demo import kafka_cluster
 from demo.kafka_cluster import _TOOLS, ClusterFailed, KafkaCluster, free_ports
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.kafka
 

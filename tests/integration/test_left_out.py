@@ -7,7 +7,7 @@ from tests.integration.test_leadership import Reader
 from tests.integration.topics import make_topic
 from tests.integration.workloads.__main__ import library_of
 from tests.integration.workloads.scenarios import assert_same, wait_until
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 LEFT_OUT = 3
 LEADER_NOT_AVAILABLE = 5

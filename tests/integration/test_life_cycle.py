@@ -21,7 +21,7 @@ from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
 from tests.integration.topics import make_topic
 from tests.integration.workloads.scenarios import read_all
 from tests.integration.workloads.with_kafka_python import KafkaPython
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 SOON_BELIEVED_DEAD = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
 """The next life of a killed node waits for that of the last one to be over."""

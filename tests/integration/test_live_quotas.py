@@ -7,9 +7,9 @@ import time
 import pytest
 from confluent_kafka import Producer
 
-from tests.disturbance import undisturbed
 from tests.integration.topics import make_topic
-from tests.timeouts import TIMEOUT_S
+from tests.support.disturbance import undisturbed
+from tests.support.timeouts import TIMEOUT_S
 
 RATE = 500_000
 _WINDOW_S = 11.0

@@ -13,7 +13,7 @@ from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.quotas.sources.test_cluster_faults import Listener
 from tests.quotas.sources.test_cluster_nodes import metadata
 from tests.relay.frames import request
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 CLIENTS = 20
 TURNS = 4

@@ -20,13 +20,13 @@ from kafka_throttle.protocol.messages.topic_partitions import (
     partitions_by_name_request,
     read_topic_partitions,
 )
-from tests.disturbance import Disturbance
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.topics import make_topic
-from tests.quota_frames import alter_request, altered
-from tests.timeouts import TIMEOUT_S
-from tests.topic_frames import create_partitions, create_topics, delete_topics, grown_topic, new_topic
-from tests.whole_messages import read_mutation_response
+from tests.support.disturbance import Disturbance
+from tests.support.quota_frames import alter_request, altered
+from tests.support.timeouts import TIMEOUT_S
+from tests.support.topic_frames import create_partitions, create_topics, delete_topics, grown_topic, new_topic
+from tests.support.whole_messages import read_mutation_response
 
 RATE = 2.0
 BURST = 11 * RATE

@@ -21,7 +21,7 @@ from kafka_throttle.quotas.changes import SourceUnavailable
 from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, Credentials
 from tests.fakes.authorization_server import AUDIENCE, AuthorizationServer
 from tests.integration.proxy_process import ProxyProcess
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.kafka, pytest.mark.nightly, pytest.mark.xdist_group("own-logins"), pytest.mark.timeout(300)]
 

@@ -13,7 +13,7 @@ from kafka_throttle.proxy.observe.past.moments import second_text
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.test_explain import kafka_throttle, write_all
 from tests.integration.topics import make_topic
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 RATE, LOWER = 200_000, 150_000
 CLIENT = "loader"

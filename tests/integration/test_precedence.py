@@ -10,7 +10,7 @@ from tests.integration.logins import PASSWORDS, SHA_256
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.steady_producers import Load, WithConfluentKafka
 from tests.integration.topics import make_topic
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 CLIENT_ID = "eight"
 RECORD_BYTES = 40_000

@@ -11,7 +11,7 @@ import pytest
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.restarts import RelayedProxy
 from tests.integration.small_node import api_versions_request, small_node
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 SETTINGS = {"listener": {"node_ids": [1]}, "limits": {"drain_s": 1}}
 FIRST_KEYS = ["timestamp", "level", "event", "pid"]

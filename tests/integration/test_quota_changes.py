@@ -7,11 +7,11 @@ import time
 import pytest
 
 from kafka_throttle.proxy.config.settings import QuotasConfig
-from tests.disturbance import undisturbed
 from tests.integration.proxy_process import HOST
 from tests.integration.raw_client import RawClient
 from tests.parity.sides import alter_client_quotas
-from tests.timeouts import TIMEOUT_S
+from tests.support.disturbance import undisturbed
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.exclusive
 

@@ -5,14 +5,14 @@ import time
 import pytest
 from kafka.admin import KafkaAdminClient
 
-from tests.disturbance import Disturbance, undisturbed
 from tests.fidelity import broker, report, throttles
 from tests.fidelity.__main__ import FROZEN_LOADS, measure
 from tests.fidelity.loads import chosen
 from tests.fidelity.runs import HALF
 from tests.fidelity.sensors import TooLate
 from tests.integration.topics import leaders_of
-from tests.timeouts import TIMEOUT_S
+from tests.support.disturbance import Disturbance, undisturbed
+from tests.support.timeouts import TIMEOUT_S
 
 _GROUPS = "__consumer_offsets"
 _PREFERRED = 0

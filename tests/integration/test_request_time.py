@@ -4,7 +4,7 @@ import time
 
 from tests.integration.proxy_process import HOST
 from tests.integration.raw_client import RawClient
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 _LONGEST_MS = 1000
 """One window: Kafka cuts throttle times for request time to it."""

@@ -22,7 +22,7 @@ from tests.integration.topics import make_topic
 from tests.integration.workloads.__main__ import library_of
 from tests.integration.workloads.scenarios import assert_same, wait_until
 from tests.relay.frames import request
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 NOBODY = f"{HOST}:9"
 """No cluster is there."""

@@ -17,8 +17,8 @@ from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_client import QuotaClient
 from tests.integration.steady_producers import Load, with_franz_go
 from tests.integration.topics import make_topic
-from tests.sasl_frames import authenticate, handshake, plain
-from tests.timeouts import TIMEOUT_S
+from tests.support.sasl_frames import authenticate, handshake, plain
+from tests.support.timeouts import TIMEOUT_S
 
 RATE = 10_000
 A_SECOND_OVER = bytes(11 * RATE)

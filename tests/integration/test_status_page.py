@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import chromium
 from tests.integration.status_scene import THROTTLED, scene
-from tests.timeouts import TIMEOUT_S
+from tests.support.browser import chromium
+from tests.support.timeouts import TIMEOUT_S
 
 AXE = Path(__file__).parents[1] / "proxy/observe/page/axe.min.js"
 RULES = {

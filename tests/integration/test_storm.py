@@ -3,7 +3,7 @@
 import time
 
 from tests.storm.storm import bad, blow
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 RATE, SECONDS = 4, 6.0
 

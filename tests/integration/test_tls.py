@@ -15,14 +15,14 @@ import pytest
 
 from demo.proxy_process import free_port_run
 from kafka_throttle.protocol.messages.api_versions import versions_request
-from tests.certificates import client_context
 from tests.integration import certified, steady_producers
 from tests.integration.certified import BOOTSTRAP_NAME, DOMAIN, NODE_NAME, USER
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.steady_producers import Load
 from tests.integration.test_kafka_cluster import eventually
 from tests.integration.topics import leaders_of, make_topic
-from tests.timeouts import TIMEOUT_S
+from tests.support.certificates import client_context
+from tests.support.timeouts import TIMEOUT_S
 
 RECORDS, RECORD_BYTES = 6, 40_000
 QUOTA = {"user": USER, "producer_byte_rate": 1_000}

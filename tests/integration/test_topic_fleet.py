@@ -15,7 +15,7 @@ from tests.integration.test_fleet import QUOTAS, SESSION_S, Load, are_dividing, 
 from tests.integration.test_kafka_cluster import eventually, healed
 from tests.integration.test_upstream_source import servers_of
 from tests.proxy.server.fleet.test_topic_transport import Gate, GatedClient, is_member, published, until
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 _topics = map("claims-{}".format, itertools.count())
 

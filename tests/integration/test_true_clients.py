@@ -19,13 +19,13 @@ from kafka_throttle.common.child_process import die_with_parent
 from kafka_throttle.protocol.identity.proxy_header import Endpoint, proxy_header_v2
 from kafka_throttle.proxy.cli.main import main
 from tests.bench.processes import need_tool
-from tests.certificates import Authority
 from tests.integration import certified, steady_producers
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
 from tests.integration.steady_producers import PARTITIONS, Load
 from tests.integration.topics import make_topic
-from tests.timeouts import TIMEOUT_S
+from tests.support.certificates import Authority
+from tests.support.timeouts import TIMEOUT_S
 
 BALANCER, BALANCER_HOST = "127.0.0.9", "127.0.0.2"
 """Where it connects from, and where it listens: at the proxy's own ports."""

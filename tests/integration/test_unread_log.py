@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.small_node import api_versions_request, small_node
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 MANY = 600
 """Connections that log more than a pipe holds (64 KiB), in each of two workers."""

@@ -12,9 +12,9 @@ from kafka_throttle.protocol.messages.metadata import nodes_request
 from kafka_throttle.proxy.cli.main import main
 from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, Credentials
 from kafka_throttle.quotas.sources.cluster_faults import CA_FILE, LOGIN, OWN_CERTIFICATE, PROTOCOL, ConnectionFault
-from tests.certificates import Authority
 from tests.integration import certified, logins
-from tests.timeouts import TIMEOUT_S
+from tests.support.certificates import Authority
+from tests.support.timeouts import TIMEOUT_S
 
 REFUSED_TLS = f"{OWN_CERTIFICATE}, {PROTOCOL}"
 WRONG = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "proxy", "sasl_plain_password": "wrong"}

@@ -19,7 +19,7 @@ from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, 
 from kafka_throttle.quotas.sources.last_good import LastGood
 from kafka_throttle.quotas.sources.upstream import THE_CLUSTER, UpstreamSettings, UpstreamSource
 from tests.integration.test_kafka_cluster import eventually, healed
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 PRODUCE, FETCH, REQUEST, MUTATIONS, CONNECTIONS = (
     QuotaKey(quota_type)

@@ -24,7 +24,7 @@ from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
 from tests.integration.restarts import RelayedProxy, is_running
 from tests.integration.topics import make_topic
 from tests.integration.wire_observer import WireObserver
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 OBSERVER = "127.0.0.3"
 RECORDS = 60

@@ -30,7 +30,7 @@ from tests.integration.test_usage import (
     wire_sums,
 )
 from tests.integration.topics import make_topic
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 NOBODY = f"{HOST}:9"
 """No cluster is there."""

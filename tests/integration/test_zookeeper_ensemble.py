@@ -3,7 +3,7 @@
 import pytest
 
 from tests.integration.zookeeper_process import ZooKeeperEnsemble
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = [pytest.mark.kafka, pytest.mark.nightly]
 

@@ -19,11 +19,11 @@ from kafka_throttle.quotas.changes import NO_QUOTAS, Alteration, AlterationRefus
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
 from kafka_throttle.quotas.sources.znodes import keys_of, notification, written
 from kafka_throttle.quotas.sources.zookeeper import ZooKeeperSettings, ZooKeeperSource
-from tests.deaf import deaf_address
 from tests.integration.test_kafka_cluster import eventually
 from tests.integration.topics import make_topic
 from tests.integration.zookeeper_process import ZooKeeper, client_of
-from tests.timeouts import TIMEOUT_S
+from tests.support.deaf import deaf_address
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.kafka
 

@@ -12,7 +12,7 @@ from kafka_throttle.protocol.messages.topic_partitions import (
     partitions_by_name_request,
     read_topic_partitions,
 )
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 def make_topic(bootstrap: str, topic: str, partitions: int = 1) -> dict[int, int]:

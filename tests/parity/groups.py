@@ -31,11 +31,11 @@ from typing import Any, Self
 from demo.kafka_cluster import KafkaCluster
 from kafka_throttle.common.child_process import die_with_parent
 from kafka_throttle.common.jars import cache_dir, need_program
-from tests.go_program import go_program
 from tests.integration.proxy_process import ProxyProcess
 from tests.live_fleet.figures import WINDOWS_S
 from tests.parity.batches import fill, make_topic
 from tests.parity.sides import alter_client_quotas
+from tests.support.go_program import go_program
 
 KAFKA_VERSION = "4.3.1"
 NODES = 3

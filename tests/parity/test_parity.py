@@ -11,7 +11,6 @@ from types import MappingProxyType
 import pytest
 
 from demo.kafka_cluster import KafkaCluster
-from tests.disturbance import Disturbance
 from tests.parity import clients, fetch_frames, frames, pipelined, plot, report, sides, tiny
 from tests.parity.__main__ import compare
 from tests.parity.cells import ALL_CELLS, CONNECTIONS, QUOTAS, ROLES, USERS, VERSIONS, Cell, chosen
@@ -19,7 +18,8 @@ from tests.parity.clients import Seen, Throttle
 from tests.parity.report import Comparison, Run, SideOfCell
 from tests.parity.tiny import EntityMoved, Moved
 from tests.quotas.windowed_rate import WindowedRate
-from tests.timeouts import TIMEOUT_S
+from tests.support.disturbance import Disturbance
+from tests.support.timeouts import TIMEOUT_S
 
 CELL = Cell("producer", "user", 2, "old")
 

@@ -24,9 +24,9 @@ from demo.kafka_cluster import KafkaCluster
 from kafka_throttle.common.child_process import die_with_parent
 from kafka_throttle.protocol.api_key import PRODUCE
 from tests.integration.proxy_process import HOST, ProxyProcess
-from tests.java_program import java_source
 from tests.parity.sides import alter_client_quotas
 from tests.parity.wire import Exchange, Wire
+from tests.support.java_program import java_source
 
 KAFKA_VERSION = "4.3.1"
 RATE = 20_000

@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 def wait_for(condition, process, every_s=0.001):

@@ -36,7 +36,7 @@ from kafka_throttle.quotas.entities import Entity, QuotaType
 from kafka_throttle.quotas.quota_table import QuotaTable
 from kafka_throttle.quotas.records.usage_record import TraceEvent, UsageRecord, read_line
 from tests.integration.proxy_process import ProxyProcess
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 TOPIC = "real-runs"
 FILL_BYTES = 48_000_000

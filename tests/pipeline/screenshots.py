@@ -14,9 +14,9 @@ from kafka_throttle.pipeline.report.price_sheet import price_sheet
 from kafka_throttle.pipeline.spark.session import spark_session
 from kafka_throttle.pipeline.table.schemas import schema_of
 from kafka_throttle.quotas.records.usage_record import UsageRecord
-from tests.browser import chromium
 from tests.pipeline import story
 from tests.pipeline.spools import MONDAY_MS
+from tests.support.browser import chromium
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 PICTURES = (("report-1440.webp", 1440, False, 1300), ("report-390.webp", 390, False, 3000))

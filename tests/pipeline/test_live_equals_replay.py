@@ -6,8 +6,8 @@ tell it only if nobody stood still meanwhile: who is late, or unevenly busy with
 
 import pytest
 
-from tests.disturbance import undisturbed
 from tests.pipeline.real_runs import PARTS, Compared, Part, both_live, compared, tables
+from tests.support.disturbance import undisturbed
 
 pytestmark = pytest.mark.exclusive
 

@@ -3,9 +3,9 @@ import pytest
 from kafka_throttle.pipeline.report.next_commands import next_commands
 from kafka_throttle.pipeline.report.page import page_of
 from kafka_throttle.pipeline.report.views import named, tables_of
-from tests.browser import chromium
 from tests.pipeline.spools import MONDAY_MS
 from tests.pipeline.test_report_page import findings
+from tests.support.browser import chromium
 
 
 @pytest.mark.nightly

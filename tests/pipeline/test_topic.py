@@ -31,8 +31,8 @@ from tests.integration.certified import Certificates
 from tests.integration.proxy_process import ROOT, ProxyProcess
 from tests.pipeline.killed import kill
 from tests.pipeline.spools import Fleet, records, write_spool
-from tests.timeouts import TIMEOUT_S
-from tests.topic_messages import line_in, row_in
+from tests.support.timeouts import TIMEOUT_S
+from tests.support.topic_messages import line_in, row_in
 
 PARTITIONS = 3
 WRITER = Writer("usage", "proxy-1", Fleet().epoch)

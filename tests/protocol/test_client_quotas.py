@@ -19,9 +19,9 @@ from kafka_throttle.protocol.messages.client_quotas import (
     describe_refusal,
     read_describe_request,
 )
-from tests.message_vectors import KAFKA_VERSIONS, message_vectors
-from tests.quota_frames import alter_request, altered, array, describe_request, described, text
-from tests.whole_messages import describe_response, read_alter_request
+from tests.support.message_vectors import KAFKA_VERSIONS, message_vectors
+from tests.support.quota_frames import alter_request, altered, array, describe_request, described, text
+from tests.support.whole_messages import describe_response, read_alter_request
 
 every_kafka = pytest.mark.parametrize("kafka_version", KAFKA_VERSIONS)
 
@@ -78,7 +78,7 @@ def test_responses_to_describe_are_written_as_kafka_does(kafka_version):
 
 
 def _described_in_order(frame, version):
-    from tests.quota_frames import _Response
+    from tests.support.quota_frames import _Response
 
     response = _Response(frame, version)
     return response.reader.int16(), response.text(), response.array(response.described)

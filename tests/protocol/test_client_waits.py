@@ -6,7 +6,7 @@ import pytest
 
 from kafka_throttle.protocol.api_table import APIS
 from kafka_throttle.protocol.messages.client_waits import CLIENT_WAITS_SINCE, client_waits
-from tests.java_program import java_program
+from tests.support.java_program import java_program
 
 
 @pytest.mark.parametrize("kafka_version", ["3.9.2", "4.3.1"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_throttle.protocol.identity.sasl_names import MAX_TOKEN_BYTES, claimed_names
-from tests.sasl_frames import msk_token, oauthbearer, plain
+from tests.support.sasl_frames import msk_token, oauthbearer, plain
 
 KEY = "ASIAIOSFODNN7EXAMPLE"
 SCOPE = "20261128/eu-west-1/kafka-cluster/aws4_request"

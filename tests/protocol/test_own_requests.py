@@ -53,7 +53,7 @@ from kafka_throttle.protocol.messages.topic_log import (
 )
 from kafka_throttle.protocol.own_requests import CLIENT_ID, OwnRequest
 from kafka_throttle.proxy.relay.request import read_request
-from tests.message_vectors import KAFKA_VERSIONS, message_vectors
+from tests.support.message_vectors import KAFKA_VERSIONS, message_vectors
 
 OPERATIONS = (Operation("producer_byte_rate", 5.5, False), Operation("request_percentage", 0.0, True))
 ALTERATIONS = [

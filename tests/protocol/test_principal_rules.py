@@ -17,7 +17,7 @@ from kafka_throttle.protocol.identity.distinguished_names import (
 )
 from kafka_throttle.protocol.identity.java_patterns import UnsupportedPattern, java_pattern
 from kafka_throttle.protocol.identity.principal_rules import InvalidPrincipalRules, NoPrincipalRule, principal_rules
-from tests.java_program import java_program
+from tests.support.java_program import java_program
 
 UTF8, NUMERIC, PRINTABLE, T61, IA5, VISIBLE, GENERAL, UNIVERSAL, BMP = 12, 18, 19, 20, 22, 26, 27, 28, 30
 TAGS = (UTF8, NUMERIC, PRINTABLE, T61, IA5, VISIBLE, GENERAL, UNIVERSAL, BMP)

@@ -21,8 +21,8 @@ from kafka_throttle.protocol.messages.sasl import (
     read_handshake_response,
 )
 from kafka_throttle.proxy.relay.request import read_request
-from tests.message_vectors import KAFKA_VERSIONS, message_vectors
-from tests.sasl_frames import (
+from tests.support.message_vectors import KAFKA_VERSIONS, message_vectors
+from tests.support.sasl_frames import (
     authenticate,
     authenticated,
     handshake,

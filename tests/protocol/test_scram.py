@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_throttle.protocol.identity.scram import HASHES, MAX_ITERATIONS, ScramClient, ScramFailed
-from tests.sasl_frames import FIRST, NONCE, PROOF, VERIFIER
+from tests.support.sasl_frames import FIRST, NONCE, PROOF, VERIFIER
 
 
 def client(mechanism="SCRAM-SHA-256", username="user", password="pencil", nonce=NONCE):

@@ -20,8 +20,8 @@ from kafka_throttle.protocol.messages.topic_mutations import (
     refusal,
 )
 from kafka_throttle.protocol.splices import Splice, splice_frame
-from tests.message_vectors import KAFKA_VERSIONS, message_vectors
-from tests.topic_frames import (
+from tests.support.message_vectors import KAFKA_VERSIONS, message_vectors
+from tests.support.topic_frames import (
     create_partitions,
     create_topics,
     created,
@@ -32,7 +32,7 @@ from tests.topic_frames import (
     mutated,
     new_topic,
 )
-from tests.whole_messages import matched, merged, read_mutation_request, read_mutation_response, without
+from tests.support.whole_messages import matched, merged, read_mutation_request, read_mutation_response, without
 
 every_kafka = pytest.mark.parametrize("kafka_version", KAFKA_VERSIONS)
 

@@ -15,8 +15,8 @@ from kafka_throttle.protocol.messages.topic_partitions import (
     partitions_by_name_request,
     read_topic_partitions,
 )
-from tests.message_vectors import KAFKA_VERSIONS, message_vectors
-from tests.topic_frames import metadata_by_id, metadata_by_name
+from tests.support.message_vectors import KAFKA_VERSIONS, message_vectors
+from tests.support.topic_frames import metadata_by_id, metadata_by_name
 
 every_kafka = pytest.mark.parametrize("kafka_version", KAFKA_VERSIONS)
 VERSIONS = (BY_NAME_VERSION, BY_ID_VERSION)

@@ -12,7 +12,7 @@ from typing import Any, Self
 from confluent_kafka import Consumer, Producer
 
 from kafka_throttle.protocol.primitives import compact_string, int16, int32, string
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 STORM_ADDRESS = "127.0.0.9"
 _RESET = struct.pack("ii", 1, 0)

@@ -20,9 +20,9 @@ from kafka_throttle.quotas.records.usage_record import (
     line_of,
     read_line,
 )
-from tests.java_program import java_program
 from tests.quotas.test_usage_record import rows
-from tests.topic_messages import line_in, row_in
+from tests.support.java_program import java_program
+from tests.support.topic_messages import line_in, row_in
 
 MOST_BYTES = 900_000
 JSON_TYPES = {"int32": int, "int64": int, "double": (int, float), "string": str}

@@ -35,7 +35,7 @@ from kafka_throttle.quotas.sources.znodes import (
     text_of,
     written,
 )
-from tests.java_program import java_program
+from tests.support.java_program import java_program
 
 ALICE = Entity(user="alice")
 PRODUCE, FETCH, REQUEST = (QuotaKey(t) for t in (QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.REQUEST))

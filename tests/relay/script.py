@@ -30,7 +30,7 @@ from kafka_throttle.quotas.entities import Entity, QuotaType
 from kafka_throttle.quotas.quota_table import QuotaTable
 from kafka_throttle.quotas.request_costs import RequestCosts
 from kafka_throttle.quotas.sensors.windowed_rate import Sensors
-from tests.whole_messages import finish
+from tests.support.whole_messages import finish
 
 Quotas = Mapping[Entity, Mapping[QuotaType, float]]
 

@@ -11,10 +11,10 @@ from kafka_throttle.proxy.relay.actions import CloseReason, Decision, DecisionKi
 from kafka_throttle.proxy.side import Side
 from kafka_throttle.quotas.changes import Alteration, Limit
 from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
-from tests.quota_frames import alter_request, altered, correlation_id, describe_request, described
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, NOW_US, Script, quota_manager_with
-from tests.whole_messages import finish
+from tests.support.quota_frames import alter_request, altered, correlation_id, describe_request, described
+from tests.support.whole_messages import finish
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 ETL = (("client-id", "etl"),)

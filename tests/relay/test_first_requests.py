@@ -12,7 +12,7 @@ from kafka_throttle.quotas.quota_table import QuotaTable
 from kafka_throttle.quotas.request_costs import Cost, RequestCosts
 from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script, manager_of, us
-from tests.topic_frames import create_topics, new_topic
+from tests.support.topic_frames import create_topics, new_topic
 
 CAP_MS = 20_000
 UNKNOWN = request(API_VERSIONS, 99, b"\1\1\0", corr=1, tags=True)

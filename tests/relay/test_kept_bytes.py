@@ -4,9 +4,9 @@ import pytest
 
 from kafka_throttle.proxy.relay.actions import Decision, RelayLimits
 from kafka_throttle.proxy.side import Side
-from tests.quota_frames import describe_request
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_US, Script, quota_manager_with
+from tests.support.quota_frames import describe_request
 
 LIMITS = RelayLimits(max_kept_bytes=100_000)
 RESPONSE = bytes(30_000)

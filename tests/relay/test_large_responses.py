@@ -32,9 +32,9 @@ from kafka_throttle.proxy.decisions.decide import decide
 from kafka_throttle.proxy.relay.actions import CloseReason, RelayLimits
 from kafka_throttle.proxy.relay.plans import PLANS, ResponseKind, walk_response
 from kafka_throttle.proxy.side import Side
-from tests.message_vectors import message_vectors
 from tests.relay.frames import frame, heartbeat, heartbeaten
 from tests.relay.script import NOW_MS, Script
+from tests.support.message_vectors import message_vectors
 
 HOST = b"inside.example"
 THROTTLE_MS = 20_000

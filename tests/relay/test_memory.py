@@ -13,8 +13,8 @@ from kafka_throttle.proxy.side import Side
 from kafka_throttle.quotas.entities import Entity, QuotaType
 from kafka_throttle.quotas.fair_queue import Whose
 from tests.relay.script import NOW_US, Script, manager_of
-from tests.sasl_frames import authenticate, log_in
-from tests.topic_frames import delete_topics, metadata_by_name
+from tests.support.sasl_frames import authenticate, log_in
+from tests.support.topic_frames import delete_topics, metadata_by_name
 
 MIB = 1 << 20
 ALL_AT_ONCE = MEMORY_BYTES // 2 // (2 * MIB)

@@ -21,7 +21,7 @@ from kafka_throttle.quotas.entities import Entity, QuotaType
 from kafka_throttle.quotas.quota_table import QuotaTable
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, NOW_US, FixedNodes, Script, manager_of
-from tests.topic_frames import (
+from tests.support.topic_frames import (
     create_partitions,
     create_topics,
     created,
@@ -34,7 +34,7 @@ from tests.topic_frames import (
     mutated,
     new_topic,
 )
-from tests.whole_messages import finish, read_mutation_response
+from tests.support.whole_messages import finish, read_mutation_response
 
 MUTATION = QuotaType.CONTROLLER_MUTATION
 ID_A, ID_B = b"id-of-a-topic...", b"id-of-another..."

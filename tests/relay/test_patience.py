@@ -12,7 +12,7 @@ from kafka_throttle.proxy.relay.connection_timeouts import ConnectionTimeouts, T
 from kafka_throttle.proxy.side import Side
 from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script, quota_manager_with
-from tests.sasl_frames import authenticate, log_in
+from tests.support.sasl_frames import authenticate, log_in
 
 TIME_OUTS = TimeOuts(first_byte_ms=5_000, request_ms=10_000, idle_ms=30_000, unread_ms=20_000)
 STEP_MS = 1_000

@@ -14,9 +14,9 @@ from kafka_throttle.proxy.relay.repeated_requests import RepeatPattern
 from kafka_throttle.proxy.side import Side
 from kafka_throttle.proxy.upstream.topology import ListenerPorts, NodeDirectory
 from kafka_throttle.quotas.entities import QuotaType
-from tests.quota_frames import describe_request
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, NOW_US, Script, quota_manager_with, table_with
+from tests.support.quota_frames import describe_request
 
 
 def test_nothing_is_opened_for_a_client_that_has_sent_no_whole_header(make_relay):

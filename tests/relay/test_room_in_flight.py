@@ -14,7 +14,7 @@ from kafka_throttle.quotas.quota_table import QuotaTable
 from kafka_throttle.quotas.request_costs import Cost, RequestCosts
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script, manager_of, us
-from tests.sasl_frames import handshake, handshaken, log_in
+from tests.support.sasl_frames import handshake, handshaken, log_in
 
 MODEL = {HEARTBEAT: Cost(50.0), PRODUCE: Cost(50.0), METADATA: Cost(50.0, 1.0), API_VERSIONS: Cost(50.0)}
 OF_A_BURST = 100

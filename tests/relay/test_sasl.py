@@ -16,10 +16,10 @@ from kafka_throttle.proxy.relay.relay import Relay
 from kafka_throttle.proxy.side import Side
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
 from kafka_throttle.quotas.quota_table import QuotaTable
-from tests.quota_frames import describe_request, described
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script, manager_of
-from tests.sasl_frames import (
+from tests.support.quota_frames import describe_request, described
+from tests.support.sasl_frames import (
     authenticate,
     authenticated,
     handshake,

@@ -3,9 +3,9 @@
 import pytest
 
 from kafka_throttle.proxy.side import Side
-from tests.quota_frames import alter_request
 from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, Script, quota_manager_with
+from tests.support.quota_frames import alter_request
 
 ETL = (("client-id", "etl"),)
 

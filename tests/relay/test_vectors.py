@@ -25,9 +25,9 @@ from kafka_throttle.quotas.client_quotas import ClientQuotaManager
 from kafka_throttle.quotas.entities import Entity, QuotaType
 from kafka_throttle.quotas.quota_table import QuotaTable
 from kafka_throttle.quotas.sensors.windowed_rate import Sensors
-from tests.message_vectors import CEILING_BYTES, KAFKA_VERSIONS, LONG_HOST, THROTTLE_MS, Vector, message_vectors
 from tests.relay.frames import heartbeat, heartbeaten
 from tests.relay.script import NOW_MS, FixedNodes, Script, quota_manager_with
+from tests.support.message_vectors import CEILING_BYTES, KAFKA_VERSIONS, LONG_HOST, THROTTLE_MS, Vector, message_vectors
 
 A_FEW = 300
 BYTE_BY_BYTE = 50

@@ -9,11 +9,11 @@ from kafka_throttle.proxy.relay.actions import CloseReason
 from kafka_throttle.proxy.side import Side
 from kafka_throttle.quotas.entities import Entity, QuotaType
 from kafka_throttle.quotas.quota_table import QuotaTable
-from tests.quota_frames import describe_request
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, NOW_US, Script, manager_of, quota_manager_with
-from tests.sasl_frames import authenticate, authenticated, log_in
-from tests.topic_frames import create_topics, new_topic
+from tests.support.quota_frames import describe_request
+from tests.support.sasl_frames import authenticate, authenticated, log_in
+from tests.support.topic_frames import create_topics, new_topic
 
 LARGE = authenticate(bytes(MAX_SASL_BYTES - 100))
 

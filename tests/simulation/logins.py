@@ -5,9 +5,9 @@ from struct import pack
 
 from kafka_throttle.protocol.api_key import SASL_AUTHENTICATE as AUTHENTICATE
 from kafka_throttle.protocol.api_key import SASL_HANDSHAKE as HANDSHAKE
-from tests.sasl_frames import jwt, oauthbearer, plain, scram_first
 from tests.simulation import wire
 from tests.simulation.plan import RequestPlan, ResponsePlan, TokenPlan
+from tests.support.sasl_frames import jwt, oauthbearer, plain, scram_first
 
 _UNSUPPORTED_MECHANISM, _ILLEGAL_STATE, _FAILED = 33, 34, 58
 _SCRAM = "SCRAM-SHA-256"

@@ -8,10 +8,10 @@ from kafka_throttle.proxy.decisions.steps import QuotaAlteration
 from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable, tables_of
 from kafka_throttle.quotas.client_quotas import ClientQuotaManager
 from kafka_throttle.quotas.entities import DEFAULT, Entity, Name, QuotaKey, QuotaType
-from tests import quota_frames
 from tests.simulation.oracle import Violation
 from tests.simulation.plan import EntryPlan, FilterPlan, QuotaPlan, RequestPlan
 from tests.simulation.wire import count, text
+from tests.support import quota_frames
 
 _EXACT, _DEFAULT = 0, 1
 _NOT_AUTHORISED, _INVALID, _REFUSED, _UNAVAILABLE = 31, 42, 44, 7

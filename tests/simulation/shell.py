@@ -32,7 +32,7 @@ from tests.simulation.model import HELD_BYTES, Model
 from tests.simulation.network import READ_BYTES, Events, Link, Stream
 from tests.simulation.oracle import Violation
 from tests.simulation.wire import Surroundings
-from tests.whole_messages import finish
+from tests.support.whole_messages import finish
 
 RunAlteration = Callable[["Shell", DecisionRequest, QuotaAlteration], None]
 """Has the alterations written, and calls the shell when that is done, also if its client has gone."""

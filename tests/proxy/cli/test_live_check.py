@@ -21,10 +21,10 @@ from kafka_throttle.proxy.cli.node_check import ClientFault, reach
 from kafka_throttle.proxy.config.kinds import HostPort
 from kafka_throttle.proxy.config.load import config_of
 from kafka_throttle.proxy.config.settings import ListenerConfig, UpstreamConfig
-from tests.certificates import Authority, server_context
 from tests.quotas.sources.test_cluster_faults import WANTS_SASL, Listener
 from tests.quotas.sources.test_cluster_nodes import metadata
-from tests.timeouts import TIMEOUT_S
+from tests.support.certificates import Authority, server_context
+from tests.support.timeouts import TIMEOUT_S
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from kafka_throttle.proxy.config.load import config_of
 from kafka_throttle.proxy.config.problems import ConfigErrors
 from kafka_throttle.proxy.config.reload import changes_needing_restart
 from kafka_throttle.proxy.config.warnings import warnings_of
-from tests.certificates import Authority
 from tests.proxy.config.test_config import LISTENER, MINIMAL
+from tests.support.certificates import Authority
 
 
 def with_tls(upstream=None, **listener):

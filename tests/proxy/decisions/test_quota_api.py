@@ -13,8 +13,16 @@ from kafka_throttle.proxy.side import Side
 from kafka_throttle.quotas import entities
 from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
 from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
-from tests.quota_frames import ALTER, DESCRIBE, alter_request, altered, correlation_id, describe_request, described
-from tests.whole_messages import finish, read_alter_request
+from tests.support.quota_frames import (
+    ALTER,
+    DESCRIBE,
+    alter_request,
+    altered,
+    correlation_id,
+    describe_request,
+    described,
+)
+from tests.support.whole_messages import finish, read_alter_request
 
 PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
 CONNECTION, MUTATION = QuotaKey(QuotaType.CONNECTION), QuotaKey(QuotaType.CONTROLLER_MUTATION)

@@ -3,7 +3,7 @@
 import asyncio
 
 from kafka_throttle.proxy.net.deadlines import Deadlines
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 async def test_waits_that_are_too_long_end_in_turn_and_cancelled_ones_do_not():

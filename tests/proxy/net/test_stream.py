@@ -14,7 +14,7 @@ from kafka_throttle.proxy.net.swept_poller import new_poller
 from kafka_throttle.proxy.side import Side
 from kafka_throttle.quotas.byte_caps import ByteCap, Turnstile
 from kafka_throttle.quotas.fair_queue import Whose
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 HIGH_WATER_BYTES = 64 * 1024
 

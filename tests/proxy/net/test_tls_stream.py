@@ -16,9 +16,9 @@ from kafka_throttle.proxy.net.tls_socket import TlsSocket
 from kafka_throttle.proxy.net.tls_stream import TlsStream
 from kafka_throttle.proxy.side import Side
 from kafka_throttle.quotas.byte_caps import Turnstile
-from tests.certificates import Authority, client_context, server_context
 from tests.proxy.net.test_stream import HIGH_WATER_BYTES, StreamListener, cap, now_ms
-from tests.timeouts import TIMEOUT_S
+from tests.support.certificates import Authority, client_context, server_context
+from tests.support.timeouts import TIMEOUT_S
 
 
 @pytest.fixture(scope="module")

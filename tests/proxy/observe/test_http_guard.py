@@ -20,7 +20,7 @@ from kafka_throttle.proxy.observe.http_listener import HttpListener
 from kafka_throttle.proxy.observe.http_refusals import Refusal
 from kafka_throttle.proxy.observe.metrics import Metrics
 from kafka_throttle.proxy.observe.metrics_site import MetricsSite
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 READ_TOKEN, WRITE_TOKEN = "a-token-that-may-read", "a-token-that-may-write"
 READER, WRITER = Account(Right.READ, READ_TOKEN), Account(Right.WRITE, WRITE_TOKEN)

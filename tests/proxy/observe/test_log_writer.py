@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kafka_throttle.proxy.observe.log_writer import LogWriter
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[3]
 LINE = b"x" * 99 + b"\n"

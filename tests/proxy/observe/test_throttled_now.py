@@ -39,7 +39,7 @@ from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
 from tests.fakes.http import admin_listener
 from tests.relay.frames import produce, produced
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 CLIENTS = 26
 NODE_ID = 1

@@ -13,7 +13,7 @@ from kafka_throttle.proxy.clock import SystemClock
 from kafka_throttle.proxy.config.load import load_config
 from kafka_throttle.proxy.observe.metrics import Metrics
 from kafka_throttle.proxy.server.config_watch import ConfigWatch
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 @pytest.fixture

@@ -36,12 +36,12 @@ from kafka_throttle.quotas.fair_queue import Whose, entity_of
 from kafka_throttle.quotas.quota_table import QuotaTable
 from tests.fakes.clock import FakeClock
 from tests.fakes.stream import FakeStream
-from tests.quota_frames import alter_request, altered, describe_request, described
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import FixedNodes, quota_manager_with
-from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
-from tests.timeouts import TIMEOUT_S
-from tests.topic_frames import create_topics, created, metadata_by_name, mutated, new_topic
+from tests.support.quota_frames import alter_request, altered, describe_request, described
+from tests.support.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
+from tests.support.timeouts import TIMEOUT_S
+from tests.support.topic_frames import create_topics, created, metadata_by_name, mutated, new_topic
 
 pytestmark = pytest.mark.pure
 """A compiled connection takes no double of a stream."""

@@ -21,8 +21,8 @@ from kafka_throttle.proxy.config.load import load_config
 from kafka_throttle.proxy.config.settings import LimitsConfig
 from kafka_throttle.proxy.server import certificate_watcher
 from kafka_throttle.proxy.server.service import Service
-from tests.certificates import Authority, client_context
-from tests.timeouts import TIMEOUT_S
+from tests.support.certificates import Authority, client_context
+from tests.support.timeouts import TIMEOUT_S
 
 READ_TOKEN, WRITE_TOKEN, NEW_TOKEN = "a-token-that-may-read", "a-token-that-may-write", "a-token-after-a-reload"
 

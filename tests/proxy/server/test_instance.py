@@ -17,7 +17,7 @@ from kafka_throttle.proxy.server import instance as instances
 from kafka_throttle.proxy.server.connection import Connection
 from kafka_throttle.proxy.server.instance import Instance
 from kafka_throttle.proxy.server.passed_sockets import PassedSockets
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 @pytest.fixture

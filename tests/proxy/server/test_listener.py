@@ -30,7 +30,7 @@ from kafka_throttle.quotas.connection_quotas import AddressLimits, ConnectionLim
 from tests.fakes.clock import FakeClock
 from tests.relay.frames import heartbeat, heartbeaten
 from tests.relay.script import quota_manager_with
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 STORM, GOOD = "127.0.1.1", "127.0.1.2"
 

@@ -21,7 +21,7 @@ from kafka_throttle.quotas.sources import file
 from kafka_throttle.quotas.sources.file import FileSource
 from kafka_throttle.quotas.sources.overlay import Entry
 from tests.fakes.clock import FakeClock
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 EVERYBODY = Entity(client_id=DEFAULT)

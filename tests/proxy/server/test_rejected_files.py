@@ -13,10 +13,10 @@ from kafka_throttle.proxy.config.load import load_config
 from kafka_throttle.proxy.observe.metrics import Metrics
 from kafka_throttle.proxy.server import config_watch
 from kafka_throttle.proxy.server.config_watch import ConfigWatch
-from tests.certificates import Authority
 from tests.fakes.clock import FakeClock
 from tests.proxy.config.test_config import MINIMAL
-from tests.timeouts import TIMEOUT_S
+from tests.support.certificates import Authority
+from tests.support.timeouts import TIMEOUT_S
 
 
 class Watched:

@@ -5,7 +5,7 @@ import pytest
 from kafka_throttle.proxy.config.settings import ListenerTlsConfig, UpstreamTlsConfig
 from kafka_throttle.proxy.server.rejection import Rejection
 from kafka_throttle.proxy.server.tls_material import CertificateFiles
-from tests.certificates import Authority
+from tests.support.certificates import Authority
 
 
 def test_files_that_nothing_is_wrong_with_are_not_read_again():

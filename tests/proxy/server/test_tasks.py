@@ -4,7 +4,7 @@ import structlog
 
 from kafka_throttle.common.duties import failures
 from kafka_throttle.proxy.server.tasks import Tasks
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 async def test_a_task_that_has_ended_is_kept_no_longer():

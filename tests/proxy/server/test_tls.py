@@ -32,10 +32,10 @@ from kafka_throttle.proxy.server.tls_material import certify, tls_sections
 from kafka_throttle.proxy.server.virtual_cluster import VirtualCluster
 from kafka_throttle.proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, NodeDirectory
 from kafka_throttle.quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
-from tests.certificates import Authority, client_context, server_context
 from tests.fakes.clock import FakeClock
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
-from tests.timeouts import TIMEOUT_S
+from tests.support.certificates import Authority, client_context, server_context
+from tests.support.timeouts import TIMEOUT_S
 
 OVER = datetime.timedelta(days=-1)
 ETL = ((NameOID.ORGANIZATION_NAME, "Acme"), (NameOID.COMMON_NAME, "etl"))

@@ -10,7 +10,7 @@ from kafka_throttle.proxy.config.settings import ListenerTlsConfig, UpstreamTlsC
 from kafka_throttle.proxy.server.tls_material import certify
 from kafka_throttle.proxy.usage.kafka_topic import KafkaTopic
 from kafka_throttle.quotas.sources.cluster_connection import Credentials
-from tests.certificates import Authority, server_context
+from tests.support.certificates import Authority, server_context
 
 HOST = "localhost"
 _TURNS = 4

@@ -27,11 +27,11 @@ from kafka_throttle.quotas.changes import SourceUnavailable
 from kafka_throttle.quotas.fair_queue import Whose
 from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, mark_of
 from kafka_throttle.quotas.sources.cluster_faults import ConnectionFault, Fault
-from tests.certificates import Authority, server_context
-from tests.deaf import deaf_address
 from tests.fakes.clock import FakeClock
 from tests.fakes.listener import Listener, text
-from tests.timeouts import TIMEOUT_S
+from tests.support.certificates import Authority, server_context
+from tests.support.deaf import deaf_address
+from tests.support.timeouts import TIMEOUT_S
 
 NOT_HERE = "192.0.2.1"
 

@@ -18,7 +18,7 @@ from kafka_throttle.proxy.usage.spool_file import FILE_LOST, SpoolFile, salvage
 from kafka_throttle.quotas.records.usage_record import USAGE, Header, UsageRecord, file_name
 from tests.proxy.usage.failing_disk import STEPS, FailingDisk
 from tests.proxy.usage.test_spool import EPOCH, complete, end_of, records, rows_of, spool_in
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 RECORDS = 150
 A_BATCH = 10

@@ -9,7 +9,7 @@ from kafka_throttle.protocol.messages.client_quotas import all_quotas_request
 from kafka_throttle.protocol.messages.metadata import nodes_request
 from kafka_throttle.quotas.sources.cluster_conversation import Conversation, SaslLogin
 from kafka_throttle.quotas.sources.cluster_faults import NodeRefuses
-from tests.sasl_frames import FIRST, NONCE, PROOF, VERIFIER
+from tests.support.sasl_frames import FIRST, NONCE, PROOF, VERIFIER
 
 OFFERS = {3: (0, 12), 17: (0, 1), 18: (0, 4), 36: (0, 1)}
 TAKEN = pack(">hi", 0, 0)

@@ -19,9 +19,9 @@ from kafka_throttle.quotas.sources.cluster_faults import (
     PROTOCOL,
     ConnectionFault,
 )
-from tests.certificates import Authority, server_context
 from tests.fakes.listener import Listener, text
-from tests.timeouts import TIMEOUT_S
+from tests.support.certificates import Authority, server_context
+from tests.support.timeouts import TIMEOUT_S
 
 TLS_HANDSHAKE = b"\x16"
 AS_PROXY = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "proxy", "sasl_plain_password": "opensesame"}

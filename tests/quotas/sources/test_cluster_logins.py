@@ -15,7 +15,7 @@ from kafka_throttle.quotas.sources import cluster_connection
 from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, Credentials
 from kafka_throttle.quotas.sources.cluster_faults import LOGIN, TOKEN_ENDPOINT, ConnectionFault
 from tests.fakes.listener import Listener, text
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 NODES = pack(">i", 1) + pack(">i", 7) + text(b"kafka") + pack(">ihii", 9092, -1, 7, 0)
 

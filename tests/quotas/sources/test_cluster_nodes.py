@@ -11,7 +11,7 @@ from kafka_throttle.quotas.changes import SourceUnavailable
 from kafka_throttle.quotas.sources.cluster_connection import ClusterClient, Credentials
 from kafka_throttle.quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by
 from tests.quotas.sources.test_cluster_faults import Listener, text
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 ME = Credentials()
 METADATA = pack(">h", 3)

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from kafka_throttle.quotas.sources.cluster_stream import opened
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 def reset(peer):

@@ -12,8 +12,8 @@ from kafka_throttle.quotas.sources.topic import TopicSettings, TopicSource
 from kafka_throttle.quotas.sources.topic_table import key_of, records_of
 from tests.fakes.kafka_topic import GOOD, FakeTopic, FakeTopicCluster
 from tests.quotas.sources.test_upstream import Changes
-from tests.timeouts import TIMEOUT_S
-from tests.unreadable_batches import compressed_batch, gzip_batch, nonsense_batch
+from tests.support.timeouts import TIMEOUT_S
+from tests.support.unreadable_batches import compressed_batch, gzip_batch, nonsense_batch
 
 PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
 SHADOW = QuotaKey(QuotaType.PRODUCE, shadow=True)

@@ -11,7 +11,7 @@ from kafka_throttle.quotas.changes import NO_QUOTAS, Alteration, Limit, followin
 from kafka_throttle.quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, Scope
 from kafka_throttle.quotas.sources.topic_records import Record, UnreadableBatch, batch_of, records_in
 from kafka_throttle.quotas.sources.topic_table import MAX_RECORD_BYTES, MOST_LISTED, TopicTable, key_of, records_of
-from tests.unreadable_batches import compressed_batch, gzip_batch, nonsense_batch
+from tests.support.unreadable_batches import compressed_batch, gzip_batch, nonsense_batch
 
 PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
 SHADOW = QuotaKey(QuotaType.PRODUCE, shadow=True)

@@ -7,7 +7,7 @@ import pytest
 from kafka_throttle.proxy.observe.page.live import Live, Sections, Stream, event_of
 from kafka_throttle.proxy.observe.page.rendering import Rendering, static_files
 from kafka_throttle.proxy.observe.page.sections import SECTIONS, Page
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from kafka_throttle.quotas.shares.division import Claim
 from kafka_throttle.quotas.shares.member import Explained, Why
 from tests.fakes.http import admin_listener
 from tests.proxy.observe.page.shown import NODE, PRODUCE, QUOTAS, Cluster, Shown
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 HOSTILE = "</script><img src=x onerror=alert(1)>'\"\u202e"
 

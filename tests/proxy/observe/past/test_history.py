@@ -25,7 +25,7 @@ from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from tests.proxy.observe.past.test_seconds import Cluster as Throttling
 from tests.proxy.observe.test_throttled_now import LIMIT, Proxy, respond
 from tests.relay.frames import produce
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 KEEP_S = 3_600
 EIGHT_MIB = 8 << 20

@@ -15,7 +15,7 @@ from kafka_throttle.quotas.shares.document import MAX_BYTES
 from kafka_throttle.quotas.sources.cluster_connection import Credentials
 from tests.fakes.kafka_topic import FakeTopic, FakeTopicCluster
 from tests.fakes.virtual_time import VirtualClock, run
-from tests.unreadable_batches import gzip_batch, nonsense_batch
+from tests.support.unreadable_batches import gzip_batch, nonsense_batch
 
 TOPIC = "claims"
 T_MS = 6_000

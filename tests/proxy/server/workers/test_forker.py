@@ -12,7 +12,7 @@ import pytest
 
 from kafka_throttle.proxy.server.workers import forker as forkers
 from kafka_throttle.proxy.server.workers.forker import Forker
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 class ForkingProcess:

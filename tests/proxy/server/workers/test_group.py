@@ -20,7 +20,7 @@ from kafka_throttle.proxy.server.workers.link import Link
 from kafka_throttle.proxy.server.workers.supervisor import Supervisor
 from kafka_throttle.proxy.server.workers.worker import Beginning, WorkerProcess
 from tests.fakes.clock import FakeClock
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 OLD, NEW = "old", "new"
 """Configurations: the workers only compare them."""

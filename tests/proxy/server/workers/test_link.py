@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from kafka_throttle.proxy.server.workers.link import Link, LinkLost
-from tests.timeouts import TIMEOUT_S
+from tests.support.timeouts import TIMEOUT_S
 
 
 class Ends:

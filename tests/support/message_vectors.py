@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kafka_throttle.common.jars import cache_dir
-from tests.java_program import java_program, java_source
+from tests.support.java_program import java_program, java_source
 
 KAFKA_VERSIONS = ("4.3.1", "3.9.2")
 """Newest first: together they have every version of every API."""

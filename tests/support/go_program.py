@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kafka_throttle.common.jars import ToolMissing, cache_dir
 
-_GO = Path(__file__).parent / "go"
+_GO = Path(__file__).parents[1] / "go"
 _BUILD_S = 580
 
 

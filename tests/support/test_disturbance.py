@@ -1,4 +1,4 @@
-"""A process that stands still is noticed by who measures, and stopped and let go by `tests.stalls`."""
+"""A process that stands still is noticed by who measures, and stopped and let go by `tests.support.stalls`."""
 
 import os
 import random
@@ -10,10 +10,10 @@ import time
 import psutil
 import pytest
 
-from tests.disturbance import MOST_CORES, Disturbance, undisturbed
 from tests.integration.proxy_process import ROOT
-from tests.stalls import Stalls, go_on
-from tests.timeouts import TIMEOUT_S
+from tests.support.disturbance import MOST_CORES, Disturbance, undisturbed
+from tests.support.stalls import Stalls, go_on
+from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.exclusive
 
@@ -68,7 +68,7 @@ def test_what_is_disturbed_each_time_is_measured_three_times_and_said_to_be_so(s
 
 
 def test_a_process_is_stopped_for_a_while(sleeper, monkeypatch):
-    monkeypatch.setattr("tests.stalls._awake", lambda: [sleeper])  # other tests may have left a JVM
+    monkeypatch.setattr("tests.support.stalls._awake", lambda: [sleeper])  # other tests may have left a JVM
     stalls = Stalls(longest_s=1.0, every_s=1.0, dice=random.Random(1))
     stalls.step(100.0)
     until(lambda: sleeper.status() == psutil.STATUS_STOPPED)
@@ -87,7 +87,7 @@ def test_who_is_stopped_by_somebody_else_meanwhile_stays_stopped(sleeper):
 
 
 def test_the_commands_status_is_handed_on():
-    command = [sys.executable, "-m", "tests.stalls", "--longest", "0.1", "--every", "0.1", "--", "sh", "-c"]
+    command = [sys.executable, "-m", "tests.support.stalls", "--longest", "0.1", "--every", "0.1", "--", "sh", "-c"]
     done = subprocess.run([*command, "sleep 1; exit 3"], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 3
     assert "status 3" in done.stderr

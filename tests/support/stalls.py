@@ -1,6 +1,6 @@
 """Run a command while processes below it stand still at random moments, as they do on a busy or small machine.
 
-    python -m tests.stalls [--longest 2] [--every 1.5] [--seed 7] [--log FILE] -- python -m pytest -m "not nightly" ...
+    python -m tests.support.stalls [--longest 2] [--every 1.5] [--seed 7] [--log FILE] -- python -m tests.run
 
 Any process below may be stopped (SIGSTOP) for up to `--longest` seconds: pytest itself, clients, proxies, JVMs. A test
 that fails here fails, now and then, where the suite is run by a machine that has more to do; a suite that holds here
@@ -128,7 +128,7 @@ def _bury_orphans(command_pid: int) -> None:
 
 def main() -> None:
     """See above."""
-    parser = argparse.ArgumentParser(prog="python -m tests.stalls", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.support.stalls", description=__doc__.splitlines()[0])
     parser.add_argument("--longest", type=float, default=2.0, metavar="SECONDS", help="the longest stall")
     parser.add_argument("--every", type=float, default=1.5, metavar="SECONDS", help="the mean time between two stalls")
     parser.add_argument("--seed", type=int, default=None, help="of what is stopped and for how long")

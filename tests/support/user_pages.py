@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from ruamel.yaml import YAML
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = sorted(ROOT.glob("docs/*.md"))
-TABLE = Path(__file__).with_name("commands_of_user_pages.yaml")
+TABLE = ROOT / "tests/commands_of_user_pages.yaml"
 PROGRAMS = (
     *("buildah", "curl", "deploy/nightly.sh", "docker", "helm", "journalctl", "kafka-configs", "kafka-throttle"),
     *("kill", "kubectl", "make", "openssl", "pip", "podman", "python", "python3", "systemctl", "systemd-analyze"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kafka_throttle.common.jars import kafka_jars, need_program
 
-_FOLDER = Path(__file__).parent / "java"
+_FOLDER = Path(__file__).parents[1] / "java"
 
 
 def java_source(name: str) -> Path:

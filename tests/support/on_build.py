@@ -1,6 +1,6 @@
 """Runs one of the tools with the build of the deciding code that the environment asks for, and says which that is.
 
-KAFKA_THROTTLE_COMPILED=$(deploy/compiled.sh) python -m tests.on_build tests.simulation --seconds 600
+KAFKA_THROTTLE_COMPILED=$(deploy/compiled.sh) python -m tests.support.on_build tests.simulation --seconds 600
 """
 
 import runpy
