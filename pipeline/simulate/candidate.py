@@ -39,6 +39,7 @@ class _Quotas(Settings):
     state_file: Any = None
     zookeeper: Any = None
     topic: Any = None
+    poll_interval_ms: Any = None
     request_costs: Any = None
     instances: Any = None
     admin_users: Any = None

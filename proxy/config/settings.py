@@ -203,7 +203,7 @@ class UpstreamConfig(Settings):
     connect_timeout_ms: Annotated[int, Whole(100, 300_000)] = 10_000
     """The timeout for connecting to a node, TLS included, in milliseconds."""
 
-    metadata_refresh_s: ClassVar[int] = 30
+    metadata_refresh_s: Annotated[int, Whole(1, 3_600)] = 30
     """How often the proxy asks the cluster for its nodes, in seconds. A node that a response names and the
     proxy does not know is looked for at once."""
 
@@ -588,8 +588,8 @@ class QuotasConfig(Settings):
     topic: Annotated[str | None, TOPIC_NAME, RESTART] = None
     """The topic of source `topic`. Default: `__kafka_throttle_quotas_` and the virtual cluster's name."""
 
-    poll_interval_ms: ClassVar[int] = 2_000
-    """How often source `upstream` is read, in milliseconds: one request, which costs a node next to nothing."""
+    poll_interval_ms: Annotated[int, Whole(100, 3_600_000), RESTART] = 2_000
+    """How often source `upstream` is read, in milliseconds."""
 
     windows: Annotated[WindowsConfig, RESTART] = WindowsConfig()
     """The windows that use is measured in."""
@@ -936,9 +936,8 @@ class UsageConfig(Settings):
     """No file that is younger than this many seconds is deleted, however many there are: a reader that comes each hour
     finds all."""
 
-    queue_records: ClassVar[int] = 100_000
-    """The most records that wait for the disk; the others are dropped, counted, and recorded as a gap. One window of
-    all clients that are counted. With several workers, in each."""
+    queue_records: Annotated[int, Whole(1_000, 10_000_000)] = 100_000
+    """The most records that wait for the disk; the others are dropped, counted, and recorded as a gap."""
 
     GONE: ClassVar[Mapping[str, str]] = {"fsync": "files are always synced: remove it"}
 

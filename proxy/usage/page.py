@@ -69,7 +69,7 @@ All settings: [configuration.md](configuration.md). Metrics begin with `kafka_th
 
 A file appears when it is complete: `<stream>-<instance>-<epoch>-<number>.tsv`, mode 0600. Until then it has a hidden
 name. It is complete after `file_s` or at 64 MiB, and is on the disk by then. Writing never delays
-traffic: a thread writes, from a queue of 100,000 records. A failed write is tried again every second. Records that
+traffic: a thread writes, from a queue of `queue_records`. A failed write is tried again every second. Records that
 find no room in the queue are dropped, counted in `kafka_throttle_usage_records_dropped_total`, logged once for each
 episode, and reported by a `dropped` line when there is room again. While records cannot be written, `/readyz` has a
 remark that says why.

@@ -123,8 +123,8 @@ def test_nothing_fires_while_all_is_well(start, prometheus):
 
 @fires("NotReady", "ClusterUnreachable", "QuotaSourceDown", "QuotaSourceStale", "QuotaProblems", "NodeUnreachable")
 def test_a_node_that_stops(kafka, start, prometheus):
-    constants = {"UpstreamConfig.metadata_refresh_s": 1, "QuotasConfig.poll_interval_ms": 200}
-    proxy = start(upstream={"connect_timeout_ms": 1000}, source={"source": "upstream"}, constants=constants)
+    upstream = {"metadata_refresh_s": 1, "connect_timeout_ms": 1000}
+    proxy = start(upstream=upstream, source={"source": "upstream", "poll_interval_ms": 200})
     time.sleep(3)
     kafka.kill(1)
     try:
@@ -283,9 +283,8 @@ def produce_as_many(proxy, count):
 
 @fires("UsageWritesFail", "UsageRecordsLost", "HistoryNotWritten")
 def test_a_disk_that_takes_no_more(start, tmp_path, prometheus):
-    usage = {"directory": str(tmp_path / "usage"), "window_s": 1, "file_s": 1}
-    history = {"directory": str(tmp_path / "history")}
-    proxy = start(usage=usage, history=history, constants={"UsageConfig.queue_records": 1000})
+    usage = {"directory": str(tmp_path / "usage"), "window_s": 1, "file_s": 1, "queue_records": 1000}
+    proxy = start(usage=usage, history={"directory": str(tmp_path / "history")})
     time.sleep(2)
     resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (0, 0))
     produce_as_many(proxy, 2_500)

@@ -32,9 +32,8 @@ def test_the_proxy_starts_before_its_cluster_and_serves_when_that_comes():
     """The cluster's only node does not respond, as if it were gone, until it is started again."""
     with KafkaCluster(nodes=1, extra=lambda node_id: SOON_BELIEVED_DEAD) as cluster:
         cluster.kill(1)
-        settings = {"upstream": {"connect_timeout_ms": 2000}, "source": {"source": "upstream"}}
-        soon = {"UpstreamConfig.metadata_refresh_s": 1}
-        with ProxyProcess(cluster, ready=False, constants=soon, **settings) as proxy:
+        upstream = {"connect_timeout_ms": 2000, "metadata_refresh_s": 1}
+        with ProxyProcess(cluster, ready=False, upstream=upstream, source={"source": "upstream"}) as proxy:
             proxy.wait_for(lambda: proxy.events("cluster_unreachable"), 10, "word of the cluster")
             status, body = proxy.get("readyz")
             unknown, unreachable = sorted(json.loads(body)["reasons"])

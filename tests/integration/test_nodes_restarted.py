@@ -95,8 +95,8 @@ def test_while_nodes_are_restarted_one_by_one_the_proxy_is_ready_and_refuses_no_
     """Each node is away long enough for a look at the cluster to find it so."""
     kafka, topic = newest_kafka, f"restarted-{end}"
     with ExitStack() as stack:
-        often = {"UpstreamConfig.metadata_refresh_s": 2}
-        proxy = stack.enter_context(ProxyProcess("{}:{}".format(*kafka.address(1)), constants=often))
+        upstream = {"metadata_refresh_s": 2}
+        proxy = stack.enter_context(ProxyProcess("{}:{}".format(*kafka.address(1)), upstream=upstream))
         make_topic(proxy.bootstrap, topic, PARTITIONS)
         library = library_of("confluent-kafka", proxy.bootstrap)
         writer, reader = Writer(library, topic), Reader(library, topic)

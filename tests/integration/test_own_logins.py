@@ -196,9 +196,8 @@ def settings_with(admin, cluster, listener, tmp_path):
     admin = {"security_protocol": "SASL_PLAINTEXT", **admin}
     servers = [cluster.bootstrap(listener)]
     return {
-        "upstream": {"admin": admin},
-        "source": {"source": "upstream"},
-        "constants": {"UpstreamConfig.metadata_refresh_s": 1, "QuotasConfig.poll_interval_ms": 500},
+        "upstream": {"admin": admin, "metadata_refresh_s": 1},
+        "source": {"source": "upstream", "poll_interval_ms": 500},
         "fleet": {"topic": f"claims-{listener.lower()}", "session_timeout_ms": 6_000},
         "usage": {
             "directory": str(tmp_path / "spool"),

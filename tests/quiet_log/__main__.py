@@ -53,7 +53,7 @@ def run(seconds: float) -> tuple[list[Line], Timeline]:
     with ExitStack() as stack:
         cluster = stack.enter_context(KafkaCluster("4.3.1", "kraft", 3, heap="320m"))
         make_topic(cluster.bootstrap_servers, TOPIC, 3)
-        proxy = ProxyProcess(cluster, quotas, constants={"UpstreamConfig.metadata_refresh_s": 5})
+        proxy = ProxyProcess(cluster, quotas, upstream={"metadata_refresh_s": 5})
         with proxy:
             timeline = _go_on(proxy, cluster, seconds)
         return proxy.log(), timeline

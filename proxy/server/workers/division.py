@@ -41,6 +41,7 @@ def config_of_worker(config: Config, number: int, workers: int) -> Config:
                 update={
                     "instance": f"{usage.instance or own_name()}.{number}",
                     "total_mib": max(part(usage.total_mib), 1),
+                    "queue_records": part(usage.queue_records),
                 }
             ),
         }

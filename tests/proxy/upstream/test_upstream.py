@@ -297,7 +297,7 @@ async def test_when_a_look_of_its_own_comes_as_a_client_clients_go_no_further_un
         return [MetadataNode(1, "127.0.0.1", node.port)]
 
     monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.nodes_named_by", nodes_named_by)
-    node.upstream.reconfigure(node.config(default_partitions=1))
+    node.upstream.reconfigure(node.config(default_partitions=1, metadata_refresh_s=3600))
     assert await node.upstream.discovery._learn()
     asker, _ = open_(node, BOOTSTRAP_NODE_ID)
     (await asker.reported()).socket.close()
@@ -322,8 +322,7 @@ async def test_after_a_way_back_the_cluster_is_looked_at_soon(node, monkeypatch)
 
     monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.nodes_named_by", nodes_named_by)
     monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery._FIRST_RETRY_S", 0)
-    monkeypatch.setattr(UpstreamConfig, "metadata_refresh_s", 3600)
-    node.upstream.reconfigure(node.config(default_partitions=1))
+    node.upstream.reconfigure(node.config(default_partitions=1, metadata_refresh_s=3600))
     learning = asyncio.create_task(node.upstream.discovery.keep_learning())
     await asyncio.wait_for(looks.get(), TIMEOUT_S)
     await comes_back(node, BOOTSTRAP_NODE_ID).reported()
@@ -374,7 +373,7 @@ async def test_a_node_whose_address_led_back_is_a_node_again_once_it_responds_th
 
     monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.nodes_named_by", nodes_named_by)
     monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.response_of", response_of)
-    node.upstream.reconfigure(node.config(default_partitions=1))
+    node.upstream.reconfigure(node.config(default_partitions=1, metadata_refresh_s=3600))
 
     async def refresh():
         looked_at.clear()
@@ -405,7 +404,7 @@ async def test_each_node_is_looked_at_once_at_each_address(node, monkeypatch):
 
     monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.nodes_named_by", nodes_named_by)
     monkeypatch.setattr("kafka_throttle.proxy.upstream.discovery.response_of", response_of)
-    node.upstream.reconfigure(node.config(default_partitions=1))
+    node.upstream.reconfigure(node.config(default_partitions=1, metadata_refresh_s=3600))
     for _ in range(2):
         assert await node.upstream.discovery._learn()
         await node.upstream.discovery._seeing
