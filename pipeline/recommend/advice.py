@@ -18,7 +18,7 @@ from kafka_throttle.pipeline.recommend.evidence import (
     too_thin,
 )
 from kafka_throttle.pipeline.recommend.fairness import fair_shares
-from kafka_throttle.pipeline.recommend.limits import FLOORS, path_to, rounded_down, wanted
+from kafka_throttle.pipeline.recommend.limits import FLOORS, path_to, rounded_down, wanted, whole
 from kafka_throttle.pipeline.report.words import share
 from kafka_throttle.quotas.entities import QuotaType
 
@@ -155,7 +155,9 @@ def _held_back(group: Sequence[Evidence], goals: Sequence[float], weights: Seque
 
 def _rise(one: Evidence, goal: float) -> float:
     """By how much the goal of a throttled entity is above its limit of today."""
-    return max(goal - one.today, 0.0) if one.today is not None and one.throttled_windows else 0.0
+    if one.today is None or not one.throttled_windows:
+        return 0.0
+    return max(goal - whole(one.today, one.subject.quota_type), 0.0)
 
 
 def _fitted(asked: Sequence[float], weights: Sequence[float], carried: float, quota_type: QuotaType) -> list[float]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from math import inf
+from math import floor, inf
 from typing import Final
 
 from kafka_throttle.quotas.entities import BYTE_RATES, QuotaType
@@ -38,6 +38,11 @@ def rounded_down(value: float, quota_type: QuotaType, digits: int = FINE_DIGITS)
     """The same, rounded down: 0 if the quota is a whole number and `value` is less than 1."""
     down = _rounded(value, digits, ROUND_FLOOR)
     return float(down.to_integral_value(ROUND_FLOOR) if quota_type in _WHOLE else down)
+
+
+def whole(value: float, quota_type: QuotaType) -> float:
+    """`value`, rounded down if the quota is a whole number: the limit of an instance of a fleet may be a fraction."""
+    return float(floor(value)) if quota_type in _WHOLE else value
 
 
 def _rounded(value: float, digits: int, rounding: str) -> Decimal:
@@ -77,7 +82,7 @@ def path_to(
     if today is not None and today < peak:
         path, before = [], today
     else:
-        before = max(limit, min(room, shared if today is None else today))
+        before = max(limit, whole(min(room, shared if today is None else today), quota_type))
         path = [before]
     while before > limit:
         left = max(stages - len(path), 1)

@@ -354,6 +354,15 @@ def test_a_throttled_entity_is_not_raised_without_being_asked():
     assert kept[2].penalties == ()
 
 
+def test_limits_of_byte_rates_are_whole_where_todays_are_fractions():
+    third = 1 * MB / 3
+    some = [throttled("a", 1.0 * MB, third), evidence("b", demand=1_000.0, limit=third, rule="client-id=x"),
+            evidence("c", demand=1_000.0, limit=third, rule="user=c")]  # fmt: skip
+    advice = advise(some, Settings(), Capacity())
+    assert all(limit == int(limit) for one in advice.recommendations for limit in one.path)
+    candidate_of(document(limits(advice)))
+
+
 def test_throttled_entities_are_raised_together_by_no_more_than_was_asked_for():
     some = [throttled("a", 2.0 * MB, 2.0 * MB), throttled("b", 4.0 * MB, 4.0 * MB)]
     some.append(evidence("c", demand=1.0 * MB, limit=4.0 * MB, rule="user=c"))
