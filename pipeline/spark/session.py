@@ -14,18 +14,22 @@ from functools import cache
 from pathlib import Path
 
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import PySparkException, PySparkImportError
+from pyspark.errors import PySparkException, PySparkImportError, PySparkRuntimeError
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql.utils import is_remote
 
 from kafka_throttle.common.jars import delta_package, spark_delta_jars
+from kafka_throttle.pipeline.spark.environment import reasons, refuse_nameless_user
 
 LOCAL = "local[*]"
 """The master if nobody names one: this machine, all its cores."""
 
 _BY_SUBMIT = "PYSPARK_GATEWAY_PORT"
 """spark-submit has started the JVM, and says by this variable where it is."""
+
+_NO_JVM = "JAVA_GATEWAY_EXITED"
+"""PySpark's name for a JVM that has ended before it said where it is."""
 
 _REMOTE = "SPARK_REMOTE"
 """Spark's own variable for the URL of a Spark Connect server."""
@@ -88,7 +92,7 @@ def spark_session(
 
     `memory` is the driver's, as `4g`; `settings` are Spark's own and override ours. Both are for a new session only.
     A master of `sc://host:port` is a Spark Connect server, which has its memory already. Raises ValueError if Delta
-    Lake or the server cannot be had.
+    Lake or the server cannot be had, or Spark does not start in this environment.
     """
     spark = SparkSession.getActiveSession()
     if spark is None and (url := _server(master)):
@@ -134,7 +138,13 @@ def _started(master: str | None, memory: str, name: str, settings: Mapping[str, 
         builder = builder.config(key, value)
     # What it logs is raised, too.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    return builder.getOrCreate()
+    refuse_nameless_user()
+    try:
+        return builder.getOrCreate()
+    except (PySparkRuntimeError, FileNotFoundError) as error:
+        if isinstance(error, PySparkRuntimeError) and error.getCondition() != _NO_JVM:
+            raise
+        raise ValueError(reasons(os.environ)) from error
 
 
 def _server(master: str | None) -> str:
