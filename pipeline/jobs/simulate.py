@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from kafka_throttle.common.remote_path import path_of
+from kafka_throttle.pipeline.report.tables import text_cell
 from kafka_throttle.pipeline.simulate.candidate import Candidate, load_candidate
 from kafka_throttle.pipeline.simulate.page import print_response
 from kafka_throttle.pipeline.simulate.response import of_clients, of_sensors, reported
@@ -147,4 +148,5 @@ def _write_csv(rows: Sequence[Mapping[str, Any]], to: IO[str]) -> None:
 
     writer = csv.DictWriter(to, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({name: text_cell(value) if isinstance(value, str) else value for name, value in row.items()})

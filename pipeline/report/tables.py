@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from kafka_throttle.pipeline.report.words import visible
+
 MOST_PLACES = 6
 
 KINDS: Mapping[str, pa.DataType] = {
@@ -92,6 +94,7 @@ def csv_of(table: Table) -> str:
     """The table as CSV (RFC 4180, UTF-8), with the unit in each column name.
 
     Texts that a spreadsheet would take for a formula begin with an apostrophe: a client-id may be `=cmd|...`.
+    Characters that are invisible are escaped.
     """
     out = io.StringIO()
     writer = csv.writer(out)
@@ -102,7 +105,7 @@ def csv_of(table: Table) -> str:
 
 
 _UNITS = {"bytes": "bytes", "ms": "ms", "us": "µs", "share": "fraction", "moment": "UTC", "day": "UTC"}
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
+_FORMULAS = ("=", "+", "-", "@")
 
 
 def _unit(column: Column) -> str:
@@ -129,8 +132,9 @@ def _cell(column: Column, value: Any) -> str:
     return convert(value)
 
 
-def _text_cell(value: str) -> str:
-    text = storable(value).replace("\0", "\\0")
+def text_cell(value: str) -> str:
+    """A text as a cell of a CSV file: nothing that a spreadsheet takes for a formula, or a terminal for a command."""
+    text = visible(storable(value))
     return f"'{text}" if text.startswith(_FORMULAS) else text
 
 
@@ -147,7 +151,7 @@ def _day_cell(value: date) -> str:
 
 
 _CELLS: Mapping[str, Callable[[Any], str]] = {
-    "text": _text_cell,
+    "text": text_cell,
     "moment": _moment_cell,
     "exact": _exact_cell,
     "money": _exact_cell,
