@@ -44,18 +44,21 @@ def main(
     audit: AnyPath | None = None,
     rollback_out: AnyPath | None = None,
     by: str | None = None,
+    elsewhere: bool = False,
 ) -> int:
     """Carry out the plan, and report the result of each change; 0 if all is as planned, 1 if not.
 
     ValueError for a plan that cannot be used, or if the changes could not be written down. Then nothing is changed. The
     audit and the rollback plan are beside the plan, if no other place is given. `by` is the author, if another than the
-    user of this process.
+    user of this process. A plan that was made at another place is refused, unless `elsewhere` is given.
     """
     found = read_plan(plan)
     rollback = rollback_out or _rollback(plan, found)
     audit = _audit(audit or plan.with_name(AUDIT_NAME), (plan, rollback))
-    if found.made.place != place.name:
-        _say(f"warning: the plan was made at {found.made.place}, and is applied at {place.name}")
+    if found.made.place != place.name and not elsewhere:
+        raise ValueError(
+            f"{plan}: made at {found.made.place}, and this is {place.name}: plan again for it, or use --elsewhere"
+        )
     try:
         with place.opened() as source:
             progress = progress_of(found.changes, source.quotas)

@@ -113,6 +113,7 @@ def plan(virtual_cluster: str | None, **arguments: Any) -> None:
     type=FilePath(),
     help="The file for the plan that reverts this one; by default PLAN.rollback.json beside the plan.",
 )
+@click.option("--elsewhere", is_flag=True, help="Apply a plan that was made at another place, too.")
 @by_option
 def apply(
     plan: AnyPath,
@@ -120,6 +121,7 @@ def apply(
     audit: AnyPath | None,
     rollback_out: AnyPath | None,
     by: str | None,
+    elsewhere: bool,
     **where: Any,
 ) -> None:
     """Carry out a plan, unless the quotas in force have changed since it was made. A second run does nothing.
@@ -127,7 +129,8 @@ def apply(
     Exit status 0: the whole plan is in force; 1: a part of it is not; 2: an argument or a file is invalid.
     """
     place = place_of(**where)
-    run_job("apply", plan=plan, place=place, dry_run=dry_run, audit=audit, rollback_out=rollback_out, by=by)
+    options = {"dry_run": dry_run, "audit": audit, "rollback_out": rollback_out, "by": by, "elsewhere": elsewhere}
+    run_job("apply", plan=plan, place=place, **options)
 
 
 def place_of(
@@ -172,5 +175,5 @@ def _configured(config_path: Path, virtual_cluster: str | None) -> "Place":
     except ConfigErrors as problems:
         refuse(str(problems))
     itself = (source.name, state_file) if state_file else (source.name,)
-    name = f"{config_path}, virtual cluster {cluster.name}"
+    name = f"{config_path.absolute()}, virtual cluster {cluster.name}"
     return Place(name, lambda: source_of(cluster, config_path, remembers=False), itself)

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -71,6 +72,19 @@ def test_a_plan_is_applied_read_back_and_written_down(plan, capsys):
     assert line["plan"] == read_plan(plan).checksum
     assert "@" in line["by"]
     assert not cluster.open_connections
+
+
+def test_a_plan_is_refused_where_it_was_not_made_unless_that_is_asked_for(plan):
+    cluster = cluster_with_alice()
+    other = replace(place_of(cluster), name="b:9092")
+    with pytest.raises(
+        ValueError, match=r"plan\.json: made at a:9092, and this is b:9092: plan again for it, or use --else"
+    ):
+        job.main(plan, other)
+    assert cluster.alterations == []
+    assert not (plan.parent / AUDIT).exists()
+    assert job.main(plan, other, elsewhere=True) == 0
+    assert cluster.quotas[BOB] == {"producer_byte_rate": 70.0}
 
 
 def test_applied_twice_it_does_nothing(plan, capsys):
