@@ -141,9 +141,7 @@ def _explained(table: str, error: Exception) -> Exception:
     if any(name in text for name in _TOO_NEW):
         return BadTable(f"{table}: it needs a later version of Delta Lake: {text.splitlines()[0]}")
     if any(name in text for name in _NO_TABLE):
-        return BadTable(
-            f"{table}: expected a table of `usage ingest`, found none (`usage migrate` reads one of an earlier version)"
-        )
+        return BadTable(f"{table}: expected a table of `usage ingest`, found none")
     return error
 
 

@@ -177,15 +177,6 @@ def compact(**arguments: Any) -> None:
 
 
 @usage.command()
-@click.option("--from", "old", required=True, metavar="DIRECTORY", help="The table of an earlier version.")
-@table_option
-@spark_options
-def migrate(**arguments: Any) -> None:
-    """Read a table of an earlier version, of the format before Delta Lake, into a new table."""
-    run_job("migrate", **arguments)
-
-
-@usage.command()
 @table_option
 @click.option(
     "--before",

@@ -10,11 +10,9 @@ from deltalake import DeltaTable
 
 from kafka_throttle.pipeline.jobs.ingest import ingest_spool
 from kafka_throttle.pipeline.table.maintenance import expired, optimized, vacuum
-from kafka_throttle.pipeline.table.migration import migrated
 from tests.pipeline.killed import kill, wait_for
 from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import Fleet, records, write_file
-from tests.pipeline.test_migration import old_table
 
 ROOT = Path(__file__).parents[2]
 MINE = records(Fleet(entities=20, per_window=5), 90)
@@ -94,12 +92,3 @@ def test_an_expire_that_is_killed_has_deleted_all_or_nothing(spark, table):
     assert sequences(table) in (all_of_them, others)
     expired(spark, table, "2999-01-01", OF_ONE)
     assert sequences(table) == others
-
-
-@pytest.mark.nightly
-@pytest.mark.spark
-def test_a_migrate_that_is_killed_may_be_run_again(spark, tmp_path):
-    mine, new = old_table(tmp_path), str(tmp_path / "new")
-    killed(usage("migrate", new, "--from", str(tmp_path / "old")), lambda: files_of(new))
-    migrated(spark, str(tmp_path / "old"), new)
-    assert sequences(new) == [row.sequence for row in mine]

@@ -71,9 +71,7 @@ def test_an_error_that_nobody_expected_is_no_answer_of_gaps(monkeypatch):
     assert "ZeroDivisionError" in done.output
 
 
-@pytest.mark.parametrize(
-    "command", ["ingest", "compact", "gaps", "expire", "migrate", "report", "simulate", "recommend"]
-)
+@pytest.mark.parametrize("command", ["ingest", "compact", "gaps", "expire", "report", "simulate", "recommend"])
 def test_tables_may_be_at_any_place(command):
     assert "hdfs://" in run(command, "--help").output
 
