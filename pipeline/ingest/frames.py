@@ -27,8 +27,8 @@ class Frames:
     """What lines of KINDS say."""
 
     accounts: dict[Writer, Account] = field(default_factory=dict)
-    _headers: dict[str, Header] = field(default_factory=dict)
-    _ends: dict[str, End] = field(default_factory=dict)
+    _headers: set[str] = field(default_factory=set)
+    _ends: set[str] = field(default_factory=set)
 
     def take(self, text: str, file: str) -> str:
         """Take one line of a file; the reason why it is refused, or nothing."""
@@ -42,27 +42,28 @@ class Frames:
                 return f"{name}: expected a number from 0 to {MOST}, got {value}"
         match row:
             case Header():
-                self._headers[plain(file)] = row
+                self._headers.add(plain(file))
                 self._note(_writer_of(row), Account(flush_ms=row.flush_ms))
             case End():
-                self._ends[plain(file)] = row
-                if row.instance:
-                    self._note(_writer_of(row), _told_by(row))
+                self._ends.add(plain(file))
+                told = Account(reported=row.next_sequence - 1, final=bool(row.final), alone=not row.beside)
+                self._note(_writer_of(row), told)
             case Dropped():
                 dropped = (row.first_sequence, row.last_sequence)
                 self._note(_writer_of(row), Account(dropped=(dropped,) if dropped[0] <= dropped[1] else ()))
         return ""
 
-    def close(self, files: Iterable[str]) -> list[tuple[str, str]]:
-        """All lines of these files have been taken: note what their ends say. The files that are not whole, and why."""
-        problems = []
-        for file in map(plain, files):
-            header, end = self._headers.get(file), self._ends.get(file)
-            if problem := _problem_of(header, end):
-                problems.append((file, problem))
-            if header and end:
-                self._note(_writer_of(header), _told_by(end))
-        return problems
+    def incomplete(self, files: Iterable[str]) -> list[tuple[str, str]]:
+        """Which of these files, of which all lines have been taken, are not whole, and why."""
+        problems = [(file, self._problem_of(file)) for file in map(plain, files)]
+        return [(file, problem) for file, problem in problems if problem]
+
+    def _problem_of(self, file: str) -> str:
+        if file in self._headers:
+            return "" if file in self._ends else "the file has no end: it is cut short, or damaged from somewhere on"
+        if file in self._ends:
+            return "the file has no header"
+        return "the file has neither header nor end: it is empty, foreign or cannot be read"
 
     def _note(self, writer: Writer, account: Account) -> None:
         self.accounts[writer] = self.accounts.get(writer, Account()) + account
@@ -70,17 +71,3 @@ class Frames:
 
 def _writer_of(row: Header | End | Dropped) -> Writer:
     return Writer(row.stream, row.instance, row.epoch)
-
-
-def _told_by(end: End) -> Account:
-    return Account(reported=end.next_sequence - 1, final=bool(end.final), alone=not end.beside)
-
-
-def _problem_of(header: Header | None, end: End | None) -> str:
-    if header is None and end is None:
-        return "the file has neither header nor end: it is empty, foreign or cannot be read"
-    if header is None:
-        return "the file has no header"
-    if end is None:
-        return "the file has no end: it is cut short, or damaged from somewhere on"
-    return ""

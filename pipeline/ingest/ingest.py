@@ -137,7 +137,7 @@ class _Batch:
         """Commit everything; what was learned of the numbers."""
         ranges, others = self._look_at_readable()
         self._read_frames()
-        problems = self._frames.close(self._batch.files)
+        problems = self._frames.incomplete(self._batch.files)
         for kind in ROWS:
             self.counts[f"{kind} records"] = self._merge(kind, ranges[kind]) if ranges[kind] else 0
         lines = {kind: sum(of_writer.lines for of_writer in ranges[kind]) for kind in ROWS}

@@ -20,7 +20,6 @@ from kafka_throttle.pipeline.table.schemas import (
     MAY_BE_NEGATIVE,
     MOST,
     QUOTA_TYPES,
-    defaults,
     schema_of,
     time_column,
 )
@@ -85,23 +84,21 @@ def rule_of_kinds() -> Rule:
 
 def rules_of_record(row: type[Row], latest_ms: int) -> Iterator[Rule]:
     """What holds for the lines of a kind of records: see `with_columns`. Records later than `latest_ms` are refused."""
-    kinds, later = columns(row), defaults(row)
+    kinds = columns(row)
     names, found = list(kinds), F.size("parts") - _AROUND
     too_many = (found > len(names)) & (F.get("parts", F.lit(0)).try_cast("int") <= VERSION)
     expected = F.concat(F.lit(f"expected {len(names)} columns, got "), found.cast("string"))
     yield Rule(too_many, expected)
     for number, name in enumerate(names):
-        if name not in later:
-            yield Rule(found == number, F.concat(expected, F.lit(f": {name} is missing")))
+        yield Rule(found == number, F.concat(expected, F.lit(f": {name} is missing")))
     for number, (name, (kind, optional)) in enumerate(kinds.items()):
         if kind is str:
             continue
         part, value = F.get("parts", F.lit(number + 2)), F.col(name)
-        is_there = (found > number) & (part != _NULL) if optional else found > number
         is_written_so = part.rlike(rf"^({FLOAT})\z") if kind is float else value.cast("string") == part
-        yield Rule(
-            is_there & (value.isNull() | ~is_written_so), _got(f"{name}: expected {kind.__name__}", _shown(part))
-        )
+        is_wrong = value.isNull() | ~is_written_so
+        is_wrong = (part != _NULL) & is_wrong if optional else is_wrong
+        yield Rule(is_wrong, _got(f"{name}: expected {kind.__name__}", _shown(part)))
         if kind is float:
             endless = value.isNotNull() & (F.isnan(value) | (F.abs(value) == float("inf")))
             yield Rule(endless, _got(f"{name}: expected a finite number", _shown(part)))
@@ -126,7 +123,6 @@ def rules_of_record(row: type[Row], latest_ms: int) -> Iterator[Rule]:
 
 def with_columns(lines: DataFrame, row: type[Row]) -> DataFrame:
     """Split lines -> the same with the columns of the row and DAY; a number that cannot be read is null."""
-    later = defaults(row)
     values = {}
     for number, field in enumerate(schema_of(row).fields):
         part = F.get("parts", F.lit(number + 2))
@@ -135,9 +131,6 @@ def with_columns(lines: DataFrame, row: type[Row]) -> DataFrame:
         else:
             # A text that is no number costs an exception of Java.
             value = F.nullif(part, F.lit(_NULL)).try_cast(field.dataType)
-        if field.name in later:
-            is_there = F.size("parts") - _AROUND > number
-            value = F.when(is_there, value).otherwise(F.lit(later[field.name]).cast(field.dataType))
         values[field.name] = value
     at = values[time_column(row)]
     day = F.when(at.between(0, MOST), utc_day(at))

@@ -1,7 +1,4 @@
-"""A Kafka topic with lines of spools as JSON (quotas/records/topic_message.py), or, from proxies before, as they are.
-
-Other messages may be in it, too.
-"""
+"""A Kafka topic with lines of spools as JSON: quotas/records/topic_message.py. Other messages may be in it, too."""
 
 import re
 from collections.abc import Mapping

@@ -46,8 +46,6 @@ class Course:
     rows: tuple[Tick, ...]
     times: tuple[Tick, ...]
     most_throttled: str
-    throttled_what: str
-    """`clients`, or `connections` if the records are too old to tell how many clients these were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +97,7 @@ def course(findings: Findings) -> Course | None:
     width = WIDTH / len(steps)
     tops = [row.get("in_bytes", 0) + row.get("out_bytes", 0) for _, row in steps]
     sent = [row.get("in_bytes", 0) for _, row in steps]
-    measure, what = _throttled_measure(findings)
-    throttled = [row.get(measure, 0) / findings.width_ms for _, row in steps]
+    throttled = [row.get("muted_ms", 0) / findings.width_ms for _, row in steps]
     seconds = findings.width_ms / 1_000
     top = nice_top(max(tops) / seconds) * seconds
     most = max(throttled) or 1
@@ -112,22 +109,11 @@ def course(findings: Findings) -> Course | None:
             for i, value in enumerate(throttled)
             if value
         ),
-        tuple(
-            Bar(i * width, 0, width, HEIGHT, _reported(at, row, seconds, measure, what))
-            for i, (at, row) in enumerate(steps)
-        ),
+        tuple(Bar(i * width, 0, width, HEIGHT, _reported(at, row, seconds)) for i, (at, row) in enumerate(steps)),
         _rows(top / seconds, lambda value: f"{words.size(value)}/s"),
         _times(steps[0][0], steps[-1][0] + findings.width_ms),
         words.ratio(max(throttled)),
-        what,
     )
-
-
-def _throttled_measure(findings: Findings) -> tuple[str, str]:
-    old = not any(row["muted_ms"] for row in findings.timeline) and any(
-        row["throttled_ms"] for row in findings.timeline
-    )
-    return ("throttled_ms", "connections") if old else ("muted_ms", "clients")
 
 
 def _steps(findings: Findings) -> list[tuple[int, Row]]:
@@ -137,13 +123,13 @@ def _steps(findings: Findings) -> list[tuple[int, Row]]:
     return [(at, known.get(at, {})) for at in range(min(known), max(known) + 1, findings.width_ms)]
 
 
-def _reported(at_ms: int, row: Row, seconds: float, measure: str, what: str) -> str:
+def _reported(at_ms: int, row: Row, seconds: float) -> str:
     if not row:
         return f"{words.moment(at_ms)}: no records"
     return (
         f"{words.moment(at_ms)}: sent {words.size(row['in_bytes'] / seconds)}/s, "
         f"got {words.size(row['out_bytes'] / seconds)}/s, "
-        f"{words.ratio(row[measure] / 1_000 / seconds)} {what} throttled at a time"
+        f"{words.ratio(row['muted_ms'] / 1_000 / seconds)} clients throttled at a time"
     )
 
 

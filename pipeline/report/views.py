@@ -253,12 +253,10 @@ def _throttled(findings: Findings) -> Table:
 
 
 def muted_share(row: Row) -> float | None:
-    """The part of its time in which a client was throttled; None if its records are too old to have it.
+    """The part of its time in which a client was throttled; None if it had none.
 
     Its time are the windows in which it used anything of this type, at each node. The last mute may end after them.
     """
-    if not row["muted_ms"] and row["throttled_ms"]:
-        return None
     return min(row["muted_ms"] / row["window_ms"], 1.0) if row["window_ms"] else None
 
 

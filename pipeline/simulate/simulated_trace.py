@@ -10,7 +10,7 @@ from kafka_throttle.pipeline.simulate.meter import MeasuredQuota, Meter, Place, 
 from kafka_throttle.pipeline.simulate.replay import SensorReplay, Throttling
 from kafka_throttle.pipeline.simulate.traced import Client, TracedClient, in_order
 from kafka_throttle.quotas.client_quotas import measured_at
-from kafka_throttle.quotas.records.trace import NO_USE, OF_EARLIER_VERSIONS, Operation
+from kafka_throttle.quotas.records.trace import NO_USE, Operation
 from kafka_throttle.quotas.records.usage_record import TraceEvent
 
 
@@ -101,8 +101,7 @@ def _live(events: Iterable[TraceEvent]) -> dict[ClientKey, Throttling]:
             Operation.CHARGE_IF_WITHIN,
             Operation.CONNECT,
         )
-        is_use = OF_EARLIER_VERSIONS.get(event.operation, event.operation)
-        if is_use not in (None, Operation.OWE, Operation.GIVE_BACK):
+        if event.operation not in (Operation.OWE, Operation.GIVE_BACK):
             client.requests += event.count * (not refused)
             client.used += event.value * (not refused)
         if event.throttle_ms:

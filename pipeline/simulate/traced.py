@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kafka_throttle.pipeline.simulate.replay import Demand, Lane
-from kafka_throttle.quotas.records.trace import NO_USE, OF_EARLIER_VERSIONS, Operation
+from kafka_throttle.quotas.records.trace import NO_USE, Operation
 from kafka_throttle.quotas.records.usage_record import TraceEvent
 
 HELD_MS = 100
@@ -87,10 +87,9 @@ class TracedClient:
         return self._lanes[-1]
 
 
-def _operation(event: TraceEvent) -> str | None:
-    """What is done; None for what is not done any more."""
-    operation = OF_EARLIER_VERSIONS.get(event.operation, event.operation)
-    return Operation.CHARGE if operation == Operation.RUN else operation
+def _operation(event: TraceEvent) -> str:
+    """What is done."""
+    return Operation.CHARGE if event.operation == Operation.RUN else event.operation
 
 
 def in_order(events: Iterable[TraceEvent]) -> list[TraceEvent]:

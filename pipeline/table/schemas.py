@@ -1,8 +1,6 @@
 """What the tables' columns are, derived from the one place that knows the records."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
-from typing import Any
 
 from pyspark.sql import types as T  # noqa: N812, as everybody calls it
 
@@ -64,11 +62,6 @@ NUMBERS = T.StructType(
 def schema_of(row: type[Row]) -> T.StructType:
     """The records as Spark has them: text, 64-bit integers and doubles, in the order of the line."""
     return T.StructType([T.StructField(name, _TYPES[kind]) for name, (kind, _) in columns(row).items()])
-
-
-def defaults(row: type[Row]) -> dict[str, Any]:
-    """The values that columns have where a record was written before they were known."""
-    return {column.name: column.default for column in fields(row) if column.default is not MISSING}
 
 
 def time_column(row: type[Row]) -> str:

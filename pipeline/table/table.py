@@ -19,7 +19,7 @@ from pyspark.sql import types as T  # noqa: N812
 from kafka_throttle.pipeline.spark.day import day_of
 from kafka_throttle.pipeline.spark.session import on_one_machine
 from kafka_throttle.pipeline.spark.unreadable import SPARK_ERRORS
-from kafka_throttle.pipeline.table.schemas import NUMBERS, QUARANTINE, ROWS, defaults, schema_of, time_column
+from kafka_throttle.pipeline.table.schemas import NUMBERS, QUARANTINE, ROWS, schema_of, time_column
 from kafka_throttle.quotas.records.usage_record import TRACE, USAGE, Row
 
 DAY = "day"
@@ -146,7 +146,7 @@ def _explained(table: str, error: Exception) -> Exception:
 
 
 def make_tables(spark: SparkSession, table: str, tables: Mapping[str, T.StructType] = TABLES) -> None:
-    """Make the Delta tables that are missing, and add the columns that an earlier version did not know."""
+    """Make the Delta tables that are missing. Raises BadTable if one lacks columns."""
     root = root_of(table)
     for name, schema in tables.items():
         # SQL's CREATE TABLE IF NOT EXISTS makes none where a killed writer has left a directory.
@@ -156,10 +156,13 @@ def make_tables(spark: SparkSession, table: str, tables: Mapping[str, T.StructTy
             writer.partitionBy(*parts).save(f"{root}/{name}")
         except SPARK_ERRORS as error:
             raise _explained(table, error) from error
-        known = stored(spark, table, name).schema.names
-        if added := [field for field in schema.fields if field.name not in known]:
-            columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in added)
-            spark.sql(f"ALTER TABLE {sql_name(root, name)} ADD COLUMNS ({columns})")
+        _refuse_lack(stored(spark, table, name), schema, f"{table}/{name}")
+
+
+def _refuse_lack(rows: DataFrame, schema: T.StructType, path: str) -> None:
+    """Raise BadTable if columns are missing. Further ones, of a later version, do no harm."""
+    if missing := [name for name in schema.names if name not in rows.columns]:
+        raise BadTable(f"{path}: it lacks {', '.join(missing)}; ingest the records again, into a new table")
 
 
 def _read(
@@ -167,21 +170,12 @@ def _read(
 ) -> DataFrame:
     if version is None:
         version = version_of(spark, table, row.KIND)
-    records = completed(stored(spark, table, row.KIND, version), row)
+    records = stored(spark, table, row.KIND, version)
+    _refuse_lack(records, TABLES[row.KIND], f"{table}/{row.KIND}")
+    records = records.select(*TABLES[row.KIND].names)
     at = F.col(time_column(row))
     if since_ms is not None:
         records = records.where((at >= since_ms) & (F.col(DAY) >= F.lit(day_of(since_ms)).cast("date")))
     if until_ms is not None:
         records = records.where((at < until_ms) & (F.col(DAY) <= F.lit(day_of(until_ms)).cast("date")))
     return records
-
-
-def completed(rows: DataFrame, row: type[Row]) -> DataFrame:
-    """The columns of a record, and `day`. Those that were not known when a row was written have their defaults."""
-    known, later = set(rows.columns), defaults(row)
-    columns = []
-    for field in schema_of(row).fields:
-        default = F.lit(later.get(field.name)).cast(field.dataType)
-        column = F.col(field.name) if field.name in known else default
-        columns.append((F.coalesce(column, default) if field.name in later else column).alias(field.name))
-    return rows.select(*columns, DAY)

@@ -178,18 +178,17 @@ _MESSAGE = """
 ```
 
 `payload` has the parts of [the line](#a-line) in their order: `version`, `kind`, the columns of that kind, and `crc`,
-the checksum of the line. `schema` is Kafka Connect's. A missing value is null. A line of an earlier version lacks its
-newest columns, and the schema has their defaults. Fields of a later version come before `crc`. The message has a
-header whose name is the kind (`usage`, `trace`, `header`, `end` or `dropped`), with an empty value.
+the checksum of the line. `schema` is Kafka Connect's. A missing value is null. Fields of a later version come before
+`crc`. The message has a header whose name is the kind (`usage`, `trace`, `header`, `end` or `dropped`), with an empty
+value.
 
 With `(kind, instance, epoch, sequence)` a reader recognises records that it gets twice. Numbers are written as in the
 line, so `usage ingest` makes the line again from the values, and its checksum shows that it is the same. Only what
 keeps the messages as they are (MirrorMaker, for example) can stand between the proxy and `usage ingest`: JSON in
 which numbers were written anew, as `1.0E-7`, goes to the quarantine.
 
-Some messages are not JSON, but lines without their line feed: those of earlier proxies, and lines of the spool that are
-damaged or of a later version. `usage ingest` reads them, in any mixture. Other readers should be able to leave them
-out, as below.
+Lines of the spool that are damaged or of a later version than the program that sends them are no JSON: they are sent as
+they are, without their line feed. `usage ingest` reads them. Other readers should be able to leave them out, as below.
 
 **Kafka Connect.** This gives a sink connector the usage records, each as a `Struct`. `HasHeaderKey` selects one kind
 of messages, because a table has one schema.
@@ -231,12 +230,11 @@ _LINE = f"""
 Tab-separated UTF-8: the version ({VERSION}), the kind, the columns of that kind in the order below, and the CRC-32 of
 everything before the last tab as eight hexadecimal digits. In texts `\\\\`, `\\t`, `\\n`, `\\r` stand for backslash,
 tab, line feed, carriage return; `\\N` is a missing value. Numbers are written as Python's `repr` writes them (`-2`,
-`0.1`, `1e-07`); `usage ingest` refuses others, such as `+5` or `007`. A later version only adds columns at the end.
+`0.1`, `1e-07`); `usage ingest` refuses others, such as `+5` or `007`. A later version only adds columns at the end;
+`usage ingest` ignores those that it does not know. A line that lacks a column goes to the quarantine.
 
 The version covers columns only. A later proxy may write more numbers at the end of each second of a profile; readers
-ignore numbers that they do not know. The first readers of profiles are an exception: they cannot read a profile with
-requests and throttles in it, and take the window as evenly used. A table keeps the text as it was written, so a newer
-pipeline reads all of it.
+ignore numbers that they do not know. A table keeps the text as it was written, so a newer pipeline reads all of it.
 """
 
 _TRACE = """

@@ -2,8 +2,7 @@
 
 A message is `{"schema": ..., "payload": {...}}`. The payload has the parts of the line in their order: `version`,
 `kind`, the columns of that kind, and `crc`, the checksum of the line. So the line can be made again from the values
-alone, and the checksum says whether it is the same. Numbers are written as in the line. `\\N` is null; a column that an
-earlier version did not know is missing, and the schema has its default.
+alone, and the checksum says whether it is the same. Numbers are written as in the line. `\\N` is null.
 
 A line that is damaged, or has columns that this version does not know, is sent as it is: its readers find what is wrong
 with it, or know the columns.
@@ -12,8 +11,8 @@ with it, or know the columns.
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, Field, dataclass, fields
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -44,7 +43,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What lines of a kind with the same number of columns have in common."""
+    """What lines of a kind have in common."""
 
     kind: str
     line: re.Pattern[bytes]
@@ -57,7 +56,7 @@ def message_of(line: bytes, most_bytes: int) -> Message:
     """The message of a line without its line feed. It is the line if it would be longer than `most_bytes` otherwise."""
     as_it_is = Message(line, "")
     parts = line.split(b"\t")
-    form = _form(parts[1], len(parts) - _AROUND) if len(parts) >= _AROUND and parts[1] in _KINDS else None
+    form = _form(parts[1]) if len(parts) > 1 and parts[1] in _KINDS else None
     found = form.line.fullmatch(line) if form else None
     if form is None or found is None or not _is_sound(line, parts[-1]):
         return as_it_is
@@ -71,29 +70,21 @@ def message_of(line: bytes, most_bytes: int) -> Message:
 def schema_of(row: type[Row]) -> dict[str, Any]:
     """The schema of the messages of a kind, as Kafka Connect writes schemas. A field is required by default."""
     around = {"version": {"type": "int32"}, "kind": {"type": "string"}}
-    every = {**around, **{column.name: _type_of(row, column) for column in fields(row)}, "crc": {"type": "string"}}
+    every = {**around, **{name: _type_of(*kind) for name, kind in columns(row).items()}, "crc": {"type": "string"}}
     named = [{**of_field, "field": name} for name, of_field in every.items()]
     return {"type": "struct", "name": f"kafka_throttle.{row.KIND}", "version": VERSION, "fields": named}
 
 
-def _type_of(row: type[Row], column: "Field[Any]") -> dict[str, Any]:
-    kind, optional = columns(row)[column.name]
-    schema: dict[str, Any] = {"type": _TYPES[kind]}
-    if optional:
-        schema["optional"] = True
-    if column.default is not MISSING:
-        schema["default"] = column.default
-    return schema
+def _type_of(kind: type, optional: bool) -> dict[str, Any]:
+    return {"type": _TYPES[kind], **({"optional": True} if optional else {})}
 
 
-@lru_cache(maxsize=64)
-def _form(kind: bytes, count: int) -> _Form | None:
-    """The form of lines of a kind with so many columns; None if this version has no such lines."""
+@cache
+def _form(kind: bytes) -> _Form:
+    """The form of lines of a kind."""
     row = _KINDS[kind]
-    if count > len(fields(row)) or any(column.default is MISSING for column in fields(row)[count:]):
-        return None
     patterns, members = [rb"([1-9][0-9]{0,8})", kind], ['"version":%b', f'"kind":"{row.KIND}"']
-    for name, (of_values, optional) in list(columns(row).items())[:count]:
+    for name, (of_values, optional) in columns(row).items():
         patterns.append(_FLOAT_OR_NULL if optional else _PATTERNS[of_values])
         members.append(f'"{name}":"%b"' if of_values is str else f'"{name}":%b')
     line = rb"\t".join([*patterns, rb"([0-9a-f]{%d})" % _CRC_DIGITS])

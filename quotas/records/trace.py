@@ -94,16 +94,6 @@ NO_USE = SETTINGS | {
 }
 """The operations on settings and sensors that are no use by a client. They are few, and no replay can do without."""
 
-OF_EARLIER_VERSIONS: dict[str, Operation | None] = {
-    "charge_or_lend": Operation.CHARGE,
-    "repay": None,
-    "call_in": None,
-}
-"""Operations of old traces, from proxies that charged a Fetch over quota only after its mute, and what replaces them.
-
-The replay charges such a Fetch at once. None: the replay ignores the operation.
-"""
-
 _Place = tuple[str, str, int]
 """Virtual cluster, quota type, shadow."""
 
@@ -130,8 +120,6 @@ class Replay:
         """Do the operation of an event, and return the resulting throttle time in ms. Raises Unknown."""
         place = (event.virtual_cluster, event.quota_type, event.shadow)
         operation = _operation(event)
-        if operation is None:
-            return 0
         if operation in SETTINGS:
             self._set(place, operation, int(event.value))
             return 0
@@ -207,9 +195,7 @@ class Replay:
         return buckets
 
 
-def _operation(event: TraceEvent) -> Operation | None:
-    if event.operation in OF_EARLIER_VERSIONS:
-        return OF_EARLIER_VERSIONS[event.operation]
+def _operation(event: TraceEvent) -> Operation:
     try:
         return Operation(event.operation)
     except ValueError:

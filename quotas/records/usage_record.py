@@ -4,8 +4,7 @@ A line is tab-separated UTF-8: version, kind, the columns of that kind in order,
 it as eight hexadecimal digits. In texts a backslash, tab, line feed and carriage return are written `\\\\`, `\\t`,
 `\\n` and `\\r`; a missing value is `\\N`. Numbers are written as Python's `repr` writes them. What only
 some languages take for a number, such as ` 5`, `+5`, `1_000` or `0x1p3`, is none. A later version only adds columns
-behind the last one: an older reader ignores columns that it does not know, a newer reader uses defaults for columns
-that are missing.
+behind the last one: an older reader ignores columns that it does not know.
 
 A file of the spool is a `header`, records, and an `end`; it gets its name only when it is complete. Usage and trace
 have separate files and sequences: each record has the next number of its (instance, epoch, stream), so a reader can
@@ -21,7 +20,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -46,8 +45,8 @@ class BadLine(ValueError):
     """A line that cannot be read; the text says why, and names the column."""
 
 
-def _column(unit: str, about: str, **default: Any) -> Any:
-    return field(metadata={"unit": unit, "about": about}, **default)
+def _column(unit: str, about: str) -> Any:
+    return field(metadata={"unit": unit, "about": about})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +70,7 @@ class Header(Row):
     flush_ms: int = _column(
         "ms",
         "how long records are in memory before they are written: the longest time of which a killed process loses "
-        "the records; 0: not known",
-        default=0,
+        "the records",
     )
 
 
@@ -84,17 +82,14 @@ class End(Row):
 
     records: int = _column("", "records in this file")
     next_sequence: int = _column("", "number of the next file's first record")
-    final: int = _column(
-        "", "1: the process stopped in an orderly way, and this epoch has no further records; else 0", default=0
-    )
-    stream: str = _column("", "as in the header, for readers that get single lines; empty: see the header", default="")
-    instance: str = _column("", "as in the header", default="")
-    epoch: int = _column("ms since 1970", "as in the header", default=0)
+    final: int = _column("", "1: the process stopped in an orderly way, and this epoch has no further records; else 0")
+    stream: str = _column("", "as in the header, for readers that get single lines")
+    instance: str = _column("", "as in the header")
+    epoch: int = _column("ms since 1970", "as in the header")
     beside: int = _column(
         "",
         "1: the process that this one took over from (SIGUSR2) still ran when the file was completed, so the epoch "
         "before may have further records; else 0",
-        default=0,
     )
 
 
@@ -153,10 +148,10 @@ class UsageRecord(Row):
     shadow_throttles: int = _column("", "how often the shadow quota would have throttled")
     shadow_throttled_ms: int = _column("ms", "sum of these throttle times")
     unsent_bytes: int = _column(
-        "bytes", "part of out_bytes, of this or earlier records, that the client had not got when it ended", default=0
+        "bytes", "part of out_bytes, of this or earlier records, that the client had not got when it ended"
     )
     muted_ms: int = _column(
-        "ms", "part of throttled_ms without the time in which another mute of this client by this quota ran", default=0
+        "ms", "part of throttled_ms without the time in which another mute of this client by this quota ran"
     )
     profile: str = _column(
         "",
@@ -165,15 +160,12 @@ class UsageRecord(Row):
         "throttled, if there were 16 at most; `at` is when the first use of the second came, or when that request was "
         "charged, in ms from begin_ms; empty: every second was used about evenly and nothing was throttled, or "
         "window_s > 60",
-        default="",
     )
     scope: str = _column(
-        "", "where the limit holds: `node`, at each node by itself; `cluster`, over all nodes together", default="node"
+        "", "where the limit holds: `node`, at each node by itself; `cluster`, over all nodes together"
     )
     share: float = _column(
-        "",
-        "part of the limit that this instance enforced at the end of the window; below 1 only in a fleet",
-        default=1.0,
+        "", "part of the limit that this instance enforced at the end of the window; below 1 only in a fleet"
     )
 
 
@@ -231,8 +223,7 @@ def _second_text(second: SecondOfUse) -> str:
 def read_profile(text: str) -> list[SecondOfUse]:
     """The seconds of a profile; empty if it cannot be read.
 
-    Profiles of earlier proxies have no numbers of requests and throttles, or no single requests. Numbers that later
-    proxies may add at the end of a second are ignored.
+    Numbers that later proxies may add at the end of a second are ignored.
     """
     try:
         return [_read_second(*second.split(":")) for second in text.split()]
@@ -290,9 +281,9 @@ class TraceEvent(Row):
     throttle_ms: int = _column("ms", "the resulting throttle time")
     limit: float | None = _column("by type, per s", "limit that was in force; percent for request")
     rule: str = _column("", "entity that this limit is set on; empty: none")
-    sensor: int = _column("", "number of the sensor, unique for its quota type within an epoch", default=0)
-    shadow: int = _column("", "1: of a shadow quota, which is measured and not enforced; else 0", default=0)
-    count: int = _column("", "for `run`: number of requests", default=1)
+    sensor: int = _column("", "number of the sensor, unique for its quota type within an epoch")
+    shadow: int = _column("", "1: of a shadow quota, which is measured and not enforced; else 0")
+    count: int = _column("", "for `run`: number of requests; else 1")
 
 
 ROWS: Mapping[str, type[Row]] = {row.KIND: row for row in (Header, End, Dropped, UsageRecord, TraceEvent)}
@@ -356,23 +347,12 @@ def read_line(line: str) -> Row:
 
 
 def _row_of(row: type[_Row], parts: list[str], version: int) -> _Row:
-    known = fields(row)
-    if len(parts) > len(known) and version <= VERSION:
-        raise BadLine(f"expected {len(known)} columns, got {len(parts)}")
-    missing = known[len(parts) :]
-    if any(_has_no_default(column) for column in missing):
-        raise BadLine(f"expected {len(known)} columns, got {len(parts)}: {missing[0].name} is missing")
     kinds = columns(row)
-    return row(
-        **{
-            column.name: _read(part, column.name, *kinds[column.name])
-            for column, part in zip(known, parts, strict=False)
-        }
-    )
-
-
-def _has_no_default(column: "Field[Any]") -> bool:
-    return column.default is MISSING and column.default_factory is MISSING
+    if len(parts) > len(kinds) and version <= VERSION:
+        raise BadLine(f"expected {len(kinds)} columns, got {len(parts)}")
+    if missing := list(kinds)[len(parts) :]:
+        raise BadLine(f"expected {len(kinds)} columns, got {len(parts)}: {missing[0]} is missing")
+    return row(**{name: _read(part, name, *kind) for (name, kind), part in zip(kinds.items(), parts, strict=False)})
 
 
 def _read(part: str, name: str, kind: type, optional: bool) -> str | float | None:

@@ -120,7 +120,7 @@ def accounts_of_spool(directory):
                 numbers.setdefault(Writer(row.KIND, row.instance, row.epoch), []).append((row.sequence, row.sequence))
             else:
                 assert found.take(line, str(path)) == ""
-    found.close(map(str, paths))
+    found.incomplete(map(str, paths))
     return added(found.accounts, {writer: Account(union(present)) for writer, present in numbers.items()})
 
 

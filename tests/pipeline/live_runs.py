@@ -266,6 +266,9 @@ def _event(
         throttle_ms=throttle_ms,
         limit=None,
         rule="",
+        sensor=0,
+        shadow=0,
+        count=1,
     )
 
 
@@ -303,8 +306,11 @@ def _record(
         shadow_rule="",
         shadow_throttles=0,
         shadow_throttled_ms=0,
+        unsent_bytes=0,
         muted_ms=window.muted_ms,
         profile=window.profile(),
+        scope="node",
+        share=1.0,
     )
 
 

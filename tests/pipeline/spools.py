@@ -9,7 +9,7 @@ import math
 import multiprocessing
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from zlib import crc32
 
@@ -60,7 +60,6 @@ def value_rows(fleet: Fleet) -> Iterator[dict[str, object]]:
     """The values of one record after the other, without end."""
     chance = random.Random(fleet.seed)
     sequence = itertools.count(fleet.first_sequence)
-    later = {column.name: column.default for column in fields(UsageRecord) if column.default is not MISSING}
     for begin_ms in itertools.count(fleet.begin_ms, fleet.window_ms):
         busy = by_day(begin_ms)
         for _ in range(max(1, round(fleet.per_window * busy))):
@@ -101,7 +100,11 @@ def value_rows(fleet: Fleet) -> Iterator[dict[str, object]]:
                 "shadow_rule": "",
                 "shadow_throttles": 0,
                 "shadow_throttled_ms": 0,
-                **later,
+                "unsent_bytes": 0,
+                "muted_ms": 0,
+                "profile": "",
+                "scope": "node",
+                "share": 1.0,
             }
 
 
@@ -134,13 +137,33 @@ def write_spool(folder: Path, rows: Iterable[Row], per_file: int = 1_000, first_
 
 def write_file(folder: Path, batch: list[Row], number: int) -> Path:
     first = batch[0]
-    header = Header(
-        stream=first.KIND, instance=first.instance, epoch=first.epoch, file=number, first_sequence=first.sequence
-    )
-    end = End(records=len(batch), next_sequence=batch[-1].sequence + 1)
     path = folder / file_name(type(first), first.instance, first.epoch, number)
-    path.write_text("".join(map(line_of, [header, *batch, end])), encoding="utf-8", newline="")
+    path.write_text("".join(map(line_of, framed(batch, number))), encoding="utf-8", newline="")
     return path
+
+
+def framed(batch: list[Row], number: int) -> list[Row]:
+    """The rows of a file, with its header and its end."""
+    first, last = batch[0], batch[-1]
+    header = header_of(first.KIND, first.instance, first.epoch, number, first.sequence)
+    return [header, *batch, end_of(header, len(batch), last.sequence + 1)]
+
+
+def header_of(stream: str, instance: str, epoch: int, number: int, first_sequence: int) -> Header:
+    return Header(stream=stream, instance=instance, epoch=epoch, file=number, first_sequence=first_sequence, flush_ms=0)
+
+
+def end_of(header: Header, count: int, next_sequence: int) -> End:
+    """The end of a file that is not the last one."""
+    return End(
+        records=count,
+        next_sequence=next_sequence,
+        final=0,
+        stream=header.stream,
+        instance=header.instance,
+        epoch=header.epoch,
+        beside=0,
+    )
 
 
 # --------------------------------------------------------------------- many
@@ -169,7 +192,7 @@ def _write_fast(folder: Path, count: int, number: int, after_ms: int, before: in
         }
     )
     assert list(next(value_rows(mine))) == list(columns(UsageRecord))
-    header = Header(stream=USAGE, instance=fleet.instance, epoch=fleet.epoch, file=number, first_sequence=before + 1)
+    header = header_of(USAGE, fleet.instance, fleet.epoch, number, before + 1)
     path = folder / file_name(UsageRecord, fleet.instance, fleet.epoch, number)
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(line_of(header))
@@ -177,7 +200,7 @@ def _write_fast(folder: Path, count: int, number: int, after_ms: int, before: in
             texts = ["\\N" if value is None else str(value) for value in values.values()]
             body = "\t".join([str(VERSION), USAGE, *texts])
             file.write(f"{body}\t{crc32(body.encode()):08x}\n")
-        file.write(line_of(End(records=count, next_sequence=before + count + 1)))
+        file.write(line_of(end_of(header, count, before + count + 1)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import shutil
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from zlib import crc32
@@ -17,8 +17,6 @@ from zlib import crc32
 import duckdb
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import Row
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from kafka_throttle.pipeline.ingest.checkpoint import Planned, planned
@@ -29,7 +27,6 @@ from kafka_throttle.pipeline.spark.day import now_ms, utc_day
 from kafka_throttle.pipeline.spark.unreadable import problem_of
 from kafka_throttle.pipeline.table.accounts import Account, Writer, read_accounts
 from kafka_throttle.pipeline.table.maintenance import expired, optimized, vacuum
-from kafka_throttle.pipeline.table.schemas import schema_of
 from kafka_throttle.pipeline.table.table import (
     TABLES,
     BadTable,
@@ -43,8 +40,6 @@ from kafka_throttle.pipeline.table.table import (
 from kafka_throttle.quotas.records.usage_record import (
     VERSION,
     Dropped,
-    End,
-    Header,
     TraceEvent,
     UsageRecord,
     columns,
@@ -56,6 +51,7 @@ from tests.pipeline.spools import (
     Fleet,
     event,
     file_name,
+    framed,
     records,
     write_file,
     write_many,
@@ -304,14 +300,6 @@ def test_what_can_be_unpacked_of_a_damaged_file_is_taken(place):
     ]
 
 
-def framed(batch, number):
-    first, last = batch[0], batch[-1]
-    header = Header(
-        stream=first.KIND, instance=first.instance, epoch=first.epoch, file=number, first_sequence=first.sequence
-    )
-    return [header, *batch, End(records=len(batch), next_sequence=last.sequence + 1)]
-
-
 def test_what_the_proxy_dropped_is_no_gap_and_what_an_end_tells_of_is(place):
     mine = records(FLEET, 40)
     rows = framed(mine[:10] + mine[15:20], 1)
@@ -319,7 +307,7 @@ def test_what_the_proxy_dropped_is_no_gap_and_what_an_end_tells_of_is(place):
         instance=WRITER.instance, epoch=WRITER.epoch, stream="usage", first_sequence=11, last_sequence=15, reason="full"
     )
     rows.insert(11, reported)
-    rows[-1] = End(records=15, next_sequence=26)
+    rows[-1] = replace(rows[-1], next_sequence=26)
     other = [replace(row, epoch=row.epoch + 1) for row in mine[2:4]]
     for name, content in (("a", rows), ("b", framed(other, 1))):
         (place.spool / f"{name}.tsv").write_text("".join(map(line_of, content)))
@@ -402,7 +390,8 @@ def test_rows_in_no_order_at_all_are_taken_once(place):
     mixed = [*mine[:30], *mine[50:], *mine[20:30]]
     random.Random(5).shuffle(mixed)
     path = write_file(place.spool, mixed, 1)
-    path.write_text("".join(map(line_of, [*framed(mixed, 1)[:-1], End(records=70, next_sequence=81)])))
+    header, *_, end = framed(mixed, 1)
+    path.write_text("".join(map(line_of, [header, *mixed, replace(end, next_sequence=81)])))
     assert place.ingest() == {"usage records": 60, "usage duplicates": 10}
     assert place.usage() == mine[:30] + mine[50:]
     assert place.account().present == ((1, 30), (51, 80))
@@ -553,17 +542,22 @@ def test_records_that_are_deleted_are_neither_missing_nor_taken_again(place):
         version_at(place.spark, place.table, MONDAY_MS)
 
 
-def test_a_table_written_by_an_older_version_is_read_with_defaults(place):
+def test_a_table_that_lacks_columns_is_refused(place):
+    write_spool(place.spool, records(FLEET, 10))
+    fields = [field for field in TABLES["usage"].fields if field.name not in ("scope", "share")]
+    make_tables(place.spark, place.table, {"usage": StructType(fields)})
+    with pytest.raises(BadTable, match="it lacks scope, share; ingest the records again, into a new table"):
+        read_usage(place.spark, place.table)
+    with pytest.raises(BadTable, match="it lacks scope, share"):
+        place.ingest()
+
+
+def test_a_table_with_columns_of_a_later_version_is_read_and_written(place):
     mine = records(FLEET, 20)
     write_spool(place.spool, mine[:10])
-    later = ("shadow_limit", "unsent_bytes", "scope", "share")
-    fields = [field for field in TABLES["usage"].fields if field.name not in later]
-    make_tables(place.spark, place.table, {"usage": StructType(fields)})
-    new = place.spark.createDataFrame([Row(**asdict(row)) for row in mine[10:]], schema_of(UsageRecord))
-    day = utc_day(F.col("begin_ms")).alias("day")
-    old = new.drop(*later).select("*", day)
-    old.write.format("delta").mode("append").save(f"{place.table}/usage")
-    assert place.usage() == mine[10:]
+    make_tables(place.spark, place.table, {"usage": TABLES["usage"].add("later", "string")})
+    assert place.ingest() == {"usage records": 10}
+    write_file(place.spool, mine[10:], 2)
     assert place.ingest() == {"usage records": 10}
     assert place.usage() == mine
 

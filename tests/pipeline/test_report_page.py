@@ -295,10 +295,10 @@ def test_throttled_time_is_a_share_and_throttles_are_a_ratio():
         "1 client was throttled. Most: “etl” (job), for 40 % of its time by its fetch quota, and hardly felt it."
         in [remark.text for remark in summary(made)]
     )
-    old = {**held, "muted_ms": 0}
-    assert muted_share(old) is None
     assert muted_share({**held, "muted_ms": 30_000}) == 1, "the last mute may end after the last window"
-    assert "for 50 s by its" in "".join(one.text for one in summary(findings(throttled=[old], throttled_clients=1)))
+    at_once = {**held, "window_ms": 0}
+    assert muted_share(at_once) is None
+    assert "for 50 s by its" in "".join(one.text for one in summary(findings(throttled=[at_once], throttled_clients=1)))
 
 
 def test_tables_that_are_cut_say_of_how_many_rows_they_are():
@@ -350,12 +350,6 @@ def test_a_small_chart_has_a_step_for_each_width_and_none_for_missing_values():
                     (1000, 100)]  # fmt: skip
     assert small({}, made) == ""
     assert small({MONDAY_MS: 0.0}, made) == ""
-
-
-def test_records_that_are_too_old_to_tell_clients_from_connections_are_of_connections():
-    old = findings(timeline=[use(5, at_ms=MONDAY_MS + i * 60_000, muted_ms=0, throttled_ms=90_000) for i in range(60)])
-    assert "connections throttled at a time, at most 1.5" in page(old)
-    assert "clients throttled at a time, at most" in page(findings())
 
 
 def test_days_that_are_there_in_part_are_no_whole_days():

@@ -39,14 +39,13 @@ from kafka_throttle.pipeline.table.table import DAY, read_quarantine, read_trace
 from kafka_throttle.quotas.records.usage_record import (
     VERSION,
     BadLine,
-    Header,
     TraceEvent,
     UsageRecord,
     columns,
     line_of,
     read_line,
 )
-from tests.pipeline.spools import DAY_MS, MONDAY_MS, Fleet, records
+from tests.pipeline.spools import DAY_MS, MONDAY_MS, Fleet, header_of, records
 
 LATEST_MS = MONDAY_MS + 3_600_000
 NUMBERS = (
@@ -316,7 +315,7 @@ def test_usage_records_are_what_read_line_makes_of_them(spark, tmp_path):
         replace(USE[0], begin_ms=LATEST_MS, end_ms=LATEST_MS - 1),
         replace(USE[0], begin_ms=-1, end_ms=-1),
     ]
-    others = [*written(EVENTS[:3]), *written([Header(stream="usage", instance="x", epoch=1, file=1, first_sequence=1)])]
+    others = [*written(EVENTS[:3]), *written([header_of("usage", "x", 1, 1, 1)])]
     good = written(USE)
     lines = [*good, *written([*odd, *at_most, *refused]), *others, *lines_of(UsageRecord, good, chance)]
     found, reasons = assert_same(spark, tmp_path, lines, UsageRecord)

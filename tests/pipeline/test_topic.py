@@ -25,12 +25,12 @@ from kafka_throttle.proxy.cli.main import main
 from kafka_throttle.proxy.usage.kafka_topic import KafkaTopic
 from kafka_throttle.proxy.usage.shipper import LONGEST_BYTES, Shipper, TopicUnavailable
 from kafka_throttle.quotas.records.topic_message import message_of
-from kafka_throttle.quotas.records.usage_record import Dropped, End, UsageRecord, line_of
+from kafka_throttle.quotas.records.usage_record import Dropped, UsageRecord, line_of
 from tests.integration import logins
 from tests.integration.certified import Certificates
 from tests.integration.proxy_process import ROOT, ProxyProcess
 from tests.pipeline.killed import kill
-from tests.pipeline.spools import Fleet, records, write_spool
+from tests.pipeline.spools import Fleet, end_of, header_of, records, write_spool
 from tests.support.timeouts import TIMEOUT_S
 from tests.support.topic_messages import line_in, row_in
 
@@ -42,14 +42,13 @@ KINDS = {"header", "usage", "end"}
 
 def test_lines_that_come_one_by_one_say_whose_they_are():
     dropped = Dropped(instance="here", epoch=5, stream="usage", first_sequence=7, last_sequence=9, reason="no_room")
-    end = End(records=6, next_sequence=10, stream="usage", instance="here", epoch=5)
-    of_old = End(records=6, next_sequence=10)
+    end = end_of(header_of("usage", "here", 5, 1, 1), 6, 10)
     found = Frames()
-    texts = [line_of(dropped), line_of(end), line_of(of_old), "hello", ""]
+    texts = [line_of(dropped), line_of(end), "hello", ""]
     reasons = [found.take(text, f"records-2@{offset}") for offset, text in enumerate(texts)]
-    assert found.close(()) == []
+    assert found.incomplete(()) == []
     assert found.accounts == {Writer("usage", "here", 5): Account((), ((7, 9),), 9, alone=True)}
-    assert reasons == ["", "", "", "the checksum is wrong", "the checksum is wrong"]
+    assert reasons == ["", "", "the checksum is wrong", "the checksum is wrong"]
 
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 5), (1, 2**48 + 1), (2**63 - 1, 2**63 - 1)])
@@ -83,7 +82,7 @@ def rows_of(spark, table):
 def test_messages_in_any_order_and_number_are_taken_once_and_the_rest_is_put_aside(spark, tmp_path):
     mine = records(Fleet(), 60)
     texts = [line_of(row).rstrip("\n") for row in mine]
-    end = End(records=60, next_sequence=64, stream="usage", instance=WRITER.instance, epoch=WRITER.epoch)
+    end = end_of(header_of(*WRITER, 1, 1), 60, 64)
     messages = [
         *texts[:40],
         texts[3],
@@ -93,8 +92,7 @@ def test_messages_in_any_order_and_number_are_taken_once_and_the_rest_is_put_asi
         *texts[30:],
         line_of(end).rstrip(),
     ]
-    # The first and the last are from proxies before: lines as they are.
-    whole = [text if offset % 40 < 10 else message(text) for offset, text in enumerate(messages)]
+    whole = [message(text) for text in messages]
     cut = message(texts[0])[:-1]
     rows = [(text, f"records-0@{offset}", 0) for offset, text in enumerate([*whole, cut])]
     table = str(tmp_path / "table")

@@ -21,7 +21,7 @@ FRAMES = (
     Dropped(
         instance="proxy-1", epoch=FLEET.epoch, stream="usage", first_sequence=61, last_sequence=70, reason="no_room"
     ),
-    End(records=60, next_sequence=71, final=1, stream="usage", instance="proxy-1", epoch=FLEET.epoch),
+    End(records=60, next_sequence=71, final=1, stream="usage", instance="proxy-1", epoch=FLEET.epoch, beside=0),
 )
 ODD_TEXTS = (
     *TEXTS,

@@ -26,7 +26,7 @@ from tests.support.topic_messages import line_in, row_in
 
 MOST_BYTES = 900_000
 JSON_TYPES = {"int32": int, "int64": int, "double": (int, float), "string": str}
-END = End(records=3, next_sequence=9, stream="usage", instance='quoted "\\t"\t\x00\x1fä𐍈', epoch=5)
+END = End(records=3, next_sequence=9, stream="usage", instance='quoted "\\t"\t\x00\x1fä𐍈', epoch=5, final=0, beside=0)
 HALF = Dropped(instance="\udc80", epoch=1, stream="usage", first_sequence=1, last_sequence=2, reason="full")
 
 
@@ -64,19 +64,6 @@ def test_a_damaged_line_is_sent_as_it_is(row, data):
     at = data.draw(st.integers(0, len(line) - 1))
     line[at] ^= data.draw(st.integers(1, 255))
     assert message_of(bytes(line), MOST_BYTES) == (bytes(line), "")
-
-
-def test_a_line_of_an_earlier_version_has_the_columns_that_it_has():
-    message = message_of(summed(b"1\tend\t3\t9"), MOST_BYTES)
-    assert json.loads(message.value)["payload"] == {
-        "version": 1,
-        "kind": "end",
-        "records": 3,
-        "next_sequence": 9,
-        "crc": line_in(message.value).decode()[-8:],
-    }
-    defaults = {field["field"]: field["default"] for field in schema_of(End)["fields"] if "default" in field}
-    assert read_line(line_in(message.value).decode()) == End(records=3, next_sequence=9, **defaults)
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", "+5", "007", "1_0", "", "\\N", "1,2", "5\n"])
@@ -147,8 +134,6 @@ def connect_reads(folder, messages):
 @given(st.lists(st.one_of(*map(rows, ROWS.values())), min_size=30, max_size=80))
 def test_a_sink_of_kafka_connect_gets_each_row_with_its_values(tmp_path, some):
     lines = [bare(row) for row in (END, HALF, *some)]
-    earlier = [summed(b"1\tend\t3\t9"), summed(b"2\theader\tusage\there\t5\t1\t1")]
-    lines += earlier
     found = connect_reads(tmp_path, [message_of(line, MOST_BYTES) for line in lines])
     assert [fields for _, *fields in found] == [in_connect(line) for line in lines]
     is_usage = [read_line(line.decode()).KIND == "usage" for line in lines]

@@ -1,7 +1,5 @@
 """A replay of the lines of a trace gives every throttle time to the millisecond."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -234,17 +232,3 @@ def test_a_replay_refuses_operations_that_it_cannot_know():
     lines.add(QuotaType.PRODUCE, 0, 77, "juggle", 1)
     with pytest.raises(Unknown, match="operation 'juggle'"):
         replay.apply(lines.events[-1])
-
-
-def test_what_earlier_versions_lent_is_taken_as_charged_at_once():
-    lines = Lines()
-    quota_manager = quota_manager_of(lines)
-    client_sensors = quota_manager.bind(VC, 1, "alice", "etl", 0)
-    charge(quota_manager, client_sensors, 1_000_000, 10)
-    *before, charged = lines.events
-    replay = Replay(64)
-    for event in before:
-        replay.apply(event)
-    assert replay.apply(replace(charged, operation="charge_or_lend")) == charged.throttle_ms > 0
-    assert [replay.apply(replace(charged, operation=operation)) for operation in ("repay", "call_in")] == [0, 0]
-    assert replay.apply(replace(charged, operation="owe", value=0.0)) == charged.throttle_ms

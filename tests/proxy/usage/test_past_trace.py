@@ -31,6 +31,9 @@ def event(wall_ms, sequence=1, virtual_cluster="main"):
         throttle_ms=0,
         limit=None,
         rule="",
+        sensor=1,
+        shadow=0,
+        count=1,
     )
 
 
@@ -43,7 +46,7 @@ def dropped(sequence):
 @pytest.fixture
 def write(tmp_path):
     def write(number, *rows, is_complete=True):
-        header = Header(stream=TRACE, instance="here", epoch=EPOCH, file=number, first_sequence=1)
+        header = Header(stream=TRACE, instance="here", epoch=EPOCH, file=number, first_sequence=1, flush_ms=0)
         file = SpoolFile(tmp_path, header)
         file.add(rows)
         return file.finish() if is_complete else file

@@ -41,8 +41,8 @@ def rows_of(path):
     return [read_line(line) for line in path.read_text().splitlines(keepends=True)]
 
 
-def end_of(stream=USAGE, **values):
-    return End(stream=stream, instance="here", epoch=EPOCH, **values)
+def end_of(stream=USAGE, final=0, beside=0, **values):
+    return End(stream=stream, instance="here", epoch=EPOCH, final=final, beside=beside, **values)
 
 
 def complete(directory):
@@ -68,7 +68,7 @@ def test_what_is_put_is_in_complete_files_and_the_last_one_says_so(directory):
     files = complete(directory)
     assert list(files) == [f"trace-here-{EPOCH}-000001.tsv", f"usage-here-{EPOCH}-000001.tsv"]
     header, *found, end = files[f"usage-here-{EPOCH}-000001.tsv"]
-    assert header == Header(stream=USAGE, instance="here", epoch=EPOCH, file=1, first_sequence=1)
+    assert header == Header(stream=USAGE, instance="here", epoch=EPOCH, file=1, first_sequence=1, flush_ms=0)
     assert [row.sequence for row in found] == [1, 2, 3, 4]
     assert end == end_of(records=4, next_sequence=5, final=1)
     assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o600}
@@ -171,7 +171,8 @@ from pathlib import Path
 from kafka_throttle.proxy.usage.spool_file import SpoolFile
 from kafka_throttle.quotas.records.usage_record import Header
 from tests.proxy.usage.test_spool import EPOCH, records
-file = SpoolFile(Path(sys.argv[1]), Header(stream="usage", instance="here", epoch=EPOCH, file=3, first_sequence=11))
+header = Header(stream="usage", instance="here", epoch=EPOCH, file=3, first_sequence=11, flush_ms=0)
+file = SpoolFile(Path(sys.argv[1]), header)
 if sys.argv[2] != "empty":
     file.add(records(11, 13))
 if sys.argv[2] == "cut":
@@ -230,7 +231,7 @@ def test_a_file_in_which_nothing_was_written_is_deleted(directory):
 
 def test_a_file_that_is_being_written_is_nobody_elses(directory):
     directory.mkdir(mode=0o700)
-    header = Header(stream=USAGE, instance="other", epoch=1, file=1, first_sequence=1)
+    header = Header(stream=USAGE, instance="other", epoch=1, file=1, first_sequence=1, flush_ms=0)
     file = SpoolFile(directory, header)
     file.add(records(1, 1))
     assert list(salvage(directory)) == []

@@ -37,6 +37,9 @@ def past(tmp_path):
         throttle_ms=500,
         limit=2_000_000.0,
         rule="user=alice",
+        sensor=1,
+        shadow=0,
+        count=1,
     )
     return Past(tmp_path / "past", KEEP_S, lambda cluster, second: Trace([event]))
 

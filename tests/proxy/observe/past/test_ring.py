@@ -213,7 +213,7 @@ def test_where_a_trace_has_the_sensor_the_answer_is_exact(directory):
         rest = {"instance": "x", "epoch": 1, "sequence": 1, "at_ms": 1, "wall_ms": BEGIN * 1000 + 123}
         names = {"virtual_cluster": "main", "node_id": 1, "user": "alice", "client_id": "etl", "ip": ""}
         done = {"quota_type": "produce", "operation": "charge", "value": 1500.0, "throttle_ms": 500}
-        done |= {"limit": 1000.0, "rule": "user=alice"}
+        done |= {"limit": 1000.0, "rule": "user=alice", "sensor": 1, "shadow": 0, "count": 1}
         return TraceEvent(**rest | names | done | values)
 
     others = [event(user="bob"), event(quota_type="fetch"), event(shadow=1)]
