@@ -15,28 +15,11 @@ from kafka_throttle.pipeline.report.tables import text_cell
 from kafka_throttle.pipeline.simulate.candidate import Candidate, load_candidate
 from kafka_throttle.pipeline.simulate.page import print_response
 from kafka_throttle.pipeline.simulate.response import of_clients, of_sensors, reported
-from kafka_throttle.pipeline.simulate.simulation import (
-    in_runs,
-    loud_rows,
-    loud_stretches,
-    much_in,
-    near,
-    placed,
-    replayed,
-    rows_of,
-    runs_of,
-    summarised,
-)
+from kafka_throttle.pipeline.simulate.simulation import in_runs, placed, replayed, rows_of, runs_of, summarised
 from kafka_throttle.pipeline.simulate.trace_simulation import simulated_traces
-from kafka_throttle.pipeline.spark.kept import FEW, Kept
+from kafka_throttle.pipeline.spark.kept import Kept
 from kafka_throttle.pipeline.spark.session import own_session
-from kafka_throttle.pipeline.table.summaries import summary_of
-from kafka_throttle.pipeline.table.table import read_trace, read_usage, version_of
-
-KEPT_SHARE = 5
-"""Rows that may throttle are cached if they are at most one in this many: to cache a row costs as much as to
-read four.
-"""
+from kafka_throttle.pipeline.table.table import read_trace, read_usage
 
 
 def main(
@@ -69,31 +52,22 @@ def simulate(
     """The response as plain data. ValueError if there is no table, or if it has nothing in that time."""
     if trace:
         return _response_of_trace(read_trace(spark, table, since_ms, until_ms), candidate)
-    version = version_of(spark, table)
-    usage = read_usage(spark, table, since_ms, until_ms, version)
-    return response_of(usage, candidate, summary_of(spark, table, version, since_ms, until_ms))
+    return response_of(read_usage(spark, table, since_ms, until_ms), candidate)
 
 
-def response_of(usage: DataFrame, candidate: Candidate, summary: DataFrame | None = None) -> dict[str, Any]:
-    """The response from usage records, with their summary if there is one. ValueError if there are no records."""
+def response_of(usage: DataFrame, candidate: Candidate) -> dict[str, Any]:
+    """The response from usage records. ValueError if there are none."""
     with Kept() as kept:
-        summary = kept.made(placed(summarised(usage) if summary is None else summary, candidate))
+        summary = kept.counted(placed(summarised(usage), candidate))
         total = summary.agg(
             F.sum("records").alias("records"), F.min("begin_ms").alias("begin"), F.max("end_ms").alias("end")
         ).collect()[0]
         if not total["records"]:
             raise ValueError("there are no usage records in this time")
-        stretches = kept.counted(loud_stretches(summary, total["end"]))
-        most = much_in(summary, stretches).collect()[0]
-        few = (most["records"] or 0) * KEPT_SHARE <= total["records"]
-        looked_at = near(usage, summary, stretches) if few and most["clients"] <= FEW else usage
-        loud = loud_rows(looked_at, summary, stretches)
-        if few:
-            loud = kept.frame(loud)
-        found = kept.counted(runs_of(loud, summary, candidate))
-        rows = loud if few else rows_of(usage, summary, found)
-        outcome = kept.made(replayed(in_runs(rows, found), candidate, total["end"]))
-        # This action runs first and alone: on a cluster the outcome is computed only with the first action.
+        rows = rows_of(usage, summary)
+        found = kept.counted(runs_of(rows, summary, candidate))
+        outcome = kept.frame(replayed(in_runs(rows, found), candidate, total["end"]))
+        # This action runs first and alone: the outcome is computed only with the first action.
         replayed_windows = outcome.where("of_sensor").agg(F.sum("windows")).collect()[0][0] or 0
         # To plan these on one core takes Spark longer than to compute them.
         with ThreadPoolExecutor() as threads:

@@ -36,13 +36,12 @@ class Memory(NamedTuple):
     """How long a sensor of some rules remembers, and by how little it divides at the least; seconds."""
 
     span_s: float
-    least_s: float
     debt_s: float
     spans: tuple[tuple[int, float], ...]
     """So many seconds of the clock that are touched, and by how much is then divided at the least."""
 
 
-_OF_ROOMS = Memory(2.0, BURST_S - PIECE_S, 0.0, ((2, BURST_S - PIECE_S),))
+_OF_ROOMS = Memory(2.0, 0.0, ((2, BURST_S - PIECE_S),))
 """That of Fetches that wait for their turns: if no two seconds have more than so much, no Fetch lacks its piece. So for
 limits from 5 bytes/s: below that one byte is more than a piece."""
 
@@ -58,32 +57,7 @@ def memory_of(rules: Rules, quota_type: str) -> Memory:
     debts = 0.0 if quota_type in ("request", "connection", "controller_mutation") else rules.max_debt_ms / 1000
     least_s, whole_s = max((samples - 1) * window_s, 1e-3), samples * window_s
     spans = ((ceil(whole_s) + 1, least_s), (ceil(whole_s + window_s) + 1, whole_s))
-    return Memory(whole_s + 2 * window_s, least_s, debts, spans)
-
-
-def most_in_span(used: float, peak: float, length_s: float, memory: Memory, uneven: bool = False) -> float:
-    """What windows no larger, and no shorter, can have in a span, as if it were divided by `least_s`."""
-    return max(
-        _most_in(used, peak, max(length_s, 1e-3), touched, uneven) * memory.least_s / divided_s
-        for touched, divided_s in memory.spans
-    )
-
-
-def _most_in(used: float, peak: float, length_s: float, touched: int, uneven: bool) -> float:
-    if length_s < 1:
-        return used * (ceil(touched / length_s) + 1)
-    seconds = floor(length_s)
-    peak = min(max(peak, used / seconds), used)
-    windows = ceil((touched - 1) / seconds) + 1
-    if uneven:
-        # Windows that do not begin with a second share one with the window before.
-        return min((touched + windows - 1) * peak, windows * used)
-    return windows * peak + (touched - windows) * (used - peak) / max(seconds - 1, 1)
-
-
-def allowed(limit: float, memory: Memory) -> float:
-    """What may be used within a span without a throttle, however it comes."""
-    return limit * memory.least_s * SAFETY
+    return Memory(whole_s + 2 * window_s, debts, spans)
 
 
 class Most(NamedTuple):

@@ -36,11 +36,7 @@ def _problem_of_place(text: str) -> str:
 def problem_of_file(error: Exception) -> str:
     """As `problem_of`, of files only."""
     file = file_of(error)
-    if not file:
-        return ""
-    summaries = file.rpartition("/usage_2h/")[0]
-    what = f"remove {summaries}/usage_2h, which is made again" if summaries else "it is damaged, or gone"
-    return f"{file} cannot be read: {cause_of(error)}; {what}"
+    return f"{file} cannot be read: {cause_of(error)}; it is damaged, or gone" if file else ""
 
 
 def file_of(error: Exception) -> str:

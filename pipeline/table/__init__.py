@@ -1,1 +1,1 @@
-"""The table of usage: its log, files, compaction and summaries."""
+"""The table of usage: its files, what is known of their numbers, and compaction."""

@@ -1,12 +1,9 @@
 """Small files of a table are merged, old ones removed, and records deleted, while others read it and write to it."""
 
-from contextlib import suppress
-
 from pyspark.sql import SparkSession
 
 from kafka_throttle.pipeline.table.schemas import ROWS
-from kafka_throttle.pipeline.table.summaries import NAME as SUMMARIES
-from kafka_throttle.pipeline.table.table import DAY, TABLES, BadTable, root_of, sql_name, sql_text, stored
+from kafka_throttle.pipeline.table.table import DAY, TABLES, root_of, sql_name, sql_text, stored
 
 
 def optimized(spark: SparkSession, table: str) -> int:
@@ -23,11 +20,7 @@ def vacuum(spark: SparkSession, table: str, keep_hours: int) -> None:
 
     Versions from before then can no longer be read.
     """
-    names = [*TABLES]
-    with suppress(BadTable):
-        stored(spark, table, SUMMARIES)
-        names.append(SUMMARIES)
-    tables = [sql_name(root_of(table), name) for name in names]
+    tables = [sql_name(root_of(table), name) for name in TABLES]
     check = "spark.databricks.delta.retentionDurationCheck.enabled"
     before = spark.conf.get(check)
     spark.conf.set(check, "false")

@@ -4,7 +4,6 @@
 <table>/trace        trace events, the same
 <table>/quarantine   what was not taken, and why: QUARANTINE
 <table>/numbers      which sequence numbers were taken, dropped or reported: see accounts
-<table>/usage_2h     what `simulate` asks again and again: see summaries
 <table>/_checkpoint  Spark's state of each source
 """
 
@@ -23,7 +22,7 @@ from kafka_throttle.pipeline.table.schemas import NUMBERS, QUARANTINE, ROWS, sch
 from kafka_throttle.quotas.records.usage_record import TRACE, USAGE, Row
 
 DAY = "day"
-"""UTC; the partition of usage records, trace events and summaries."""
+"""UTC; the partition of usage records and trace events."""
 
 _WITH_DAY = T.StructField(DAY, T.DateType())
 

@@ -172,7 +172,7 @@ def _with_kafka_source(settings: tuple[str, ...]) -> tuple[str, ...]:
 )
 @spark_options
 def compact(**arguments: Any) -> None:
-    """Merge the small files of a table and summarise days that are over. Other jobs may read and write it meanwhile."""
+    """Merge the small files of a table, and remove old ones. Other jobs may read and write it meanwhile."""
     run_job("compact", **arguments)
 
 

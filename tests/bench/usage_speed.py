@@ -5,11 +5,10 @@
 
 Each command reads a table as `usage ingest` leaves it (see usage_table.py), after one go of each over a million
 records: so Java's compiler has not done with what is asked of many. `--warm-up` with the largest size tells what is
-left when it has. A simulation is asked for twice: first of a table without summaries, and then, "again", of one with
-those that the first has left. DuckDB reads the same Parquet files on the same cores and does less: for `simulate` it
-adds up the use of each sensor over windows of 20 s and compares it with the limit, and replays nothing; for `report` it
-makes the same sums, percentiles and shares, but no ranking, no bills, no episodes and no page. The machine may be
-shared, so processor seconds count more than the clock: "if both cores were its own" is by these.
+left when it has. DuckDB reads the same Parquet files on the same cores and does less: for `simulate` it adds up the use
+of each sensor over windows of 20 s and compares it with the limit, and replays nothing; for `report` it makes the same
+sums, percentiles and shares, but no ranking, no bills, no episodes and no page. The machine may be shared, so processor
+seconds count more than the clock: "if both cores were its own" is by these.
 """
 
 import argparse
@@ -32,7 +31,6 @@ from pyspark.sql import SparkSession
 
 from kafka_throttle.pipeline.jobs import report
 from kafka_throttle.pipeline.jobs.simulate import simulate
-from kafka_throttle.pipeline.table import summaries
 from kafka_throttle.pipeline.table.table import local_path, read_usage
 from tests.bench.processes import say
 from tests.bench.spark_cost import CORES, KINDS, add_place, measured, session
@@ -96,7 +94,7 @@ def named(what: list[str], candidates: str) -> Iterator[tuple[str, str]]:
 
 def compared(task: Task, sizes: list[int], rounds: int, warm_up: int) -> dict[str, dict[str, Figures]]:
     """By size and side, the medians of what was measured."""
-    sides = {f"{task.name}{more}": run for more, run in OURS[task.what].items()} | {"DuckDB": yardstick}
+    sides = {task.name: OURS[task.what], "DuckDB": yardstick}
     few = min(sizes[-1], warm_up)
     for name, run in sides.items():
         say(f"{name}, {few:,} records, to warm up: {rounded(run(task, few))}")
@@ -118,12 +116,6 @@ def rounded(figures: Figures) -> Figures:
 
 
 # ---- ours ----------------------------------------------------------------------------------------
-
-
-def simulated_first(task: Task, rows: int) -> Figures:
-    """Without summaries, which it leaves behind."""
-    shutil.rmtree(local_path(task.table) / summaries.NAME, ignore_errors=True)
-    return simulated(task, rows)
 
 
 def simulated(task: Task, rows: int) -> Figures:
@@ -158,10 +150,7 @@ def reported(task: Task, rows: int) -> Figures:
     return figures
 
 
-OURS: dict[str, dict[str, Callable[[Task, int], Figures]]] = {
-    "simulate": {"": simulated_first, ", again": simulated},
-    "report": {"": reported},
-}
+OURS: dict[str, Callable[[Task, int], Figures]] = {"simulate": simulated, "report": reported}
 
 # ---- DuckDB --------------------------------------------------------------------------------------
 

@@ -1,71 +1,16 @@
 """What is left of the records after the quiet ones: every run whole, and one run at a time in little room."""
 
-import random
-
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from kafka_throttle.pipeline.simulate import simulation
 from kafka_throttle.pipeline.simulate.backlog import Window
-from kafka_throttle.pipeline.simulate.candidate import Rules
 from kafka_throttle.pipeline.simulate.loud_runs import COLUMNS, Run, runs_in
-from kafka_throttle.pipeline.simulate.quiet import Most, allowed, line_of, memory_of, most_in_span, runs
 from tests.pipeline.live_runs import candidate_with
 from tests.pipeline.record_fidelity import one_user
 
 LIMIT = 1_000.0
-MEMORY = memory_of(Rules(), "produce")
-BUCKET_MS = 200_000
-
-
-def windows_of_a_sensor(seed: int):
-    """Mostly quiet, some gaps, and loud windows of all sizes, one by one and in bursts."""
-    chance = random.Random(seed)
-    begin_ms, loud_until, windows = 10**12, 0, []
-    for _ in range(3_000):
-        begin_ms += 10_000 * (chance.randint(2, 90) if chance.random() < 0.02 else 1)
-        length_ms = chance.choice([10_000, 10_000, 10_000, 3_000])
-        if chance.random() < 0.004:
-            loud_until = begin_ms + chance.choice([1, 30_000, 300_000])
-        load = chance.choice([1.1, 2.0, 4.0, 8.0]) if begin_ms < loud_until else chance.random() * 0.6
-        windows.append((begin_ms, begin_ms + length_ms, load * LIMIT * length_ms / 1000))
-    return [np.array(column) for column in zip(*windows, strict=True)]
-
-
-def most_of(begin_ms, end_ms, used):
-    length_s = (end_ms - begin_ms) / 1000
-    return np.array([most_in_span(u, 1.3 * u / s, s, MEMORY) for u, s in zip(used, length_s, strict=True)])
-
-
-def runs_found(begin_ms, end_ms, used):
-    length_s = (end_ms - begin_ms) / 1000
-    lines = np.array([line_of(u, 1.3 * u / s, s, False) for u, s in zip(used, length_s, strict=True)])
-    numbers = runs(begin_ms, end_ms, Most(used, *lines.T), used, LIMIT, MEMORY)
-    return [begin_ms[numbers == number].tolist() for number in range(numbers.max() + 1)]
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_stretches_have_every_window_of_every_run(seed, monkeypatch):
-    monkeypatch.setattr(simulation, "BUCKET_MS", BUCKET_MS)
-    begin_ms, end_ms, used = windows_of_a_sensor(seed)
-    bucket = begin_ms // BUCKET_MS
-    loud = most_of(begin_ms, end_ms, used) > allowed(LIMIT, MEMORY)
-    # What a loud window leaves to be remembered makes the next bucket loud, too.
-    buckets = {*bucket[loud].tolist(), *((end_ms[loud] + 13_000) // BUCKET_MS).tolist()}
-    rows = [(b, float(used[bucket == b].sum()), int(end_ms[bucket <= b].max())) for b in sorted(buckets)]
-    numbers, sums, ends = (np.array(column) for column in zip(*rows, strict=True))
-    whole = {"sensor_id": 7, "new_limit": LIMIT, "span_s": MEMORY.span_s, "memory_s": MEMORY.span_s + MEMORY.debt_s}
-    group = {name: np.array([value] * len(rows)) for name, value in whole.items()}
-    found = simulation._stretches_of(
-        {**group, "bucket": numbers, "used": sums, "end_ms": ends}, int(end_ms.max()) // BUCKET_MS
-    )
-    assert len({bucket for _, bucket, _, _ in found}) == len(found), "a row for each bucket"
-    kept = np.zeros(len(begin_ms), dtype=bool)
-    for _, number, from_ms, until_ms in found:
-        kept |= (bucket == number) & (end_ms > from_ms) & (begin_ms < until_ms)
-    assert not kept.all()
-    assert runs_found(begin_ms[kept], end_ms[kept], used[kept]) == runs_found(begin_ms, end_ms, used)
 
 
 def test_a_run_of_too_many_requests_is_cut_and_each_part_is_told_by_buckets(monkeypatch):

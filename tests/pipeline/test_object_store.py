@@ -148,7 +148,6 @@ def test_small_files_are_merged_and_nothing_is_missing(s3a, there):
     there.run("compact", "--keep-hours", "24")
     assert there.run("gaps") == "no record is missing\n"
     assert rows() == before
-    assert stored(s3a, f"{there.root}/table", "usage_2h").count(), "the day is over, so it is summarised"
 
 
 def test_others_read_the_table(there):

@@ -1,7 +1,5 @@
 """What is left out of a replay could not have been throttled."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 
 from kafka_throttle.pipeline.simulate.backlog import Window, replay_run
 from kafka_throttle.pipeline.simulate.candidate import Rules
-from kafka_throttle.pipeline.simulate.quiet import Most, allowed, line_of, loud_windows, memory_of, most_in_span
+from kafka_throttle.pipeline.simulate.quiet import Most, line_of, loud_windows, memory_of
 from kafka_throttle.quotas.fetch_rooms import PIECE_S
 from kafka_throttle.quotas.records.usage_record import SecondOfUse, profile_text
 
@@ -114,24 +112,3 @@ def test_an_even_load_is_quiet_up_to_five_sixths_of_its_limit():
 
     assert loud(0.8334 * LIMIT)
     assert not loud(0.8333 * LIMIT)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(WINDOWS, min_size=1, max_size=6))
-def test_what_is_quiet_by_its_largest_windows_is_quiet_by_all_of_them(drawn):
-    """The first look, at the largest windows of a bucket, finds all that the second one does."""
-    windows = in_their_order([(0, one) for one in drawn])
-    begin_ms, end_ms, most = summed({"a": windows})
-    shortest_s = min(one.length_ms for one in windows) / 1000
-    used, peak = (max(getattr(one, name) for one in windows) for name in ("used", "peak"))
-    by_largest = most_in_span(used, peak, shortest_s, MEMORY, any(one.profile for one in windows))
-    limit = max(by_largest / allowed(1.0, MEMORY), 1e-3) * (1 + 1e-9)
-    assert not loud_windows(begin_ms, end_ms, most, limit, MEMORY).any()
-    assert all(one.end_ms <= other.begin_ms for one, other in pairwise(windows))
-
-
-def test_the_most_in_a_span_is_what_no_spread_exceeds():
-    assert most_in_span(10.0, 1.0, 10.0, MEMORY) == pytest.approx(12.0)
-    assert most_in_span(10.0, 10.0, 10.0, MEMORY) == pytest.approx(30.0)
-    assert most_in_span(10.0, 2.0, 10.0, MEMORY, uneven=True) == pytest.approx(28.0)
-    assert allowed(1.0, MEMORY) == pytest.approx(10.0)

@@ -6,7 +6,6 @@ import json
 import pytest
 from pyspark.sql import functions as F
 
-from kafka_throttle.pipeline.jobs import simulate as job
 from kafka_throttle.pipeline.jobs.simulate import response_of, write
 from kafka_throttle.pipeline.simulate.candidate import Candidate, Rules
 from kafka_throttle.pipeline.simulate.trace_simulation import simulated_traces
@@ -87,19 +86,6 @@ def test_a_quota_that_is_shared_hurts_and_without_one_nobody_is_throttled_or_bou
 def test_what_is_quiet_is_not_replayed(changed, run):
     windows = {record.begin_ms for record in run.records if record.user == "big"}
     assert changed["replayed_windows"] == len(windows)
-
-
-def test_rows_that_are_kept_and_rows_that_are_read_again_give_one_response(usage, unchanged, monkeypatch):
-    def reported(response):
-        rows = {
-            name: (row["throttles"], row["throttled_ms"], row["change"]) for name, row in clients_of(response).items()
-        }
-        return response["records"], response["replayed_windows"], rows
-
-    for share, few in ((0, job.FEW), (0, 0), (10**9, job.FEW)):
-        monkeypatch.setattr(job, "KEPT_SHARE", share)
-        monkeypatch.setattr(job, "FEW", few)
-        assert reported(response_of(usage, candidate_with(LIVE))) == reported(unchanged)
 
 
 def test_what_was_asked_before_in_a_session_is_not_compiled_anew(spark, usage):

@@ -6,24 +6,18 @@ from kafka_throttle.pipeline.spark.unreadable import problem_of, problem_of_file
 from kafka_throttle.pipeline.table.table import make_tables, read_usage
 
 
-@pytest.mark.parametrize(
-    ("folder", "what"),
-    [
-        ("usage/day=2026-10-26", "it is damaged, or gone"),
-        ("usage_2h/day=2026-10-26", "remove {}/usage_2h, which is made again"),
-    ],
-)
 @pytest.mark.parametrize("is_cut", [False, True])
-def test_a_file_that_spark_cannot_read_is_named(spark, tmp_path, folder, what, is_cut):
-    spark.range(5_000).coalesce(1).write.parquet(str(tmp_path / folder))
-    [file] = (tmp_path / folder).glob("*.parquet")
+def test_a_file_that_spark_cannot_read_is_named(spark, tmp_path, is_cut):
+    folder = tmp_path / "usage/day=2026-10-26"
+    spark.range(5_000).coalesce(1).write.parquet(str(folder))
+    [file] = folder.glob("*.parquet")
     whole = file.read_bytes()
     file.write_bytes(whole[:-30] if is_cut else whole[:40] + bytes([whole[40] ^ 255]) + whole[41:])
     with pytest.raises(Exception) as caught:
-        spark.read.schema("id bigint").parquet(str(tmp_path / folder)).collect()
+        spark.read.schema("id bigint").parquet(str(folder)).collect()
     problem = problem_of_file(caught.value)
     assert problem.startswith(f"file://{file} cannot be read: ")
-    assert problem.endswith(what.format(f"file://{tmp_path}"))
+    assert problem.endswith("; it is damaged, or gone")
     assert "\n" not in problem
 
 
