@@ -16,10 +16,9 @@ from kafka_throttle.pipeline.simulate.candidate import Candidate, load_candidate
 from kafka_throttle.pipeline.simulate.page import print_response
 from kafka_throttle.pipeline.simulate.response import of_clients, of_sensors, reported
 from kafka_throttle.pipeline.simulate.simulation import in_runs, placed, replayed, rows_of, runs_of, summarised
-from kafka_throttle.pipeline.simulate.trace_simulation import simulated_traces
 from kafka_throttle.pipeline.spark.kept import Kept
 from kafka_throttle.pipeline.spark.session import own_session
-from kafka_throttle.pipeline.table.table import read_trace, read_usage
+from kafka_throttle.pipeline.table.table import read_usage
 
 
 def main(
@@ -28,7 +27,6 @@ def main(
     since_ms: int | None = None,
     until_ms: int | None = None,
     output: str = "table",
-    trace: bool = False,
     master: str | None = None,
     memory: str = "2g",
     settings: Mapping[str, str] | None = None,
@@ -36,7 +34,7 @@ def main(
     """Print the response; `output` is table, json or csv. ValueError for input that cannot be used."""
     rules = load_candidate(path_of(candidate))
     with own_session(master, memory, "kafka-throttle simulate", settings) as spark:
-        response = simulate(spark, table, rules, since_ms, until_ms, trace)
+        response = simulate(spark, table, rules, since_ms, until_ms)
     write(response, output, sys.stdout)
     return 0
 
@@ -47,11 +45,8 @@ def simulate(
     candidate: Candidate,
     since_ms: int | None = None,
     until_ms: int | None = None,
-    trace: bool = False,
 ) -> dict[str, Any]:
     """The response as plain data. ValueError if there is no table, or if it has nothing in that time."""
-    if trace:
-        return _response_of_trace(read_trace(spark, table, since_ms, until_ms), candidate)
     return response_of(read_usage(spark, table, since_ms, until_ms), candidate)
 
 
@@ -75,29 +70,10 @@ def response_of(usage: DataFrame, candidate: Candidate) -> dict[str, Any]:
     return {
         "begin_ms": total["begin"],
         "end_ms": total["end"],
-        "source": "usage",
         "records": total["records"],
         "replayed_windows": replayed_windows,
         "sensors": _shares(sensors, total["end"] - total["begin"]),
         "clients": _shares(clients, total["end"] - total["begin"]),
-    }
-
-
-def _response_of_trace(trace: DataFrame, candidate: Candidate) -> dict[str, Any]:
-    rows = [row.asDict() for row in simulated_traces(trace, candidate).collect()]
-    found = trace.agg(F.count("*").alias("n"), F.min("wall_ms").alias("begin"), F.max("wall_ms").alias("end"))
-    total = found.collect()[0]
-    if not total["n"]:
-        raise ValueError("there are no trace events in this time")
-    length_ms = total["end"] - total["begin"]
-    return {
-        "begin_ms": total["begin"],
-        "end_ms": total["end"],
-        "source": "trace",
-        "records": total["n"],
-        "replayed_windows": 0,
-        "sensors": _shares([row for row in rows if row["of_sensor"]], length_ms),
-        "clients": _shares([row for row in rows if not row["of_sensor"]], length_ms),
     }
 
 

@@ -1,1 +1,1 @@
-"""What would have happened under other quotas, from records and from traces."""
+"""What would have happened under other quotas, from usage records."""

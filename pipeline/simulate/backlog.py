@@ -18,15 +18,18 @@ separately, anywhere, in any order, with one result.
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from math import ceil, floor
 from typing import NamedTuple
 
 from kafka_throttle.pipeline.simulate.candidate import Rules
 from kafka_throttle.pipeline.simulate.meter import Meter, longest_throttle_ms, value_of
 from kafka_throttle.pipeline.simulate.replay import Demand, Lane, SensorReplay, Throttling
-from kafka_throttle.pipeline.simulate.traced import HELD_MS, Client
 from kafka_throttle.quotas.records.trace import Operation
 from kafka_throttle.quotas.records.usage_record import SecondOfUse, UsageRecord, read_profile
+
+HELD_MS = 100
+"""So soon after a mute comes what it has held back; a client that obeys by itself needs a way to come back."""
 
 MAX_REQUESTS = 200
 """More requests of a second are combined into so many."""
@@ -48,6 +51,13 @@ REFUSED = {
 _SMOOTH = 6
 _LEAST_MUTED_MS = 500
 _LONG_AGO = -(2**62)
+
+
+class Client(Enum):
+    """What a client is like that is not known: PACED wants what was seen, GREEDY always more while it is throttled."""
+
+    PACED = "paced"
+    GREEDY = "greedy"
 
 
 class Window(NamedTuple):

@@ -43,8 +43,7 @@ def print_response(response: Mapping[str, Any], to: IO[str]) -> None:
     """What these quotas would have done: sensors, then clients, those with most throttle time first."""
     console = Console(file=to, width=None if to.isatty() else _WIDTH, highlight=False)
     period = f"{_time(response['begin_ms'])} to {_time(response['end_ms'])}"
-    what = "trace events" if response["source"] == "trace" else "usage records"
-    console.print(f"{response['records']:,} {what}, {period}")
+    console.print(f"{response['records']:,} usage records, {period}")
     clients = response["clients"]
     counts = {change: sum(row["change"] == change for row in clients) for change in ("hurt", "worse", "eased", "freed")}
     reported = ", ".join(f"{number:,} {change}" for change, number in counts.items())
@@ -55,7 +54,7 @@ def print_response(response: Mapping[str, Any], to: IO[str]) -> None:
         console.print(_sensors(response["sensors"]))
     if clients:
         console.print(_clients(clients))
-        if response["source"] == "usage" and any(row["shared_by"] > 1 for row in clients):
+        if any(row["shared_by"] > 1 for row in clients):
             console.print("A client that shares its sensor: with the share of it that was recorded.")
     else:
         console.print("Nobody was throttled, and nobody would have been.")

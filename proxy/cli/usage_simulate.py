@@ -19,7 +19,6 @@ from kafka_throttle.proxy.cli.usage import run_job, spark_options, table_option
     help="The quotas to try: a proxy's YAML file, its section `quotas`, or its list `entries`.",
 )
 @period_options
-@click.option("--trace", is_flag=True, help="Replay traces, event by event, instead of usage records.")
 @click.option("--json", "output", flag_value="json", help="Print one JSON object.")
 @click.option("--csv", "output", flag_value="csv", help="Print CSV, one line for each client at each node.")
 @spark_options

@@ -873,7 +873,7 @@ class RestartConfig(Settings):
 
 
 class TraceConfig(Settings):
-    """Every operation on the sensors of some entities, for an exact replay. Much data: use it for a while only."""
+    """Every operation on the sensors of some entities, to the ms. Much data: use it for a while only."""
 
     entities: Many[EntitySettings] = ()
     """The entities: sensors with these names, or of a quota that is set on exactly this entity."""

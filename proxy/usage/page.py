@@ -242,9 +242,9 @@ _TRACE = """
 
 `usage.trace.entities` names entities as quotas do. Every operation on their sensors is recorded, in order: on sensors
 that measure under these names, or for a quota that is set on exactly this entity (`default_user: true`: all sensors
-of that default). Operations beyond 10,000 per second are dropped, counted and reported; from then on a replay of
-these sensors is not exact. Without traced entities there is no cost. `kafka_throttle.quotas.records.trace.Replay` does
-the operations again, and reproduces every throttle time to the millisecond. With a
+of that default). Operations beyond 10,000 per second are dropped, counted and reported; from then on the trace of these
+sensors is not whole. Without traced entities there is no cost. Done again in their order, the operations give every
+throttle time to the millisecond: `tests/quotas/trace_replay.py` does that. With a
 [history](operations.md#what-happened-at-0312), `kafka-throttle explain --at` shows the operations of a second.
 
 """

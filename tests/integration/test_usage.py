@@ -1,12 +1,10 @@
 """Usage records in front of a real cluster: their sums are what an observer on the wire has counted, byte for byte."""
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections import Counter
 from uuid import uuid4
 
 import pytest
@@ -16,14 +14,16 @@ from kafka import KafkaConsumer, KafkaProducer
 
 from kafka_throttle.pipeline.ingest.frames import Frames
 from kafka_throttle.pipeline.ingest.summary import gap_lines
+from kafka_throttle.pipeline.simulate.candidate import candidate_of
 from kafka_throttle.pipeline.table.accounts import Account, Writer, added, lost_ends
 from kafka_throttle.pipeline.table.intervals import union
-from kafka_throttle.quotas.records.trace import Replay
 from kafka_throttle.quotas.records.usage_record import Dropped, End, Header, TraceEvent, UsageRecord, read_line
 from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
 from tests.integration.restarts import RelayedProxy, is_running
 from tests.integration.topics import make_topic
 from tests.integration.wire_observer import WireObserver
+from tests.pipeline.oracle.simulated_trace import simulate_trace
+from tests.quotas.trace_replay import Replay
 from tests.support.timeouts import TIMEOUT_S
 
 OBSERVER = "127.0.0.3"
@@ -313,7 +313,7 @@ def test_the_table_has_what_crossed_the_wire_and_the_same_quotas_would_do_the_sa
         observed.clients_are_gone()
         observed.proxy.stop()
         counts = observed.observer.counts
-    table, candidate = tmp_path / "table", tmp_path / "candidate.yaml"
+    table = tmp_path / "table"
     for _ in range(2):  # the second time all of it is there
         kafka_throttle_usage("ingest", "--from", observed.directory, "--table", table, "--once")
     rows = DeltaTable(table / "usage").to_pyarrow_table(columns=["in_bytes", "out_bytes", "unsent_bytes"])
@@ -321,17 +321,10 @@ def test_the_table_has_what_crossed_the_wire_and_the_same_quotas_would_do_the_sa
     assert (in_bytes, out_bytes - unsent_bytes) == counts
     assert kafka_throttle_usage("gaps", "--table", table).strip() == "no record is missing"
 
-    live = Counter()
-    for path in observed.directory.glob("trace-*.tsv"):
-        for row in map(read_line, path.read_text().splitlines(keepends=True)):
-            if isinstance(row, TraceEvent) and row.operation != "owe":
-                live[row.node_id, row.quota_type] += row.throttle_ms
-    candidate.write_text(json.dumps({"entries": QUOTAS, "throttle": EMPTY}))
-    response = json.loads(
-        kafka_throttle_usage("simulate", "--table", table, "--candidate", candidate, "--trace", "--json")
-    )
-    reported = {(row["node_id"], row["quota_type"]): row for row in response["clients"]}
-    assert {place for place, throttled_ms in live.items() if throttled_ms} == reported.keys()
-    for place, row in reported.items():
-        assert row["throttled_ms"] == row["live_throttled_ms"] == live[place]
-        assert row["throttles"] == row["live_throttles"]
+    lines = [line for path in observed.directory.glob("trace-*.tsv") for line in path.read_text().splitlines()]
+    events = [row for row in map(read_line, lines) if isinstance(row, TraceEvent)]
+    reported = {}
+    for sensor in simulate_trace(events, candidate_of({"entries": QUOTAS, "throttle": EMPTY})):
+        reported |= sensor.reported
+    assert any(reported.values())
+    assert reported == {event.sequence: event.throttle_ms for event in events if event.sequence in reported}

@@ -27,15 +27,14 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from demo.kafka_cluster import KafkaCluster
-from kafka_throttle.pipeline.simulate.backlog import Replayed, Window, replay_run
+from kafka_throttle.pipeline.simulate.backlog import Client, Replayed, Window, replay_run
 from kafka_throttle.pipeline.simulate.candidate import Candidate, Rules
 from kafka_throttle.pipeline.simulate.meter import measured_quota, value_of
-from kafka_throttle.pipeline.simulate.simulated_trace import TracedSensor, simulate_trace
-from kafka_throttle.pipeline.simulate.traced import Client
 from kafka_throttle.quotas.entities import Entity, QuotaType
 from kafka_throttle.quotas.quota_table import QuotaTable
 from kafka_throttle.quotas.records.usage_record import TraceEvent, UsageRecord, read_line
 from tests.integration.proxy_process import ProxyProcess
+from tests.pipeline.oracle.simulated_trace import TracedSensor, simulate_trace
 from tests.support.timeouts import TIMEOUT_S
 
 TOPIC = "real-runs"

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_throttle.pipeline.simulate.backlog import MAX_REQUESTS, Replayed, Window, connections, replay_run
+from kafka_throttle.pipeline.simulate.backlog import MAX_REQUESTS, Client, Replayed, Window, connections, replay_run
 from kafka_throttle.pipeline.simulate.candidate import Rules
 from kafka_throttle.pipeline.simulate.meter import Meter
 from kafka_throttle.pipeline.simulate.quiet import Most, line_of, memory_of, runs
-from kafka_throttle.pipeline.simulate.traced import Client
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
 from kafka_throttle.quotas.quota_table import QuotaTable
 from kafka_throttle.quotas.records.usage_record import SecondOfUse, profile_text

@@ -1,4 +1,4 @@
-"""`usage simulate` on Spark: the response from records and from a trace."""
+"""`usage simulate` on Spark: the response from usage records."""
 
 import io
 import json
@@ -8,12 +8,11 @@ from pyspark.sql import functions as F
 
 from kafka_throttle.pipeline.jobs.simulate import response_of, write
 from kafka_throttle.pipeline.simulate.candidate import Candidate, Rules
-from kafka_throttle.pipeline.simulate.trace_simulation import simulated_traces
 from kafka_throttle.pipeline.table.schemas import schema_of
 from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
 from kafka_throttle.quotas.quota_table import QuotaTable
-from kafka_throttle.quotas.records.usage_record import TraceEvent, UsageRecord, columns
+from kafka_throttle.quotas.records.usage_record import UsageRecord, columns
 from tests.pipeline.live_runs import Connection, candidate_with, greedy, live_run, steady
 
 MB = 1_000_000
@@ -104,18 +103,6 @@ def test_the_response_can_be_read(unchanged, output):
     assert "greedy" in to.getvalue()
     if output == "json":
         assert json.loads(to.getvalue())["clients"][0]["user"] == "greedy"
-
-
-def test_a_trace_gives_the_live_throttle_times_to_the_ms(spark, run):
-    names = list(columns(TraceEvent))
-    rows = [tuple(getattr(event, name) for name in names) for event in run.events]
-    trace = spark.createDataFrame(rows, schema_of(TraceEvent))
-    found = [row.asDict() for row in simulated_traces(trace, candidate_with(LIVE)).collect()]
-    sensors = {row["place_user"]: row for row in found if row["of_sensor"]}
-    assert set(sensors) == {"big", "greedy", "calm"}
-    assert [row["differing"] for row in sensors.values()] == [0, 0, 0]
-    assert sensors["greedy"]["throttled_ms"] == run.throttled_ms["greedy", "x"]
-    assert sensors["big"]["shared_by"] == 4
 
 
 def test_a_candidate_over_all_nodes_measures_all_instances_and_nodes_by_one_sensor(usage):

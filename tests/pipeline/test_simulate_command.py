@@ -33,7 +33,6 @@ CLIENT = {**ROW, "user": "[bold]", "client_id": "app", "ip": "", "change": "hurt
 RESPONSE = {
     "begin_ms": 1_795_000_000_000,
     "end_ms": 1_795_000_010_000,
-    "source": "usage",
     "records": 12_345,
     "replayed_windows": 1,
     "sensors": [{**ROW, "shared_by": 3}],

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafka_throttle.pipeline.simulate.backlog import Client
 from kafka_throttle.pipeline.simulate.candidate import Candidate, Rules
 from kafka_throttle.pipeline.simulate.meter import Meter, type_of
-from kafka_throttle.pipeline.simulate.simulated_trace import ClientKey, simulate_trace
-from kafka_throttle.pipeline.simulate.traced import Client
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
 from kafka_throttle.quotas.quota_table import QuotaTable
 from kafka_throttle.quotas.records.trace import Operation
 from kafka_throttle.quotas.records.usage_record import TraceEvent
 from tests.pipeline.live_runs import FETCH, PRODUCE, Connection, bursty, candidate_with, greedy, live_run, steady
+from tests.pipeline.oracle.simulated_trace import ClientKey, simulate_trace
 
 MB = 1_000_000
 

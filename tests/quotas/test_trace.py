@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from kafka_throttle.quotas.client_quotas import ClientQuotaManager
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
 from kafka_throttle.quotas.quota_table import QuotaTable
-from kafka_throttle.quotas.records.trace import NO_USE, Operation, Replay, Unknown
+from kafka_throttle.quotas.records.trace import NO_USE, Operation
 from kafka_throttle.quotas.records.traced_sensors import TracedBuckets, TracedSensors
 from kafka_throttle.quotas.records.usage_record import TraceEvent, line_of, read_line
 from kafka_throttle.quotas.sensors.windowed_rate import Sensors
+from tests.quotas.trace_replay import Replay, Unknown
 
 pytestmark = pytest.mark.pure
 """A proxy that traces runs pure Python: a traced handle is an int with more in it, which compiled code would drop."""

@@ -15,13 +15,13 @@ from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManage
 from kafka_throttle.quotas.connection_quotas import ADMITTED, Admission, ConnectionLimits, ConnectionQuotas, Outcome
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
 from kafka_throttle.quotas.quota_table import QuotaTable
-from kafka_throttle.quotas.records.trace import Replay
 from kafka_throttle.quotas.records.traced_sensors import Subject, Traced
 from kafka_throttle.quotas.records.usage_record import USAGE, UsageRecord, read_line
 from kafka_throttle.quotas.request_costs import RequestCosts
 from kafka_throttle.quotas.sensors.token_buckets import TokenBuckets
 from kafka_throttle.quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
+from tests.quotas.trace_replay import Replay
 
 ALICE = Entity(user="alice")
 QUOTAS = QuotaTable({ALICE: {QuotaType.PRODUCE: 100}, Entity(ip=DEFAULT): {QuotaType.CONNECTION: 5}})

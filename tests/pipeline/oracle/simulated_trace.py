@@ -5,13 +5,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kafka_throttle.pipeline.simulate.backlog import Client
 from kafka_throttle.pipeline.simulate.candidate import Candidate
 from kafka_throttle.pipeline.simulate.meter import MeasuredQuota, Meter, Place, measured_quota
 from kafka_throttle.pipeline.simulate.replay import SensorReplay, Throttling
-from kafka_throttle.pipeline.simulate.traced import Client, TracedClient, in_order
 from kafka_throttle.quotas.client_quotas import measured_at
 from kafka_throttle.quotas.records.trace import NO_USE, Operation
 from kafka_throttle.quotas.records.usage_record import TraceEvent
+from tests.pipeline.oracle.traced import TracedClient, in_order
 
 
 class ClientKey(NamedTuple):

@@ -8,26 +8,16 @@ request its own time again, and so the same throttle times.
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 
+from kafka_throttle.pipeline.simulate.backlog import HELD_MS, Client
 from kafka_throttle.pipeline.simulate.replay import Demand, Lane
 from kafka_throttle.quotas.records.trace import NO_USE, Operation
 from kafka_throttle.quotas.records.usage_record import TraceEvent
-
-HELD_MS = 100
-"""So soon after a mute comes what it has held back; a client that obeys by itself needs a way to come back."""
 
 _WANTS_MORE = frozenset(
     {Operation.CHARGE, Operation.CHARGE_IF_WITHIN, Operation.SPEND, Operation.SPEND_STRICTLY, Operation.CONNECT}
 )
 """What makes a client wait that would have gone on."""
-
-
-class Client(Enum):
-    """What a client is like that is not known: PACED wants what was seen, GREEDY always more while it is throttled."""
-
-    PACED = "paced"
-    GREEDY = "greedy"
 
 
 @dataclass(slots=True)
