@@ -12,8 +12,6 @@ from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from kafka_throttle.common.places import made_of
 from kafka_throttle.common.remote_path import AnyPath, path_of, put, writable_folder
 from kafka_throttle.common.yaml_file import yaml_of
-from kafka_throttle.pipeline.jobs.report import EMPTY, Steps, killed_of, missing_of
-from kafka_throttle.pipeline.jobs.simulate import response_of
 from kafka_throttle.pipeline.recommend import demand
 from kafka_throttle.pipeline.recommend.advice import Advice, Recommendation, Settings, advise, judged
 from kafka_throttle.pipeline.recommend.capacity import Capacity, capacity_of
@@ -23,11 +21,14 @@ from kafka_throttle.pipeline.recommend.page import comment_of, print_advice
 from kafka_throttle.pipeline.recommend.quota_file import Limits, document
 from kafka_throttle.pipeline.recommend.rows import csv_table, plain, stage_name
 from kafka_throttle.pipeline.report.findings import KilledProcess
+from kafka_throttle.pipeline.report.missing import killed_of, missing_of
 from kafka_throttle.pipeline.report.summary import killed
 from kafka_throttle.pipeline.report.tables import csv_of
 from kafka_throttle.pipeline.report.words import count, moment, plural
 from kafka_throttle.pipeline.simulate.candidate import candidate_of
+from kafka_throttle.pipeline.simulate.response import response_of
 from kafka_throttle.pipeline.spark.session import own_session
+from kafka_throttle.pipeline.steps import EMPTY, Steps
 from kafka_throttle.pipeline.table.accounts import read_accounts
 from kafka_throttle.pipeline.table.table import read_usage
 from kafka_throttle.quotas.entities import QuotaType

@@ -1,11 +1,8 @@
 """`usage report`: from the usage table to one page of HTML, and every table in it as CSV and Parquet."""
 
 import io
-import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -20,8 +17,6 @@ from kafka_throttle.pipeline.report.chargeback import bills, by_tenant, tenant_o
 from kafka_throttle.pipeline.report.findings import (
     SMALL_STEPS,
     Findings,
-    KilledProcess,
-    Missing,
     Row,
     silences,
     talkers,
@@ -29,6 +24,7 @@ from kafka_throttle.pipeline.report.findings import (
     width_for,
 )
 from kafka_throttle.pipeline.report.forecast import forecast
+from kafka_throttle.pipeline.report.missing import killed_of, missing_of
 from kafka_throttle.pipeline.report.page import page_of
 from kafka_throttle.pipeline.report.price_sheet import UNASSIGNED, PriceSheet, price_sheet
 from kafka_throttle.pipeline.report.tables import Table, arrow_of, csv_of
@@ -36,11 +32,9 @@ from kafka_throttle.pipeline.report.views import tables_of
 from kafka_throttle.pipeline.spark.day import now_ms
 from kafka_throttle.pipeline.spark.kept import Kept
 from kafka_throttle.pipeline.spark.session import spark_session
-from kafka_throttle.pipeline.table.accounts import Accounts, lost_ends, read_accounts
+from kafka_throttle.pipeline.steps import EMPTY, Steps, say
+from kafka_throttle.pipeline.table.accounts import read_accounts
 from kafka_throttle.pipeline.table.table import read_quarantine, read_usage, version_at
-
-EMPTY = 3
-"""The exit status if there are no records: the page is written all the same and says so."""
 
 
 def main(
@@ -75,14 +69,14 @@ def main(
                     quarantined=read_quarantine(spark, table).where("text is not null").count())  # fmt: skip
     steps.next("writing")
     write(findings, folder)
-    _say(f"{folder / 'report.html'}: {findings.records:,} records, {steps.seconds:.0f} s")
+    say(f"{folder / 'report.html'}: {findings.records:,} records, {steps.seconds:.0f} s")
     if not findings.records:
-        _say("there are no usage records in this time")
+        say("there are no usage records in this time")
         return EMPTY
     return 0
 
 
-def find(usage: DataFrame, steps: "Steps", **known: Any) -> Findings:
+def find(usage: DataFrame, steps: Steps, **known: Any) -> Findings:
     """The findings from these records; `known` are the findings that the records themselves do not give."""
     steps.next("how much there is")
     with Kept() as kept:
@@ -107,7 +101,7 @@ AT_ONCE = 2
 
 
 def _sums(
-    usage: DataFrame, days: DataFrame, course: DataFrame, span: Row, steps: "Steps", **known: Any
+    usage: DataFrame, days: DataFrame, course: DataFrame, span: Row, steps: Steps, **known: Any
 ) -> dict[str, Any]:
     steps.next("adding up by client and day")
     use = _use(days, known["top_n"])
@@ -171,7 +165,7 @@ def _without_months(months: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(sums.values())
 
 
-def _course(course: DataFrame, days: list[Row], span: Row, steps: "Steps") -> dict[str, Any]:
+def _course(course: DataFrame, days: list[Row], span: Row, steps: Steps) -> dict[str, Any]:
     steps.next("the course of time")
     width_ms = width_for(span["begin_ms"], span["end_ms"])
     timeline = _rows(figures.timeline(course, width_ms))
@@ -206,7 +200,7 @@ def _frame_of(spark: SparkSession, rows: Iterable[Row], names: tuple[str, ...]) 
     return spark.createDataFrame(pa.table(columns))
 
 
-def _quotas(usage: DataFrame, top_n: int, width_ms: int, steps: "Steps") -> dict[str, Any]:
+def _quotas(usage: DataFrame, top_n: int, width_ms: int, steps: Steps) -> dict[str, Any]:
     steps.next("use of quotas, window by window")
     p99 = (F.col("p99").desc(), F.col("most").desc(), "rule", "user", "client_id")
     most = (F.col("shadow_throttled_ms").desc(), *figures.CLIENT)
@@ -232,7 +226,7 @@ def _quotas(usage: DataFrame, top_n: int, width_ms: int, steps: "Steps") -> dict
     }
 
 
-def _noise(usage: DataFrame, top_n: int, slice_ms: int, steps: "Steps") -> dict[str, Any]:
+def _noise(usage: DataFrame, top_n: int, slice_ms: int, steps: Steps) -> dict[str, Any]:
     steps.next("noisy neighbours")
     worst = (F.col("others_throttled_ms").desc(), F.col("share").desc(), "begin_ms")
     with Kept() as kept:
@@ -254,26 +248,6 @@ def _rows(frame: DataFrame) -> list[dict[str, Any]]:
     return [row.asDict() for row in frame.collect()]
 
 
-def missing_of(accounts: Accounts) -> list[Missing]:
-    """The usage records that are missing according to the table's log, by writer."""
-    return [
-        Missing(writer.instance, writer.epoch, first, last, dropped)
-        for writer, account in sorted(accounts.items())
-        if writer.stream == "usage"
-        for dropped, intervals in ((False, account.gaps), (True, account.dropped))
-        for first, last in intervals
-    ]
-
-
-def killed_of(accounts: Accounts) -> list[KilledProcess]:
-    """The processes whose last usage records are missing."""
-    return [
-        KilledProcess(lost.writer.instance, lost.writer.epoch, lost.before_ms, lost.flush_ms)
-        for lost in lost_ends(accounts)
-        if lost.writer.stream == "usage"
-    ]
-
-
 def write(findings: Findings, folder: AnyPath) -> None:
     """Write `report.html`, and `tables/<name>.csv` and `.parquet`. Each file appears when it is whole."""
     tables = tables_of(findings)
@@ -287,28 +261,3 @@ def _parquet_of(table: Table) -> bytes:
     data = io.BytesIO()
     pq.write_table(arrow_of(table), data)
     return data.getvalue()
-
-
-class Steps:
-    """Prints on standard error which step of the work has begun."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._number = 0
-        self._began = time.monotonic()
-        self._lock = Lock()
-
-    @property
-    def seconds(self) -> float:
-        """The time since the first step."""
-        return time.monotonic() - self._began
-
-    def next(self, name: str) -> None:
-        """Begin the next step."""
-        with self._lock:
-            self._number += 1
-            _say(f"[{self._number}/{self._count}] {self.seconds:5.1f} s  {name}")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

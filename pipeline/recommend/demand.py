@@ -15,10 +15,10 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from kafka_throttle.pipeline.recommend.subject import CLIENT_ID, PAIR, USER
-from kafka_throttle.pipeline.report.figures import USER_AND_CLIENT_ID
 from kafka_throttle.pipeline.simulate.simulation import as_charged
 from kafka_throttle.pipeline.spark.day import DAY_MS, utc_day
 from kafka_throttle.pipeline.spark.measured_node import measured_node
+from kafka_throttle.pipeline.spark.rule import is_of_pair, is_of_user
 from kafka_throttle.quotas.entities import DEFAULT
 from kafka_throttle.quotas.precedence import LEVELS, OWN
 
@@ -76,9 +76,9 @@ _LEVEL: Final = {PAIR: (OWN, OWN), USER: (OWN, None), CLIENT_ID: (None, OWN)}
 def _beats(by: str) -> Column:
     """Whether the rule of a record comes before a quota of the kind `by`, in Kafka's order of precedence."""
     rule = F.col("rule")
-    of_pair = rule.rlike(USER_AND_CLIENT_ID)
+    of_pair = is_of_pair(rule)
     of_default = rule.startswith("user=<default>,") | (rule == "user=<default>")
-    of_user = {OWN: rule.startswith("user=") & ~of_default, DEFAULT: of_default, None: ~rule.startswith("user=")}
+    of_user = {OWN: is_of_user(rule) & ~of_default, DEFAULT: of_default, None: ~is_of_user(rule)}
     stronger = dict.fromkeys((user, client_id is None) for user, client_id in LEVELS[: LEVELS.index(_LEVEL[by])])
     on_level = [of_user[user] & (~of_pair if alone else of_pair) for user, alone in stronger]
     return reduce(or_, on_level, F.lit(False))
@@ -93,15 +93,13 @@ def shared_quotas(usage: DataFrame, by: str, quota_types: Iterable[str]) -> Data
     if it lacks a name that SUBJECT has: those for a client-id, if by user or pair; those for a user, if by pair.
     """
     rule = F.col("rule")
-    for_user = rule.startswith("user=")
-    narrow = rule.contains(", client-id=") & rule.rlike(USER_AND_CLIENT_ID)
-    shared = {USER: ~for_user, PAIR: ~narrow, CLIENT_ID: F.lit(False)}[by] & (rule != "")
+    shared = {USER: ~is_of_user(rule), PAIR: ~is_of_pair(rule), CLIENT_ID: F.lit(False)}[by] & (rule != "")
     concerned = F.col("quota_type").isin(*quota_types) & (F.col("quota_type") != "connection")
     names = (F.col("user"), F.col("client_id"))
     used = usage.where(concerned & shared & F.col("limit").isNotNull()).select(
         *_subject(by),
         "rule",
-        F.when(for_user, names[0]).otherwise(names[1]).alias("name"),
+        F.when(is_of_user(rule), names[0]).otherwise(names[1]).alias("name"),
         as_charged(F.col("quota_type"), F.col("used")).alias("value"),
         "limit",
         "begin_ms",

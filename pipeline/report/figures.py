@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from kafka_throttle.pipeline.spark.day import utc_day
 from kafka_throttle.pipeline.spark.measured_node import measured_node
+from kafka_throttle.pipeline.spark.rule import is_of_client_id, is_of_user
 
 CLIENT = ("virtual_cluster", "user", "client_id")
 """The columns that identify what the report calls a client."""
@@ -42,10 +43,6 @@ node and quota type; `throttled_window_ms`: length of those windows in which the
 PERCENTILES = (0.5, 0.95, 0.99)
 RANK_ACCURACY = 1_000
 """A percentile's rank is off by at most 1 / this."""
-
-_PARTS_OF_TEXT = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^"',= ]*)"""
-USER_AND_CLIENT_ID = rf"(?s)^user={_PARTS_OF_TEXT}, client-id="
-"""Matches the rule of a quota for a user together with a client-id."""
 
 
 def daily(usage: DataFrame) -> DataFrame:
@@ -280,11 +277,6 @@ def courses_of_quotas(usage: DataFrame, chosen: DataFrame, width_ms: int) -> Dat
 def _used_windows(usage: DataFrame) -> DataFrame:
     """USAGE -> SENSOR, node_id, begin_ms, utilisation, peak, limit."""
     rule = F.col("rule")
-    by_user = rule.startswith("user=")
-    # A regular expression costs more than everything else, so it is applied only to the few rules that may have both
-    # names.
-    both = rule.contains(", client-id=") & rule.rlike(USER_AND_CLIENT_ID)
-    by_client_id = rule.startswith("client-id=") | both
     limited = usage.where((F.col("limit") > 0) & (F.col("used") > 0)).select(
         "virtual_cluster",
         measured_node().alias("node_id"),
@@ -292,8 +284,8 @@ def _used_windows(usage: DataFrame) -> DataFrame:
         "end_ms",
         "quota_type",
         "rule",
-        F.when(by_user, F.col("user")).otherwise("").alias("user"),
-        F.when(by_client_id, F.col("client_id")).otherwise("").alias("client_id"),
+        F.when(is_of_user(rule), F.col("user")).otherwise("").alias("user"),
+        F.when(is_of_client_id(rule), F.col("client_id")).otherwise("").alias("client_id"),
         F.when(rule.startswith("ip="), F.col("ip")).otherwise("").alias("ip"),
         _allowed_unit(F.col("used")).alias("used"),
         _allowed_unit(F.col("peak")).alias("peak"),

@@ -1,13 +1,12 @@
 """What can be done about throttled clients: the commands to type."""
 
-import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from kafka_throttle.pipeline.report.figures import USER_AND_CLIENT_ID
 from kafka_throttle.pipeline.report.findings import Findings, Row
+from kafka_throttle.pipeline.spark.rule import kind_of
 
 TYPES = ("produce", "fetch", "request", "controller_mutation", "connection")
 _LEAST_DAYS, _LEAST_WINDOWS = 7, 100
@@ -35,13 +34,6 @@ class NextCommands:
 def anchor_of(by: str) -> str:
     """The id of the commands for one kind of entity."""
     return f"next-{by.replace('+', '-and-')}"
-
-
-def kind_of(rule: str) -> str:
-    """The kind of entity that a rule is set on."""
-    if rule.startswith("client-id="):
-        return "client-id"
-    return "user+client-id" if re.match(USER_AND_CLIENT_ID, rule) else "user"
 
 
 def next_commands(findings: Findings, throttled: Sequence[Row]) -> list[NextCommands]:

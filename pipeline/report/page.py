@@ -15,7 +15,7 @@ from kafka_throttle.pipeline.report import charts, words
 from kafka_throttle.pipeline.report.courses import Courses
 from kafka_throttle.pipeline.report.figures import CLIENT
 from kafka_throttle.pipeline.report.findings import MOST_BARS, Findings, Row, largest
-from kafka_throttle.pipeline.report.next_commands import anchor_of, kind_of, next_commands
+from kafka_throttle.pipeline.report.next_commands import anchor_of, next_commands
 from kafka_throttle.pipeline.report.price_sheet import UNASSIGNED
 from kafka_throttle.pipeline.report.summary import killed, no_noise, summary, too_few_slices
 from kafka_throttle.pipeline.report.tables import Column, Table
@@ -27,6 +27,7 @@ from kafka_throttle.pipeline.report.views import (
     named,
     utilisation_in_words,
 )
+from kafka_throttle.pipeline.spark.rule import kind_of
 
 MOST_STRIPS = 12
 MOST_SILENCES = 20

@@ -1,11 +1,23 @@
 """The response to "what would these quotas have done", as rows to print, write or compare."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from kafka_throttle.pipeline.simulate.simulation import PLACE, sensor_id
+from kafka_throttle.pipeline.simulate.candidate import Candidate
+from kafka_throttle.pipeline.simulate.simulation import (
+    PLACE,
+    in_runs,
+    placed,
+    replayed,
+    rows_of,
+    runs_of,
+    sensor_id,
+    summarised,
+)
+from kafka_throttle.pipeline.spark.kept import Kept
 
 MOST_ROWS = 100_000
 """No more sensors, and no more clients, are told; those with most throttle time first."""
@@ -19,7 +31,39 @@ _REPLAYED = frozenset({*_SUMMED, *_MOST})
 """What is null of clients and sensors that no run has."""
 
 
-def of_clients(summary: DataFrame, replayed: DataFrame) -> DataFrame:
+def response_of(usage: DataFrame, candidate: Candidate) -> dict[str, Any]:
+    """The response from usage records. ValueError if there are none."""
+    with Kept() as kept:
+        summary = kept.counted(placed(summarised(usage), candidate))
+        total = summary.agg(
+            F.sum("records").alias("records"), F.min("begin_ms").alias("begin"), F.max("end_ms").alias("end")
+        ).collect()[0]
+        if not total["records"]:
+            raise ValueError("there are no usage records in this time")
+        rows = rows_of(usage, summary)
+        found = kept.counted(runs_of(rows, summary, candidate))
+        outcome = kept.frame(replayed(in_runs(rows, found), candidate, total["end"]))
+        # This action runs first and alone: the outcome is computed only with the first action.
+        replayed_windows = outcome.where("of_sensor").agg(F.sum("windows")).collect()[0][0] or 0
+        # To plan these on one core takes Spark longer than to compute them.
+        with ThreadPoolExecutor() as threads:
+            clients, sensors = threads.map(reported, (of_clients(summary, outcome), of_sensors(summary, outcome)))
+    return {
+        "begin_ms": total["begin"],
+        "end_ms": total["end"],
+        "records": total["records"],
+        "replayed_windows": replayed_windows,
+        "sensors": _shares(sensors, total["end"] - total["begin"]),
+        "clients": _shares(clients, total["end"] - total["begin"]),
+    }
+
+
+def _shares(rows: list[dict[str, Any]], length_ms: int) -> list[dict[str, Any]]:
+    # The last mutes may end after the last record.
+    return [{**row, "muted_share": min(row["muted_ms"] / max(length_ms, 1), 1.0)} for row in rows]
+
+
+def of_clients(summary: DataFrame, outcome: DataFrame) -> DataFrame:
     """Placed summary and REPLAYED -> for each client at a node, what was recorded and what would have been.
 
     What begins with `live_` is recorded. `paced_used` and `greedy_used` are what would have been let through: of
@@ -28,16 +72,16 @@ def of_clients(summary: DataFrame, replayed: DataFrame) -> DataFrame:
     held as recorded.
     """
     live = _recorded(_numbered(summary), [*_WHO, *_SENSOR_COLUMNS])
-    news = _summed(replayed.where(~F.col("of_sensor")), _WHO)
+    news = _summed(outcome.where(~F.col("of_sensor")), _WHO)
     rows = _with_use(live.join(news, _WHO, "left")).withColumnRenamed("sharers", "shared_by")
     return _changed(rows.drop("sensor_id"))
 
 
-def of_sensors(summary: DataFrame, replayed: DataFrame) -> DataFrame:
+def of_sensors(summary: DataFrame, outcome: DataFrame) -> DataFrame:
     """Placed summary and REPLAYED -> the same for each sensor of the candidate, all who share it together."""
     measured = _numbered(summary.where(F.col("new_limit").isNotNull()))
     live = _recorded(measured, ["sensor_id", *_SENSOR_COLUMNS], shared=True)
-    news = _summed(replayed.where("of_sensor"), ["sensor_id"])
+    news = _summed(outcome.where("of_sensor"), ["sensor_id"])
     return _with_use(live.join(news, "sensor_id", "left")).drop("sensor_id", "sharers")
 
 
@@ -58,8 +102,8 @@ def _recorded(rows: DataFrame, keys: list[str], shared: bool = False) -> DataFra
     )
 
 
-def _summed(replayed: DataFrame, keys: list[str]) -> DataFrame:
-    return replayed.groupBy(*keys).agg(
+def _summed(outcome: DataFrame, keys: list[str]) -> DataFrame:
+    return outcome.groupBy(*keys).agg(
         *(F.sum(name).alias(name) for name in _SUMMED), *(F.max(name).alias(name) for name in _MOST)
     )
 

@@ -31,6 +31,7 @@ from pyspark.sql import SparkSession
 
 from kafka_throttle.pipeline.jobs import report
 from kafka_throttle.pipeline.jobs.simulate import simulate
+from kafka_throttle.pipeline.steps import Steps
 from kafka_throttle.pipeline.table.table import local_path, read_usage
 from tests.bench.processes import say
 from tests.bench.spark_cost import CORES, KINDS, add_place, measured, session
@@ -139,7 +140,7 @@ def reported(task: Task, rows: int) -> Figures:
     def run() -> None:
         usage = read_usage(task.spark, task.table, until_ms=until_ms(rows))
         (folder / "tables").mkdir()
-        found.append(report.find(usage, report.Steps(7), table=task.table, top_n=20))
+        found.append(report.find(usage, Steps(7), table=task.table, top_n=20))
         report.write(found[0], folder)
 
     try:

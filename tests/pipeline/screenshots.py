@@ -12,6 +12,7 @@ from kafka_throttle.pipeline.jobs import report
 from kafka_throttle.pipeline.report.findings import Missing
 from kafka_throttle.pipeline.report.price_sheet import price_sheet
 from kafka_throttle.pipeline.spark.session import spark_session
+from kafka_throttle.pipeline.steps import Steps
 from kafka_throttle.pipeline.table.schemas import schema_of
 from kafka_throttle.quotas.records.usage_record import UsageRecord
 from tests.pipeline import story
@@ -42,9 +43,7 @@ def made(folder: Path) -> Path:
     story.records().to_parquet(records)
     usage = spark.read.schema(schema_of(UsageRecord)).parquet(str(records))
     lost = [Missing("proxy-1", MONDAY_MS - 5_000, 379_201, 380_344, False)]
-    found = report.find(
-        usage, report.Steps(7), table="/data/usage", top_n=20, sheet=price_sheet(story.PRICES), missing=lost
-    )
+    found = report.find(usage, Steps(7), table="/data/usage", top_n=20, sheet=price_sheet(story.PRICES), missing=lost)
     spark.stop()
     (folder / "tables").mkdir()
     report.write(found, folder)

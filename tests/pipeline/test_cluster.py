@@ -14,6 +14,7 @@ from kafka_throttle.pipeline.jobs import report
 from kafka_throttle.pipeline.jobs.ingest import ingest_spool
 from kafka_throttle.pipeline.jobs.simulate import simulate
 from kafka_throttle.pipeline.simulate.candidate import load_candidate
+from kafka_throttle.pipeline.steps import Steps
 from kafka_throttle.pipeline.table.table import read_usage
 from tests.pipeline.spark_cluster import ON_CLUSTER, SMALL_JAVA, SPARK, spark_cluster
 from tests.pipeline.spools import Fleet, write_many
@@ -52,7 +53,7 @@ def here(spark, inputs, tmp_path_factory):
     table = str(folder / "table")
     ingest_spool(spark, str(inputs / "spool"), table, say=lambda line: None)
     (folder / "report" / "tables").mkdir(parents=True)
-    report.write(report.find(read_usage(spark, table), report.Steps(7), table=table, top_n=20), folder / "report")
+    report.write(report.find(read_usage(spark, table), Steps(7), table=table, top_n=20), folder / "report")
     return Made(spark, folder, simulate(spark, table, load_candidate(inputs / "candidate.yaml")))
 
 

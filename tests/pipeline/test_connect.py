@@ -14,6 +14,7 @@ from kafka_throttle.pipeline.jobs import report
 from kafka_throttle.pipeline.jobs.ingest import ingest_spool
 from kafka_throttle.pipeline.jobs.simulate import simulate
 from kafka_throttle.pipeline.simulate.candidate import load_candidate
+from kafka_throttle.pipeline.steps import Steps
 from kafka_throttle.pipeline.table.table import read_usage
 from tests.pipeline.connect_server import connect_server
 from tests.pipeline.spools import write_many
@@ -86,7 +87,7 @@ def test_the_report_has_the_same_figures(spark, inputs, there, tmp_path):
     there("report", "--out", tmp_path / "found")
     (tmp_path / "expected" / "tables").mkdir(parents=True)
     table = str(inputs / "table")
-    findings = report.find(read_usage(spark, table), report.Steps(7), table=table, top_n=20)
+    findings = report.find(read_usage(spark, table), Steps(7), table=table, top_n=20)
     report.write(findings, tmp_path / "expected")
     found, expected = (
         {path.name: path.read_text() for path in (tmp_path / of / "tables").glob("*.csv")}

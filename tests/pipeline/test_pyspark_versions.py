@@ -14,6 +14,7 @@ from kafka_throttle.pipeline.jobs import report
 from kafka_throttle.pipeline.jobs.ingest import ingest_spool
 from kafka_throttle.pipeline.jobs.simulate import simulate
 from kafka_throttle.pipeline.simulate.candidate import load_candidate
+from kafka_throttle.pipeline.steps import Steps
 from kafka_throttle.pipeline.table.table import read_usage
 from tests.pipeline.spools import write_many
 from tests.pipeline.test_cluster import CANDIDATE, FLEET, ROWS, Made, rows_of
@@ -31,7 +32,7 @@ def here(spark, tmp_path_factory):
     table = str(folder / "table")
     ingest_spool(spark, str(folder / "spool"), table, say=lambda line: None)
     (folder / "report" / "tables").mkdir(parents=True)
-    report.write(report.find(read_usage(spark, table), report.Steps(7), table=table, top_n=20), folder / "report")
+    report.write(report.find(read_usage(spark, table), Steps(7), table=table, top_n=20), folder / "report")
     made = Made(spark, folder, simulate(spark, table, load_candidate(folder / "candidate.yaml")))
     made.folder = folder
     return made

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from kafka_throttle.pipeline.jobs.recommend import recommended, write
-from kafka_throttle.pipeline.jobs.report import Steps
 from kafka_throttle.pipeline.recommend.advice import Settings
 from kafka_throttle.pipeline.recommend.capacity import capacity_of
 from kafka_throttle.pipeline.report.findings import KilledProcess
 from kafka_throttle.pipeline.simulate.candidate import load_candidate
+from kafka_throttle.pipeline.steps import Steps
 from kafka_throttle.pipeline.table.schemas import schema_of
 from kafka_throttle.quotas.entities import Entity, QuotaType, Scope
 from kafka_throttle.quotas.records.usage_record import UsageRecord

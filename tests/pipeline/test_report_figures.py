@@ -10,8 +10,10 @@ from kafka_throttle.pipeline.jobs import report
 from kafka_throttle.pipeline.report import figures
 from kafka_throttle.pipeline.report.figures import utilisation
 from kafka_throttle.pipeline.report.findings import KilledProcess
+from kafka_throttle.pipeline.report.missing import killed_of, missing_of
 from kafka_throttle.pipeline.report.price_sheet import price_sheet
 from kafka_throttle.pipeline.report.views import named, tables_of
+from kafka_throttle.pipeline.steps import Steps
 from kafka_throttle.pipeline.table.accounts import Account, Writer
 from kafka_throttle.pipeline.table.schemas import schema_of
 from kafka_throttle.quotas.records.usage_record import UsageRecord
@@ -70,7 +72,7 @@ def found(spark, everything):
     names = schema_of(UsageRecord).names
     rows = [tuple(getattr(one, name) for name in names) for one in everything]
     usage = spark.createDataFrame(rows, schema_of(UsageRecord)).coalesce(1)
-    return report.find(usage, report.Steps(7), table="t", top_n=5, sheet=price_sheet(SHEET))
+    return report.find(usage, Steps(7), table="t", top_n=5, sheet=price_sheet(SHEET))
 
 
 def total(everything, column):
@@ -109,7 +111,7 @@ def test_clients_without_a_user_are_logins_in_one_row(spark, found, everything):
     names = schema_of(UsageRecord).names
     rows = [tuple(getattr(one, name) for name in names) for one in everything if one.virtual_cluster == "logins"]
     alone = report.find(
-        spark.createDataFrame(rows, schema_of(UsageRecord)), report.Steps(7), table="t", top_n=5,
+        spark.createDataFrame(rows, schema_of(UsageRecord)), Steps(7), table="t", top_n=5,
         sheet=price_sheet(SHEET),
     )  # fmt: skip
     assert [(row["user"], row["client_id"], row["in_bytes"]) for row in alone.clients] == [("", "", 140)]
@@ -131,7 +133,7 @@ def test_every_cut_list_has_the_number_of_all(found, everything):
 def test_the_course_of_a_client_has_its_sums_and_its_quota(spark, everything):
     names = schema_of(UsageRecord).names
     rows = [tuple(getattr(one, name) for name in names) for one in everything if one.virtual_cluster == "held"]
-    held = report.find(spark.createDataFrame(rows, schema_of(UsageRecord)), report.Steps(7), table="t", top_n=5)
+    held = report.find(spark.createDataFrame(rows, schema_of(UsageRecord)), Steps(7), table="t", top_n=5)
     course = sorted(held.courses_of_clients, key=lambda row: row["at_ms"])
     assert [row["at_ms"] - MONDAY_MS for row in course] == [0, 10_000, 20_000]
     assert [(row["muted_ms"], row["throttled_ms"], row["bytes"]) for row in course] == [
@@ -222,10 +224,10 @@ def test_gaps_come_from_the_log_of_the_table():
         Writer("usage", "a", 7): Account(present=((1, 99), (121, 200)), dropped=((110, 112),), reported=200),
         Writer("trace", "a", 7): Account(present=((5, 6),), reported=9),
     }
-    missing = report.missing_of(accounts)
-    assert report.killed_of(accounts) == [], "the latest epoch may be running"
+    missing = missing_of(accounts)
+    assert killed_of(accounts) == [], "the latest epoch may be running"
     accounts[Writer("usage", "a", 9)] = Account(alone=True)
-    assert report.killed_of(accounts) == [KilledProcess("a", 7, 9, 0)]
+    assert killed_of(accounts) == [KilledProcess("a", 7, 9, 0)]
     assert [(one.first, one.last, one.dropped) for one in missing] == [
         (100, 109, False),
         (113, 120, False),

@@ -13,13 +13,14 @@ from kafka_throttle.pipeline.report import words
 from kafka_throttle.pipeline.report.charts import small
 from kafka_throttle.pipeline.report.findings import Findings, KilledProcess, Missing, silences, whole_days, width_for
 from kafka_throttle.pipeline.report.forecast import forecast
-from kafka_throttle.pipeline.report.next_commands import kind_of, next_commands
+from kafka_throttle.pipeline.report.next_commands import next_commands
 from kafka_throttle.pipeline.report.page import page_of
 from kafka_throttle.pipeline.report.price_sheet import PriceSheet
 from kafka_throttle.pipeline.report.summary import summary
 from kafka_throttle.pipeline.report.tables import Column, Table, arrow_of, csv_of
 from kafka_throttle.pipeline.report.views import muted_share, tables_of, utilisation_in_words
 from kafka_throttle.pipeline.spark.day import DAY_MS
+from kafka_throttle.pipeline.spark.rule import kind_of
 from kafka_throttle.proxy.cli.main import main, usage
 from kafka_throttle.quotas.records.usage_record import UsageRecord
 from tests.pipeline import story

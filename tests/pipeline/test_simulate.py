@@ -6,8 +6,9 @@ import json
 import pytest
 from pyspark.sql import functions as F
 
-from kafka_throttle.pipeline.jobs.simulate import response_of, write
+from kafka_throttle.pipeline.jobs.simulate import write
 from kafka_throttle.pipeline.simulate.candidate import Candidate, Rules
+from kafka_throttle.pipeline.simulate.response import response_of
 from kafka_throttle.pipeline.table.schemas import schema_of
 from kafka_throttle.quotas.client_quotas import WHOLE_CLUSTER
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import functions as F
 
-from kafka_throttle.pipeline.jobs.simulate import response_of
+from kafka_throttle.pipeline.simulate.response import response_of
 from kafka_throttle.pipeline.simulate.simulation import in_runs, placed, rows_of, runs_of, summarised
 from kafka_throttle.pipeline.table.schemas import schema_of
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
