@@ -23,7 +23,7 @@ from kafka_throttle.pipeline.ingest.checkpoint import Planned, planned
 from kafka_throttle.pipeline.ingest.ingest import Batch, Ingest, _Batch
 from kafka_throttle.pipeline.jobs import gaps
 from kafka_throttle.pipeline.jobs.ingest import _alone_at, ingest_spool
-from kafka_throttle.pipeline.spark.day import now_ms, utc_day
+from kafka_throttle.pipeline.spark.day import now_ms
 from kafka_throttle.pipeline.spark.unreadable import problem_of
 from kafka_throttle.pipeline.table.accounts import Account, Writer, read_accounts
 from kafka_throttle.pipeline.table.maintenance import expired, optimized, vacuum
