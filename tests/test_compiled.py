@@ -17,8 +17,8 @@ import pytest
 from deploy.compile import MODULES, _prune, all_sources, sources
 from kafka_throttle.proxy.installed import LIST_OF_HASHES, compiled_modules
 from kafka_throttle.quotas.sensors.windowed_rate import Sensors, StaleSensor
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[1]
 COMPILED = "KAFKA_THROTTLE_COMPILED"
 FAST = (
     "tests/protocol",

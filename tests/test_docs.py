@@ -10,8 +10,8 @@ import pytest
 from kafka_throttle.proxy.cli.man_page import man_page
 from kafka_throttle.proxy.observe.log_events import LOG_EVENTS
 from kafka_throttle.proxy.observe.signals_page import UnclearCall, logged_events, signals_page
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[1]
 DRAWINGS: dict[str, str] = runpy.run_path(str(ROOT / "docs/drawings/draw.py"))["drawings"]()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 SVG = "{http://www.w3.org/2000/svg}"

@@ -13,7 +13,8 @@ from hatchling.builders.wheel import WheelBuilder
 from deploy.compile import IN_C, all_sources
 from deploy.files_of_others import add_to
 
-ROOT = Path(__file__).parents[1]
+from tests.support.places import ROOT
+
 OURS = ("common", "pipeline", "protocol", "proxy", "quotas")
 
 

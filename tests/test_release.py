@@ -24,12 +24,12 @@ from demo.kafka_cluster import KafkaCluster
 from deploy.files_of_others import components
 from tests.integration.proxy_process import ProxyProcess
 from tests.pipeline.spools import Fleet, records, write_spool
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 from tests.support.user_pages import run_by
 
 pytestmark = [pytest.mark.nightly, pytest.mark.kafka]
 
-ROOT = Path(__file__).parents[1]
 OF_THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.proxy_process import ROOT
 from tests.run import MOST_FLAKY, MOST_TO_RUN_AGAIN, Outcome
+from tests.support.places import ROOT
 
 CONFTEST = Path(__file__).with_name("conftest.py")
 FAILING = """

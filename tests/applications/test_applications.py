@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.applications.figures import Run
-from tests.bench.processes import ROOT
+from tests.support.places import ROOT
 
 pytestmark = [pytest.mark.kafka, pytest.mark.nightly, pytest.mark.exclusive]
 

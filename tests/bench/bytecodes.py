@@ -26,10 +26,11 @@ if not __package__:  # started as a script: what is imported below counts from t
 from demo.proxy_process import free_port_run
 from tests.bench.candidates import Candidate, kafka_throttle
 from tests.bench.columns import COLUMNS, Column
-from tests.bench.processes import ROOT, allow_many_files, running, two_or_three_cores
+from tests.bench.processes import allow_many_files, running, two_or_three_cores
 from tests.bench.rig import START_TIMEOUT_S, backend, rig_program, serving
 from tests.bench.speed import measure
 from tests.integration.zookeeper_process import ZooKeeper
+from tests.support.places import ROOT
 
 _CONNECTIONS = "1"
 """What is under way at the end was begun in vain."""

@@ -27,9 +27,10 @@ if not __package__:  # started as a script: what is imported below counts from t
 from tests.bench.candidates import CANDIDATES, Candidate
 from tests.bench.columns import COLUMNS, Column
 from tests.bench.figures import Figures
-from tests.bench.processes import ROOT, Cores, family_of, find_tool, say, two_or_three_cores
+from tests.bench.processes import Cores, family_of, find_tool, say, two_or_three_cores
 from tests.bench.rig import START_TIMEOUT_S, backend, rig_program, serving
 from tests.bench.speed import measure
+from tests.support.places import ROOT
 
 SAMPLES_PER_SECOND = 499
 SYSTEM_CALL = re.compile(r"__(?:x64|arm64)_sys_(\w+)")

@@ -31,8 +31,9 @@ if not __package__:  # started as a script: what is imported below counts from t
 
 from demo.proxy_process import free_port_run
 from kafka_throttle.protocol.primitives import compact_string, string, uvarint
-from tests.bench.processes import ROOT, end_group, say
+from tests.bench.processes import end_group, say
 from tests.relay.frames import frame, produce, produced, request
+from tests.support.places import ROOT
 from tests.support.topic_frames import metadata_by_name, new_topic
 
 _API_KEYS: Final = {0: (7, 7), 3: (1, 4), 17: (0, 1), 18: (0, 2), 19: (2, 6), 20: (1, 5), 36: (0, 1), 48: (0, 1)}

@@ -7,7 +7,8 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.bench.processes import ROOT, find_tool
+from tests.bench.processes import find_tool
+from tests.support.places import ROOT
 
 Facts = dict[str, str | int]
 

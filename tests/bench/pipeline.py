@@ -32,7 +32,6 @@ from kafka_throttle.quotas.records.usage_record import VERSION, UsageRecord, col
 from tests.bench.spark_cost import CORES, add_place, measured, session
 from tests.pipeline.spools import Fleet, records, write_many, write_spool
 
-ROOT = Path(__file__).resolve().parents[2]
 WARM_UP_ROWS = 2_000_000
 _DUCKDB_TYPES = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE"}
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kafka_throttle.common.child_process import die_with_parent
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _SCHED_CLOCK = 2
 """As clock_getcpuclockid(3) numbers it: CPUCLOCK_SCHED of Linux."""

@@ -24,8 +24,8 @@ from typing import Any
 
 from tests.bench.processes import family_of
 from tests.pipeline.spools import write_many
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 RECORDS_A_MINUTE = 3_600
 IMPORTING, STARTING, ADDING, WRITING = "Python starts", "starting Spark", "adding up", "writing"
 _STEP = re.compile(r"^\[\d+/\d+\] +[\d.]+ s  (?P<name>.*)$")

@@ -15,8 +15,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from kafka_throttle.pipeline.spark.session import spark_session
-from tests.bench.processes import ROOT, Process, family_of
+from tests.bench.processes import Process, family_of
 from tests.pipeline.spark_cluster import ON_CLUSTER, spark_cluster
+from tests.support.places import ROOT
 
 CORES = 2
 CLUSTER = "cluster"

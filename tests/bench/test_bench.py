@@ -9,7 +9,7 @@ import pytest
 
 from tests.bench.candidates import DIRECT, HAPROXY, OURS
 from tests.bench.columns import COLUMNS
-from tests.bench.processes import ROOT
+from tests.support.places import ROOT
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(2000)]
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.bench.builds import calls
-from tests.bench.processes import ROOT
+from tests.support.places import ROOT
 
 
 @pytest.mark.parametrize("title", calls())

@@ -7,7 +7,7 @@ import pytest
 
 from tests.bench.bytecodes import Taken, as_markdown, compared, place
 from tests.bench.counting_proxy import Bytecodes
-from tests.bench.processes import ROOT
+from tests.support.places import ROOT
 
 
 def twice(value):

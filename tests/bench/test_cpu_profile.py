@@ -3,7 +3,7 @@
 import pytest
 
 from tests.bench.cpu_profile import place_of, read_perf, read_py_spy, read_strace, watching
-from tests.bench.processes import ROOT
+from tests.support.places import ROOT
 
 PERF = """\
 \tffffffff81a0 tcp_sendmsg_locked ([kernel.kallsyms])

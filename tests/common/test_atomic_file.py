@@ -12,8 +12,8 @@ import pytest
 
 from kafka_throttle.common import atomic_file
 from kafka_throttle.common.atomic_file import is_at, obstacle, publish, sync, sync_directory, write_whole
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 OLD, NEW = b"what was there", b"what is to be there"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kafka_throttle.common.remote_path import RemotePath, path_of, replace_whole, writable_folder
+from tests.support.places import ROOT
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_a_file_of_this_machine_needs_no_pyarrow(tmp_path):
         f"replace_whole(writable_folder({str(tmp_path / 'a')!r}) / 'b', b'c')\n"
         "sys.exit('pyarrow' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
     assert (tmp_path / "a" / "b").read_bytes() == b"c"
 
 
@@ -82,7 +83,7 @@ def test_several_processes_put_a_file_at_once(tmp_path):
         "import sys; from kafka_throttle.common.remote_path import *\n"
         f"for _ in range(300): put(writable_folder({str(tmp_path)!r}) / 'a', sys.argv[1].encode() * 99999)"
     )
-    writers = [subprocess.Popen([sys.executable, "-c", code, text], cwd=Path(__file__).parents[2]) for text in "ab"]
+    writers = [subprocess.Popen([sys.executable, "-c", code, text], cwd=ROOT) for text in "ab"]
     while any(writer.poll() is None for writer in writers):
         if (tmp_path / "a").exists():
             assert (tmp_path / "a").read_text() in ("a" * 99999, "b" * 99999)
@@ -98,7 +99,7 @@ def test_a_file_that_cannot_be_put_is_named_and_the_old_one_stays(tmp_path):
         f"try: put(path_of({str(tmp_path / 'a')!r}), b'longer')\n"
         "except ValueError as error: print(error, end='')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == f"{tmp_path}/a: cannot be written: File too large"
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kafka_throttle.common.child_process import die_with_parent
-
-ROOT = Path(__file__).parents[2]
+from tests.support.places import ROOT
 
 
 class ChildFailed(RuntimeError):

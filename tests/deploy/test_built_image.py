@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 from demo.kafka_cluster import KafkaCluster
-from tests.deploy.tools import ROOT
 from tests.integration.proxy_process import ProxyProcess
 from tests.pipeline.spools import Fleet, records, write_spool
+from tests.support.places import ROOT
 from tests.test_release import produces
 
 pytestmark = [pytest.mark.nightly, pytest.mark.kafka]

@@ -15,9 +15,10 @@ import pytest
 from demo.kafka_cluster import KafkaCluster
 from kafka_throttle.common.yaml_file import read_yaml_file
 from kafka_throttle.proxy.config.load import load_config
-from tests.deploy.tools import DEPLOY, ROOT, hadolint, passes
+from tests.deploy.tools import DEPLOY, hadolint, passes
 from tests.integration.proxy_process import ProxyProcess
 from tests.support.go_program import go_program
+from tests.support.places import ROOT
 
 COMPOSE = DEPLOY / "compose"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

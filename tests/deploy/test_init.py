@@ -4,7 +4,6 @@ import json
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -14,8 +13,7 @@ from kafka_throttle.proxy.config.load import load_config
 from kafka_throttle.proxy.config.warnings import ephemeral_ports, warnings_of
 from tests.quotas.sources.test_cluster_faults import TAKES_PLAIN, WANTS_SASL, Listener
 from tests.quotas.sources.test_cluster_nodes import metadata
-
-ROOT = Path(__file__).parents[2]
+from tests.support.places import ROOT
 
 
 def init(path, servers, *arguments):

@@ -7,7 +7,8 @@ import runpy
 import pytest
 
 from kafka_throttle.common.yaml_file import read_yaml_file
-from tests.deploy.tools import DEPLOY, ROOT, passes, promtool
+from tests.deploy.tools import DEPLOY, passes, promtool
+from tests.support.places import ROOT
 from tests.test_docs import anchors
 
 ALERTS = DEPLOY / "prometheus" / "alerts.yaml"

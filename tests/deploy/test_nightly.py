@@ -9,9 +9,10 @@ import time
 import pytest
 
 from kafka_throttle.pipeline.rollout.plan_file import read_plan
-from tests.deploy.tools import DEPLOY, ROOT
+from tests.deploy.tools import DEPLOY
 from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import DAY_MS, Fleet, records, write_file
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 
 SCRIPT = DEPLOY / "nightly.sh"

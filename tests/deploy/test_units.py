@@ -15,8 +15,9 @@ from kafka_throttle.common.child_process import die_with_parent
 from kafka_throttle.common.jars import need_program
 from kafka_throttle.proxy.cli.init import BOOTSTRAP_PORT, METRICS_PORT
 from kafka_throttle.proxy.config.load import config_of, load_config
-from tests.deploy.tools import DEPLOY, ROOT, passes
+from tests.deploy.tools import DEPLOY, passes
 from tests.integration.proxy_process import HOST
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 
 SYSTEMD = DEPLOY / "systemd"

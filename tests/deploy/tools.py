@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kafka_throttle.common.jars import ToolMissing, cache_dir, need_program
 from tests.support.go_program import go_program
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "kafka-throttle"
 

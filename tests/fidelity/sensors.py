@@ -5,15 +5,15 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from demo.kafka_cluster import KafkaCluster
 from kafka_throttle.common.child_process import die_with_parent
 from kafka_throttle.common.jars import need_program
+from tests.support.places import ROOT
 
-_JAVA = Path(__file__).parents[1] / "java" / "SensorReader.java"
+_JAVA = ROOT / "tests/java/SensorReader.java"
 _WINDOWS = 10
 """A broker's 11 samples less one: until the rate has as many whole windows, it divides by ten and what has begun."""
 _LONGEST_S = 10.9

@@ -9,11 +9,10 @@ import argparse
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 from tests.fuzz.targets import TARGETS
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 _MAX_INPUT_BYTES = 5_000
 _SLOW_INPUT_S = 10
 _DONE = re.compile(r"^Done (\d+) runs in (\d+) second", re.M)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafka_throttle.common.jars import need_program
-from tests.integration.proxy_process import ROOT
+from tests.support.places import ROOT
 
 _PORT = re.compile(r"sa_family=AF_INET6?, sin6?_port=htons\((\d+)\)")
 

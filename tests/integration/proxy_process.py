@@ -18,9 +18,9 @@ from typing import Any, Self
 
 from demo.proxy_process import free_port_run
 from kafka_throttle.common.child_process import die_with_parent
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 
-ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 
 _START_S = 90.0

@@ -6,14 +6,14 @@ python -m tests.integration.status_screenshots [--seconds 360]
 import argparse
 import asyncio
 import time
-from pathlib import Path
 
 from demo.kafka_cluster import KafkaCluster
 from tests.integration.conftest import CLUSTERS, NEWEST
 from tests.integration.status_scene import scene
 from tests.support.browser import chromium
+from tests.support.places import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs" / "reference"
+DOCS = ROOT / "docs/reference"
 PICTURES = (
     ("status-1440.webp", 1440, False, None),
     ("status-dark.webp", 1440, True, 1150),

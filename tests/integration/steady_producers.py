@@ -21,12 +21,12 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from demo.kafka_cluster import KafkaCluster
 from kafka_throttle.common.child_process import die_with_parent
 from kafka_throttle.common.jars import ToolMissing
-from tests.integration.proxy_process import ROOT
 from tests.support.go_program import go_program
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 
 PARTITIONS = 3
-_JAVA = Path(__file__).parents[1] / "java" / "PipedProducer.java"
+_JAVA = ROOT / "tests/java/PipedProducer.java"
 _IN_FLIGHT = 6
 
 

@@ -23,10 +23,11 @@ from kafka_throttle.common.child_process import die_with_parent
 from kafka_throttle.proxy.cli.main import main
 from kafka_throttle.proxy.config.load import load_config
 from tests.integration import certified, logins
-from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
+from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_client import QuotaClient
 from tests.integration.topics import make_topic
 from tests.integration.workloads.scenarios import wait_until
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 from tests.support.user_pages import blocks, commands_of, run_by
 

@@ -10,7 +10,7 @@ import pytest
 
 from kafka_throttle.common.child_process import die_with_parent
 from tests.conservation.faults import APIS, BACK, FRONT
-from tests.integration.proxy_process import ROOT
+from tests.support.places import ROOT
 
 pytestmark = pytest.mark.kafka
 

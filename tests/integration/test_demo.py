@@ -15,8 +15,8 @@ from rich.console import Console
 from demo.demo import QUOTAS, Outcome, decision_of, problems_of, split, telling
 from demo.load import ClientReports, Report, Seen
 from demo.screen import summary_table
-from tests.integration.proxy_process import ROOT
 from tests.support.disturbance import Disturbance
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 
 

@@ -6,7 +6,8 @@ import sys
 from kafka.admin import KafkaAdminClient
 
 from kafka_throttle.proxy.config.load import load_config
-from tests.integration.proxy_process import ROOT, ProxyProcess
+from tests.integration.proxy_process import ProxyProcess
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -20,9 +19,9 @@ from kafka_throttle.common.jars import (
     spark_delta_jars,
     spark_kafka_jars,
 )
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 
-ROOT = Path(__file__).parents[2]
 FETCH = "from kafka_throttle.common.jars import kafka_jars; print(kafka_jars('4.3.1', lambda line: print(line)))"
 
 

@@ -19,11 +19,11 @@ from confluent_kafka.admin import AdminClient
 
 from demo import kafka_cluster
 from demo.kafka_cluster import _TOOLS, ClusterFailed, KafkaCluster, free_ports
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.kafka
 
-ROOT = Path(__file__).parents[2]
 
 SASL = (
     "org.apache.kafka.common.security.plain.PlainLoginModule required"

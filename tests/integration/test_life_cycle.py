@@ -17,10 +17,11 @@ from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
 from demo.kafka_cluster import KafkaCluster
-from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
+from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.topics import make_topic
 from tests.integration.workloads.scenarios import read_all
 from tests.integration.workloads.with_kafka_python import KafkaPython
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 
 SOON_BELIEVED_DEAD = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}

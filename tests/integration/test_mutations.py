@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from struct import unpack
 
 import pytest
@@ -23,6 +22,7 @@ from kafka_throttle.protocol.messages.topic_partitions import (
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.topics import make_topic
 from tests.support.disturbance import Disturbance
+from tests.support.places import ROOT
 from tests.support.quota_frames import alter_request, altered
 from tests.support.timeouts import TIMEOUT_S
 from tests.support.topic_frames import create_partitions, create_topics, delete_topics, grown_topic, new_topic
@@ -287,7 +287,7 @@ def test_the_java_client_creates_grows_and_deletes_topics_at_the_rate_of_its_quo
             ("delete", "rate-java-", 60),
         ):
             arguments = (kind, topics, str(AT_ONCE), str(seconds), str(created))
-            source = str(Path(__file__).parents[1] / "java" / "MutationRate.java")
+            source = str(ROOT / "tests/java/MutationRate.java")
             command = newest_kafka.java_command(source, proxy.bootstrap, f"java-{kind}", *arguments)
             printed = newest_kafka.run(command, timeout_s=400)
             assert printed.returncode == 0, printed.stderr

@@ -2,15 +2,15 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 
 from tests.integration.status_scene import THROTTLED, scene
 from tests.support.browser import chromium
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 
-AXE = Path(__file__).parents[1] / "proxy/observe/page/axe.min.js"
+AXE = ROOT / "tests/proxy/observe/page/axe.min.js"
 RULES = {
     "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 }

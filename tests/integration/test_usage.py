@@ -18,12 +18,13 @@ from kafka_throttle.pipeline.simulate.candidate import candidate_of
 from kafka_throttle.pipeline.table.accounts import Account, Writer, added, lost_ends
 from kafka_throttle.pipeline.table.intervals import union
 from kafka_throttle.quotas.records.usage_record import Dropped, End, Header, TraceEvent, UsageRecord, read_line
-from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
+from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.restarts import RelayedProxy, is_running
 from tests.integration.topics import make_topic
 from tests.integration.wire_observer import WireObserver
 from tests.pipeline.oracle.simulated_trace import simulate_trace
 from tests.quotas.trace_replay import Replay
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 
 OBSERVER = "127.0.0.3"

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kafka_throttle.common.child_process import die_with_parent
-from tests.integration.proxy_process import ROOT
 from tests.live_fleet.network import processor_time_s
 from tests.live_fleet.rig import INSTANCES, LEADER, Rig
+from tests.support.places import ROOT
 
 _REQUEST_BYTES = 600
 _RATE = 600

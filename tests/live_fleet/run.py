@@ -15,11 +15,12 @@ from uuid import uuid4
 from kazoo.exceptions import KazooException, NoNodeError
 
 from kafka_throttle.common.child_process import die_with_parent
-from tests.integration.proxy_process import ROOT, TIMEOUT_S, ProxyFailed
+from tests.integration.proxy_process import TIMEOUT_S, ProxyFailed
 from tests.live_fleet.figures import by_second
 from tests.live_fleet.load import BATCH_BYTES, VALUE_BYTES
 from tests.live_fleet.rig import BROKER, FLEET, SIDES, STORED, Rig
 from tests.live_fleet.scenarios import Event, LoadClient, Scenario
+from tests.support.places import ROOT
 
 _SAMPLE_S = 0.2
 _FLEET_SERIES = "kafka_throttle_fleet"

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from tests.bench.processes import ROOT
 from tests.live_fleet.figures import figures
+from tests.support.places import ROOT
 
 pytestmark = [pytest.mark.kafka, pytest.mark.nightly, pytest.mark.exclusive]
 

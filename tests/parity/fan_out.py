@@ -31,10 +31,11 @@ from kafka.protocol.consumer import FetchRequest, FetchResponse
 
 from demo.kafka_cluster import KafkaCluster
 from kafka_throttle.common.child_process import die_with_parent
-from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
+from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.live_fleet.figures import SETTLED_AFTER_S, jain
 from tests.parity.batches import fill, make_topic
 from tests.parity.sides import alter_client_quotas
+from tests.support.places import ROOT
 
 KAFKA_VERSION = "4.3.1"
 CONNECTIONS = (1, 10, 100)

@@ -36,6 +36,7 @@ from tests.live_fleet.figures import WINDOWS_S
 from tests.parity.batches import fill, make_topic
 from tests.parity.sides import alter_client_quotas
 from tests.support.go_program import go_program
+from tests.support.places import ROOT
 
 KAFKA_VERSION = "4.3.1"
 NODES = 3
@@ -57,7 +58,7 @@ MOST_SENT = {"paced": 1.05, "empty": 1.8}
 LONGEST_S = 3.0
 """For so long a member may be without data, with `paced`, where a batch is no more than a second's quota."""
 
-_TESTS = Path(__file__).parents[1]
+_TESTS = ROOT / "tests"
 
 Command = Callable[[KafkaCluster], Sequence[str]]
 """What starts a member; bootstrap servers, client-id, group and topic go behind."""

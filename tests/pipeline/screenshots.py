@@ -18,8 +18,9 @@ from kafka_throttle.quotas.records.usage_record import UsageRecord
 from tests.pipeline import story
 from tests.pipeline.spools import MONDAY_MS
 from tests.support.browser import chromium
+from tests.support.places import ROOT
 
-DOCS = Path(__file__).parents[2] / "docs" / "reference"
+DOCS = ROOT / "docs/reference"
 PICTURES = (("report-1440.webp", 1440, False, 1300), ("report-390.webp", 390, False, 3000))
 DARK = ("report-dark.webp", 1440, True, 1500)
 

@@ -19,6 +19,7 @@ from kafka_throttle.quotas.changes import SourceUnavailable
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
 from kafka_throttle.quotas.sources.upstream import UpstreamSettings, UpstreamSource
 from tests.fakes.kafka_quotas import FakeCluster
+from tests.support.places import ROOT
 
 PRODUCE = QuotaType.PRODUCE
 ALICE, BOB, ETL = (("user", "alice"),), (("user", "bob"),), (("client-id", "etl"),)
@@ -405,9 +406,7 @@ def test_no_jvm_and_no_spark_is_needed(folder):
 
 
 def _environment(**others):
-    from pathlib import Path
-
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **others}
+    return {**os.environ, "PYTHONPATH": str(ROOT), **others}
 
 
 def applied_to(folder, stdout, **environment):

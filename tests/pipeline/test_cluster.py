@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +17,7 @@ from kafka_throttle.pipeline.steps import Steps
 from kafka_throttle.pipeline.table.table import read_usage
 from tests.pipeline.spark_cluster import ON_CLUSTER, SMALL_JAVA, SPARK, spark_cluster
 from tests.pipeline.spools import Fleet, write_many
+from tests.support.places import ROOT
 
 ROWS = 4_000
 FLEET = Fleet(entities=40, per_window=40)
@@ -67,7 +67,6 @@ def cluster(tmp_path_factory):
 def there(spark, inputs, cluster, tmp_path_factory):
     """By the commands, with `spark-submit --master spark://...`."""
     folder = tmp_path_factory.mktemp("there")
-    root = Path(__file__).parents[2]
     with spark_cluster(cluster) as master:
         small = dict.fromkeys(("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"), SMALL_JAVA)
         settings = [word for item in (ON_CLUSTER | small).items() for word in ("--conf", "=".join(item))]
@@ -75,8 +74,8 @@ def there(spark, inputs, cluster, tmp_path_factory):
         submit = [SPARK / "bin" / "spark-submit", "--master", master, "--driver-memory", "700m", *jars, *settings]
         done = subprocess.run(
             [*submit, "tests/pipeline/on_master.py", inputs / "spool", folder, inputs / "candidate.yaml"],
-            cwd=root, capture_output=True, text=True, timeout=600,
-            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(root), "SPARK_HOME": str(SPARK),
+            cwd=ROOT, capture_output=True, text=True, timeout=600,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "SPARK_HOME": str(SPARK),
                  "SPARK_LOCAL_IP": "127.0.0.1"},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr

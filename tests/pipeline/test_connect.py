@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,8 +18,8 @@ from kafka_throttle.pipeline.table.table import read_usage
 from tests.pipeline.connect_server import connect_server
 from tests.pipeline.spools import write_many
 from tests.pipeline.test_cluster import CANDIDATE, FLEET, ROWS, rows_of
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 ANOTHER_PROGRAM = """
 import sys
 from pyspark.sql import SparkSession

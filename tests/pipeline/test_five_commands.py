@@ -14,8 +14,8 @@ import pytest
 
 from demo.recorded import next_commands
 from tests.pipeline.spark_cluster import SMALL_JAVA
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240.0
 _IN_FORCE = re.compile(r"in force now: noisy-producer (?P<rate>[\d.]+) MB/s \(was 1\.00\)")
 _SHOWN = re.compile(r"noisy-producer (?P<rate>[\d.]+) of (?P<quota>[\d.]+) MB/s")

@@ -13,8 +13,8 @@ from kafka_throttle.pipeline.table.maintenance import expired, optimized, vacuum
 from tests.pipeline.killed import kill, wait_for
 from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import Fleet, records, write_file
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 MINE = records(Fleet(entities=20, per_window=5), 90)
 OF_ONE = MINE[0].user
 VACUUM = """

@@ -21,9 +21,9 @@ from tests.pipeline.killed import kill, wait_for
 from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import Fleet, event, records, write_file
 from tests.pipeline.stopped_ingest import STEPS, TABLES
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 
-ROOT = Path(__file__).parents[2]
 FLEET = Fleet(entities=50, per_window=20, virtual_clusters=("one", "two"))
 WRITING = "writing"
 RANDOM = "random"

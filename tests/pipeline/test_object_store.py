@@ -26,9 +26,9 @@ from tests.pipeline.object_store import BUCKET, object_store, reached_by_spark
 from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import Fleet, records, write_spool
 from tests.pipeline.stopped_ingest import STEPS
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 
-ROOT = Path(__file__).parents[2]
 ROWS = 2_000
 FLEET = Fleet(entities=20, per_window=40)
 INPUTS = {

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +17,8 @@ from kafka_throttle.pipeline.steps import Steps
 from kafka_throttle.pipeline.table.table import read_usage
 from tests.pipeline.spools import write_many
 from tests.pipeline.test_cluster import CANDIDATE, FLEET, ROWS, Made, rows_of
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 VERSIONS = ("4.0.5", "4.1.4")
 
 

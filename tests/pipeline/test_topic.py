@@ -28,9 +28,10 @@ from kafka_throttle.quotas.records.topic_message import message_of
 from kafka_throttle.quotas.records.usage_record import Dropped, UsageRecord, line_of
 from tests.integration import logins
 from tests.integration.certified import Certificates
-from tests.integration.proxy_process import ROOT, ProxyProcess
+from tests.integration.proxy_process import ProxyProcess
 from tests.pipeline.killed import kill
 from tests.pipeline.spools import Fleet, end_of, header_of, records, write_spool
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 from tests.support.topic_messages import line_in, row_in
 

@@ -21,8 +21,8 @@ from kafka_throttle.protocol.api_table import APIS
 from kafka_throttle.protocol.primitives import Reader
 from kafka_throttle.protocol.walk import Walk
 from tests.support.message_vectors import KAFKA_VERSIONS, Vector, message_vectors
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 INT32 = Struct(">i")
 CORRELATION_ID_END = 8
 

@@ -24,8 +24,8 @@ from kafka_throttle.proxy.relay.throttle_state import ASKING, FETCHING, NO_ROOM,
 from tests.relay.test_large_responses import HEADS, cut, listing, relayed
 from tests.simulation.generate import world_of
 from tests.simulation.world import run_world
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "architecture.md"
 WORLDS_WITH_ALL_BUT_GATHERING = (16, 19, 44, 107)
 MOST_ATTRIBUTES = 16

@@ -16,8 +16,8 @@ from kafka_throttle.quotas.connection_quotas import (
     ListenerKey,
     Outcome,
 )
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 LISTENER = ListenerKey("main", "plain")
 GOOD = tuple(f"127.0.2.{i}" for i in range(1, 6))
 

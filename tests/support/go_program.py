@@ -7,8 +7,9 @@ import subprocess
 from pathlib import Path
 
 from kafka_throttle.common.jars import ToolMissing, cache_dir
+from tests.support.places import ROOT
 
-_GO = Path(__file__).parents[1] / "go"
+_GO = ROOT / "tests/go"
 _BUILD_S = 580
 
 

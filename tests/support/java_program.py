@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kafka_throttle.common.jars import kafka_jars, need_program
+from tests.support.places import ROOT
 
-_FOLDER = Path(__file__).parents[1] / "java"
+_FOLDER = ROOT / "tests/java"
 
 
 def java_source(name: str) -> Path:

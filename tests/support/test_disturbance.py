@@ -10,8 +10,8 @@ import time
 import psutil
 import pytest
 
-from tests.integration.proxy_process import ROOT
 from tests.support.disturbance import MOST_CORES, Disturbance, undisturbed
+from tests.support.places import ROOT
 from tests.support.stalls import Stalls, go_on
 from tests.support.timeouts import TIMEOUT_S
 

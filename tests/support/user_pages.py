@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from ruamel.yaml import YAML
 
-ROOT = Path(__file__).parents[2]
+from tests.support.places import ROOT
+
 PAGES = sorted(ROOT.glob("docs/*.md"))
 TABLE = ROOT / "tests/commands_of_user_pages.yaml"
 PROGRAMS = (

@@ -16,8 +16,8 @@ from kafka_throttle.proxy.config.problems import ConfigErrors
 from kafka_throttle.proxy.config.settings import Config
 from kafka_throttle.quotas.changes import NO_QUOTAS
 from kafka_throttle.quotas.sources.last_good import content
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "deploy" / "proxy.example.yaml"
 
 

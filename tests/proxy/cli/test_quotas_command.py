@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -12,6 +11,7 @@ from kafka_throttle.proxy.installed import build_in_use
 from kafka_throttle.quotas.changes import Limit, SourceUnavailable
 from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
 from kafka_throttle.quotas.sources.source import SourceState
+from tests.support.places import ROOT
 
 CLUSTER = """
   - name: {name}
@@ -262,7 +262,7 @@ def test_a_source_that_takes_no_changes_ends_with_1(path):
 
 
 def test_quotas_can_be_changed_with_the_smallest_configuration_of_the_readme(path):
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
     [configuration] = re.findall(r"^```yaml\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
     [command] = re.findall(r"^kafka-throttle quotas set -c proxy.yaml (.*)$", readme, re.MULTILINE)
     path.write_text(configuration + NO_PROXY)

@@ -44,9 +44,9 @@ from kafka_throttle.quotas.quota_table import QuotaTable
 from kafka_throttle.quotas.request_costs import KIB, Cost, RequestCosts
 from kafka_throttle.quotas.sources.entries import EntitySettings, QuotaEntry, ThrottleConfig
 from kafka_throttle.quotas.sources.overlay import Entry
+from tests.support.places import ROOT
 
 NO_MONTH = f"month must be in 1..12{', not 99' if sys.version_info >= (3, 14) else ''}"
-ROOT = Path(__file__).parents[3]
 
 
 def config_of(data, folder=None):

@@ -5,14 +5,13 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
 from kafka_throttle.proxy.observe.log_writer import LogWriter
+from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
 
-ROOT = Path(__file__).parents[3]
 LINE = b"x" * 99 + b"\n"
 
 

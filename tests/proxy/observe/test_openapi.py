@@ -1,7 +1,6 @@
 """The description of the API: it is in step with the pages in docs, and complete; large responses hold nobody up."""
 
 import json
-from pathlib import Path
 from time import thread_time
 
 import pytest
@@ -19,8 +18,9 @@ from kafka_throttle.quotas.request_costs import Cost, RequestCosts
 from tests.fakes.clock import FakeClock
 from tests.fakes.responses import checked
 from tests.proxy.observe.test_admin_api import Cluster
+from tests.support.places import ROOT
 
-DOCS = Path(__file__).parents[3] / "docs" / "reference"
+DOCS = ROOT / "docs/reference"
 LONGEST_STEP_S = 0.02
 
 

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,8 +20,8 @@ from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from kafka_throttle.quotas.sources import file as file_source
 from kafka_throttle.quotas.sources.file import FileSource
 from kafka_throttle.quotas.sources.overlay import Entry
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[3]
 ALICE, BOB = Entity("alice"), Entity("bob")
 PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
 FILE = {ALICE: Entry({PRODUCE: 10.0, FETCH: 20.0})}

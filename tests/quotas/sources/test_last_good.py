@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -19,8 +18,8 @@ from kafka_throttle.quotas.changes import NO_QUOTAS, Limit
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
 from kafka_throttle.quotas.sources.last_good import LastGood, content, parse
 from kafka_throttle.quotas.sources.source import SourceState
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).parents[3]
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 AT_ONCE = 0.0
 NEVER_AGAIN = 3600.0

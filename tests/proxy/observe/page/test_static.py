@@ -2,13 +2,13 @@
 
 import re
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 
 from kafka_throttle.proxy.observe.page.rendering import static_files
+from tests.support.places import ROOT
 
-PLACE = Path(__file__).parents[4] / "proxy/observe/page/static"
+PLACE = ROOT / "proxy/observe/page/static"
 OF_OTHERS = {
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
     "uPlot.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",

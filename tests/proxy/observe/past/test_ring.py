@@ -22,13 +22,13 @@ from kafka_throttle.proxy.observe.throttled_line import ThrottledLine
 from kafka_throttle.quotas.changes import NO_QUOTAS, Limit, following, tables_of
 from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType, SensorTags
 from kafka_throttle.quotas.records.usage_record import TraceEvent
+from tests.support.places import ROOT
 
 BEGIN = 1_764_072_000
 KEEP_S = 86_400
 MIB = 1 << 20
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 ALICE = Entity("alice")
-ROOT = Path(__file__).parents[4]
 
 
 def line(client_id="etl", entity=ALICE, user="alice", quota_type=QuotaType.PRODUCE, muted_ms=800):
