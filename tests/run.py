@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.shards import SHARDS
+from tests.shards import SHARDS, known_durations, unknown_among
 
 BUILD = Path("build")
 LOGS = BUILD / "test-logs"
@@ -85,6 +85,8 @@ def main(arguments: Sequence[str]) -> int:
     slowest = sorted(outcome.durations.items(), key=lambda each: -each[1])[:SLOWEST]
     print(f"== slowest tests, seconds; all are in {DURATIONS}")
     print(*(f"{seconds:7.1f} {test}" for test, seconds in slowest), sep="\n", flush=True)
+    if options.shard and (warning := unknown_among(outcome.durations, known_durations())):
+        print(f"== shards may take unequal times: {warning}", flush=True)
     flaky: dict[str, str] = {}
     if outcome.may_be_flaky:
         print("== run once more, to see which of them fail again:")

@@ -6,7 +6,7 @@ worker: all that shares a cluster or a Spark session, otherwise a unit.
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from xdist.scheduler import LoadScopeScheduling
 SHARDS = 6
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds that each nightly test took in the run that `make durations` kept."""
+MOST_UNKNOWN = 0.1
+"""The part of a shard's tests that may have no duration in DURATIONS before the run says so."""
 _COST_ALONE = 2
 """A second of an exclusive test costs a second of each of two workers."""
 
@@ -58,6 +60,14 @@ def shards_of(costs: Mapping[str, float], count: int = SHARDS) -> list[set[str]]
 def known_durations() -> dict[str, float]:
     """What DURATIONS has, by test."""
     return json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+
+
+def unknown_among(tests: Collection[str], durations: Mapping[str, float]) -> str:
+    """A warning if so many tests have no duration that shards may take unequal times, otherwise nothing."""
+    unknown = sum(test not in durations for test in tests)
+    if unknown <= MOST_UNKNOWN * len(tests):
+        return ""
+    return f"{unknown} of {len(tests)} tests are not in tests/{DURATIONS.name}: run all shards, then `make durations`"
 
 
 def longest_first(items: list[pytest.Item], durations: Mapping[str, float]) -> list[pytest.Item]:

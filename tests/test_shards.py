@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.shards import SHARDS, costs_of, group_of, longest_first, shards_of
+from tests.shards import SHARDS, costs_of, group_of, longest_first, shards_of, unknown_among
 from tests.test_run import pytest_in
 
 NIGHTLY = """
@@ -58,6 +58,19 @@ def test_a_unit_costs_what_its_tests_took():
     items = [item("a.py::one"), item("a.py::two"), item("a.py::three", kafka="old"), item("b.py::new", ("exclusive",))]
     durations = {"a.py::one": 3.0, "a.py::two": 5.0, "a.py::three": 7.0}
     assert costs_of(items, durations) == {"a.py": 8.0, "a.py old": 7.0, "b.py": 2 * 5.0}
+
+
+def test_a_run_warns_when_more_than_a_tenth_of_its_tests_have_no_known_duration():
+    tests, nine = [f"a.py::test_{number}" for number in range(10)], {f"a.py::test_{number}": 1.0 for number in range(9)}
+    assert unknown_among([], {}) == unknown_among(tests, nine) == ""
+    assert unknown_among([*tests, "a.py::test_new"], nine).startswith("2 of 11 tests are not in tests/durations.json")
+
+
+def test_a_shard_says_in_its_last_lines_that_durations_are_not_known(tmp_path):
+    (tmp_path / "test_a.py").write_text(NIGHTLY)
+    done = pytest_in(tmp_path, "--shard=1", module="tests.run")
+    assert done.returncode == 0, done.stdout
+    assert "3 of 3 tests are not in tests/durations.json" in done.stdout
 
 
 def test_groups_run_whole_and_the_longest_come_first():
