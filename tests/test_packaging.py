@@ -12,7 +12,6 @@ from hatchling.builders.wheel import WheelBuilder
 
 from deploy.compile import IN_C, all_sources
 from deploy.files_of_others import add_to
-
 from tests.support.places import ROOT
 
 OURS = ("common", "pipeline", "protocol", "proxy", "quotas")

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from kafka_throttle.pipeline.simulate.candidate import Candidate, Rules
 from kafka_throttle.pipeline.simulate.meter import Meter
 from kafka_throttle.pipeline.table.accounts import Account, Writer, rows_of
-from kafka_throttle.pipeline.table.schemas import NUMBERS, ROWS, defaults, schema_of
+from kafka_throttle.pipeline.table.schemas import NUMBERS, ROWS, schema_of
 from kafka_throttle.pipeline.table.table import make_tables, root_of
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType
 from kafka_throttle.quotas.quota_table import QuotaTable
@@ -179,9 +179,7 @@ def _columns() -> dict[str, Column]:
         "limit": F.when(limited, limit),
         "rule": F.when(big, "user=big").when(limited, "user=<default>").otherwise(""),
     }
-    schema, later = schema_of(ROWS[USAGE]), defaults(ROWS[USAGE])
-    empty = {
-        field.name: later.get(field.name, "" if field.dataType.simpleString() == "string" else None) for field in schema
-    }
-    empty |= {"shadow_throttles": 0, "shadow_throttled_ms": 0}
+    schema = schema_of(ROWS[USAGE])
+    empty = {field.name: "" if field.dataType.simpleString() == "string" else None for field in schema}
+    empty |= {"shadow_throttles": 0, "shadow_throttled_ms": 0, "unsent_bytes": 0, "scope": "node", "share": 1.0}
     return {field.name: known.get(field.name, F.lit(empty[field.name])).cast(field.dataType) for field in schema.fields}
