@@ -23,7 +23,7 @@ from kafka_throttle.pipeline.spark.day import now_ms
 from kafka_throttle.pipeline.spark.session import refuse_connect, spark_session
 from kafka_throttle.pipeline.spark.unreadable import cause_of, file_of
 from kafka_throttle.pipeline.table.accounts import read_accounts
-from kafka_throttle.pipeline.table.table import local_path, refuse_local, root_of
+from kafka_throttle.pipeline.table.table import local_path, refuse_colon, refuse_local, root_of
 
 FUTURE_TOLERANCE_S = 3_600
 
@@ -44,6 +44,7 @@ def main(
     `topic` is its name, its servers, and settings of Kafka's consumer: see `Topic` in pipeline/ingest/topic.py. Raises
     ValueError if there is no such spool or topic, or if the table cannot be read.
     """
+    refuse_colon(table)
     print("starting Spark", file=sys.stderr)
     spark = spark_session(master, memory, "kafka-throttle usage ingest", settings)
     refuse_connect("usage ingest", "its batches are taken by a function that needs this process")
@@ -119,6 +120,7 @@ def _ingest(
     spark: SparkSession, inlets: Sequence[_Inlet], table: str, every_s: int | None, future_tolerance_s: int, say: Any
 ) -> Totals:
     refuse_local(spark, table)
+    refuse_colon(table)
     totals, one_batch_at_a_time = Totals(), Lock()
     every = {"availableNow": True} if every_s is None else {"processingTime": f"{every_s} seconds"}
     with _alone_at(table):

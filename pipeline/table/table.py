@@ -59,6 +59,13 @@ def refuse_local(spark: SparkSession, path: str) -> None:
         )
 
 
+def refuse_colon(table: str) -> None:
+    """Raise BadTable for a new table whose path has a colon: Hadoop takes what is before it for the scheme of a URI."""
+    path = local_path(root_of(table))
+    if path is not None and ":" in str(path):
+        raise BadTable(f"{path}: expected a path without a colon, which Spark cannot write to, got one")
+
+
 def local_path(root: str) -> Path | None:
     """The path of a root on this machine; None of those elsewhere."""
     return Path(root.removeprefix("file://")) if root.startswith("file://") else None

@@ -7,7 +7,9 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from kafka_throttle.pipeline.jobs import ingest
 from kafka_throttle.pipeline.spark.environment import reasons, refuse_nameless_user
+from kafka_throttle.pipeline.table.table import BadTable
 
 
 def java(folder, says, status=0):
@@ -54,6 +56,13 @@ def test_another_spark_and_arguments_for_another_program_are_named_both(good):
 def test_where_nothing_is_wrong_the_jvm_itself_has_said_why(good):
     own = str(Path(pyspark.__file__).parent)
     assert reasons({"JAVA_HOME": good, "SPARK_HOME": own}).endswith("for the reason that it says above")
+
+
+def test_a_table_is_not_made_where_a_colon_is_in_its_path(tmp_path):
+    table = tmp_path / "run 10:00" / "table"
+    with pytest.raises(BadTable, match="run 10:00/table: expected a path without a colon, which Spark cannot write to"):
+        ingest.main(str(table), [str(tmp_path)])
+    assert not table.parent.exists()
 
 
 def test_a_user_id_without_a_name_is_refused_before_java_starts(monkeypatch):
