@@ -6,11 +6,10 @@ Charts are stretched to the width of the window, so text is beside them and neve
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 
 from kafka_throttle.pipeline.report import words
-from kafka_throttle.pipeline.report.findings import Findings, Row, whole_days
-from kafka_throttle.pipeline.report.forecast import Forecast
+from kafka_throttle.pipeline.report.findings import Findings, Row
 from kafka_throttle.pipeline.spark.day import DAY_MS
 
 WIDTH, HEIGHT = 1_000, 100
@@ -46,18 +45,6 @@ class Course:
     rows: tuple[Tick, ...]
     times: tuple[Tick, ...]
     most_throttled: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fan:
-    """The days as bars, the line through them, and the forecast with its interval."""
-
-    bars: tuple[Bar, ...]
-    line: str
-    ahead: str
-    fan: str
-    rows: tuple[Tick, ...]
-    times: tuple[Tick, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,61 +170,6 @@ def _time_text(at_ms: int, stride: int) -> str:
     if stride >= DAY_MS:
         return words.day(at.date())
     return words.day(at.date()) if at_ms % DAY_MS == 0 else f"{at:%H:%M}"
-
-
-def fan(findings: Findings, measure: str, text: Callable[[float], str]) -> Fan | None:
-    """The days of a measure and its forecast. None without days."""
-    if len(findings.days) < 2:
-        return None
-    found = findings.forecasts.get(measure, Forecast(None, None))
-    ahead = found.month.daily if found.month else ()
-    first: date = findings.days[0]["day"]
-    last: date = ahead[-1][0] if ahead else findings.days[-1]["day"]
-    count = (last - first).days + 1
-    top = nice_top(max([row[measure] for row in findings.days] + [high for *_, high in ahead]))
-    step = WIDTH / count
-
-    def x(day: date, middle: float = 0.5) -> float:
-        return ((day - first).days + middle) * step
-
-    def y(value: float) -> float:
-        return HEIGHT * (1 - value / top)
-
-    upper = [(x(day), y(high)) for day, _, _, high in ahead]
-    lower = [(x(day), y(low)) for day, _, low, _ in ahead]
-    day_ms = int(datetime(first.year, first.month, first.day, tzinfo=UTC).timestamp()) * 1_000
-    return Fan(
-        tuple(
-            Bar(
-                x(row["day"], 0.12),
-                y(row[measure]),
-                step * 0.76,
-                HEIGHT * row[measure] / top,
-                f"{words.day(row['day'])}: {text(row[measure])}",
-            )
-            for row in findings.days
-        ),
-        _line(findings, found, x, y),
-        _points([(x(day), y(expected)) for day, expected, *_ in ahead]),
-        _points([*upper, *reversed(lower)]),
-        _rows(top, text),
-        _times(day_ms, day_ms + count * DAY_MS),
-    )
-
-
-def _line(findings: Findings, found: Forecast, x: Callable[[date], float], y: Callable[[float], float]) -> str:
-    if found.trend is None:
-        return ""
-    line, days = found.trend.line, [row["day"] for row in findings.days]
-    # The line is through whole days only; the table may have further days before and after them.
-    offset = _offset(len(days), len(line), findings)
-    return _points([(x(day), y(value)) for day, value in zip(days[offset:], line, strict=False)])
-
-
-def _offset(days: int, line: int, findings: Findings) -> int:
-    whole = whole_days(findings.days, findings.begin_ms, findings.end_ms)
-    first = whole[-line]["day"] if line <= len(whole) else findings.days[0]["day"]
-    return next((i for i in range(days) if findings.days[i]["day"] == first), 0)
 
 
 def small(values: Mapping[int, float], findings: Findings, top: float = 0.0) -> str:

@@ -73,7 +73,6 @@ def page_of(findings: Findings, tables: Sequence[Table], now_ms: int) -> str:
         now=words.moment(now_ms // 60_000 * 60_000),
         talkers=_talkers(findings, courses),
         course=charts.course(findings),
-        fan=charts.fan(findings, "bytes", words.size),
         outlook=_outlook(findings),
         strip_end=charts.strip_end(findings.utilisation),
         bills=_shares_of_the_bill(findings),
@@ -179,9 +178,10 @@ def _outlook(findings: Findings) -> list[tuple[str, str, str, str]]:
         growth = f"{100 * found.trend.growth_per_week:+.1f} % a week" if found.trend else ""
         if found.month:
             month = f"{text(found.month.expected)} ({text(found.month.low)} to {text(found.month.high)})"
+            checked = found.month.checked()
         else:
-            month = f"no forecast: {found.refusal}"
-        reported.append((MEASURE_NAMES[measure], month, growth, found.checked()))
+            month, checked = f"no forecast: {found.refusal}", ""
+        reported.append((MEASURE_NAMES[measure], month, growth, checked))
     return reported
 
 

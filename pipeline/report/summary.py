@@ -243,8 +243,8 @@ def _future(findings: Findings) -> Iterator[Remark]:
     way = f"grows by {words.share(growth)} a week" if growth > 0 else f"shrinks by {words.share(-growth)} a week"
     yield Remark(
         f"Use {way if abs(growth) >= 0.005 else 'stays as it is'}; {words.month(month.month)} will carry "
-        f"{words.size(month.expected)}, in four cases of five {words.size(month.low)} to {words.size(month.high)}. "
-        f"{found.checked().capitalize()}.",
+        f"{words.size(month.expected)}, in nine of ten cases {words.size(month.low)} to {words.size(month.high)}. "
+        f"{month.checked().capitalize()}.",
         "plain",
         "trend",
     )

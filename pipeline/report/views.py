@@ -361,14 +361,10 @@ def _forecast(findings: Findings) -> Table:
         Column("growth_per_week", "Growth per week", "share"),
         Column("month", "Month", "text"),
         Column("expected", "Expected", "number", "by row"),
-        Column("low", "At least (80 %)", "number", "by row"),
-        Column("high", "At most (80 %)", "number", "by row"),
+        Column("low", "At least (90 %)", "number", "by row"),
+        Column("high", "At most (90 %)", "number", "by row"),
         Column("origins", "Earlier forecasts"),
-        Column("horizon_days", "Days ahead"),
-        Column("error_of_sums", "Error of sums", "share"),
-        Column("naive_error_of_sums", "Last week repeated", "share"),
-        Column("error_of_days", "Error of days", "share"),
-        Column("naive_error_of_days", "Last week repeated", "share"),
+        Column("error", "Their error", "share"),
         Column("refusal", "Why not more", "text"),
     )
     rows = []
@@ -380,10 +376,7 @@ def _forecast(findings: Findings) -> Table:
         if found.month:
             month = found.month
             row |= {"month": month.month, "expected": month.expected, "low": month.low, "high": month.high}
-        if test := found.backtest:
-            row |= {"origins": test.origins, "horizon_days": test.horizon_days}
-            row |= {"error_of_sums": test.of_sums, "naive_error_of_sums": test.naive_of_sums}
-            row |= {"error_of_days": test.of_days, "naive_error_of_days": test.naive_of_days}
+            row |= {"origins": month.origins, "error": month.error}
         rows.append(row)
     return Table("forecast", "Trend and next month", columns, rows)
 

@@ -1,4 +1,4 @@
-"""Pictures of the report in docs/reference/, of six weeks that are made up (story.py): about two minutes.
+"""Pictures of the report in docs/reference/, of nine weeks that are made up (story.py): about two minutes.
 
 python -m tests.pipeline.screenshots [--page report.html]
 """

@@ -1,4 +1,4 @@
-"""Six weeks of a cluster in which something happens: what the report's screenshots and its long test are made from."""
+"""Nine weeks of a cluster in which something happens: what the report's screenshots and its long test are made from."""
 
 from datetime import date
 from typing import Any
@@ -10,7 +10,7 @@ from kafka_throttle.pipeline.table.schemas import schema_of
 from kafka_throttle.quotas.records.usage_record import UsageRecord
 from tests.pipeline.spools import MONDAY_MS
 
-DAYS = 42
+DAYS = 63
 WINDOW_MS = 600_000
 PRICES: dict[str, Any] = {
     "currency": "EUR",

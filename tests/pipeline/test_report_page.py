@@ -79,13 +79,13 @@ def findings(**values):
 def test_the_page_says_beside_the_forecast_how_far_such_forecasts_were_off():
     """In its head, in the section, and as numbers in the table."""
     steps = [date(2026, 9, 1) + timedelta(i) for i in range(56)]
-    found = forecast([(day, 1e9 if i < 42 else 5e9) for i, day in enumerate(steps)])
+    found = forecast([(day, 1e9 if i % 2 else 2e9) for i, day in enumerate(steps)])
     made = findings(forecasts={"bytes": found})
-    said = "a repetition of the last week was off by 67 %, so the forecast is no better than that"
-    assert any(remark.text.endswith(f"{said}.") for remark in summary(made))
-    assert f"{said}</small>" in page_of(made, tables_of(made), MONDAY_MS)
+    said = "ade on 36 earlier days, this forecast was off by "
+    assert any(f"M{said}" in remark.text for remark in summary(made))
+    assert f"<small>m{said}" in page_of(made, tables_of(made), MONDAY_MS)
     [row] = next(table for table in tables_of(made) if table.name == "forecast").rows
-    assert (row["horizon_days"], row["naive_error_of_sums"]) == (14, pytest.approx(2 / 3))
+    assert (row["origins"], row["error"], row["high"]) == (36, found.month.error, found.month.high)
 
 
 class Read(HTMLParser):
