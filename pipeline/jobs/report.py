@@ -80,15 +80,15 @@ def find(usage: DataFrame, steps: Steps, **known: Any) -> Findings:
     """The findings from these records; `known` are the findings that the records themselves do not give."""
     steps.next("how much there is")
     with Kept() as kept:
-        days, course = kept.frame(figures.daily(usage)), kept.frame(figures.course(usage))
-        [span] = _rows(figures.span(course))
+        days, windows = kept.frame(figures.daily(usage)), kept.frame(figures.windows(usage))
+        [span] = _rows(figures.span(windows))
         if not span["records"]:
             return Findings(**known)
         width_ms = course_width(span)
         parts: tuple[Callable[[], dict[str, Any]], ...] = (
-            lambda: _sums(usage, days, course, span, steps, **known),
+            lambda: _sums(usage, days, windows, span, steps, **known),
             lambda: _quotas(usage, known["top_n"], width_ms, steps),
-            lambda: _noise(usage, known["top_n"], max(span["window_ms"], 1_000), steps),
+            lambda: _noise(windows, known["top_n"], steps),
         )
         # Of a short time Spark needs longer to plan these on one core than to compute them.
         with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -101,14 +101,14 @@ AT_ONCE = 2
 
 
 def _sums(
-    usage: DataFrame, days: DataFrame, course: DataFrame, span: Row, steps: Steps, **known: Any
+    usage: DataFrame, days: DataFrame, windows: DataFrame, span: Row, steps: Steps, **known: Any
 ) -> dict[str, Any]:
     steps.next("adding up by client and day")
     use = _use(days, known["top_n"])
     return {
         **use,
         **_costs(days, known.get("sheet"), known["top_n"]),
-        **_course(course, use["days"], span, steps),
+        **_course(windows, use["days"], span, steps),
         **_courses_of_clients(usage, use, course_width(span)),
     }
 
@@ -165,10 +165,10 @@ def _without_months(months: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(sums.values())
 
 
-def _course(course: DataFrame, days: list[Row], span: Row, steps: Steps) -> dict[str, Any]:
+def _course(windows: DataFrame, days: list[Row], span: Row, steps: Steps) -> dict[str, Any]:
     steps.next("the course of time")
     width_ms = width_for(span["begin_ms"], span["end_ms"])
-    timeline = _rows(figures.timeline(course, width_ms))
+    timeline = _rows(figures.timeline(windows, width_ms))
     whole = whole_days(days, span["begin_ms"], span["end_ms"])
     return {
         "width_ms": width_ms,
@@ -226,16 +226,12 @@ def _quotas(usage: DataFrame, top_n: int, width_ms: int, steps: Steps) -> dict[s
     }
 
 
-def _noise(usage: DataFrame, top_n: int, slice_ms: int, steps: Steps) -> dict[str, Any]:
+def _noise(windows: DataFrame, top_n: int, steps: Steps) -> dict[str, Any]:
     steps.next("noisy neighbours")
     worst = (F.col("others_throttled_ms").desc(), F.col("share").desc(), "begin_ms")
     with Kept() as kept:
-        use = kept.frame(neighbours.use_by_slices(usage, slice_ms))
-        slices = kept.counted(neighbours.slices_of(use))
-        episodes = kept.frame(neighbours.episodes(use, slices, slice_ms))
-        found, [count] = _first(episodes, worst, top_n, F.count(F.lit(1)))
-        [nodes] = _rows(neighbours.judged(slices))
-    return {"episodes": found, "episode_count": count, **nodes}
+        found, [count] = _first(kept.frame(neighbours.episodes(windows)), worst, top_n, F.count(F.lit(1)))
+    return {"episodes": found, "episode_count": count}
 
 
 def _first(frame: DataFrame, order: Any, rows: int, *sums: Column) -> tuple[list[dict[str, Any]], list[int]]:

@@ -157,24 +157,30 @@ def counted(levels: DataFrame) -> DataFrame:
     return levels.groupBy("level").agg(F.count(F.lit(1)).alias("rows"), throttled.alias("throttled_rows"))
 
 
-STEP_MS = 10_000
-"""All step widths of a timeline are multiples of this."""
 _COURSE = ("in_bytes", "out_bytes", "throttled_ms", "backlogged_ms", "muted_ms")
 
 
-def course(usage: DataFrame) -> DataFrame:
-    """USAGE -> one row for each step of STEP_MS and length of windows: `span` and `timeline` are made from it, in one
-    pass.
+def windows(usage: DataFrame) -> DataFrame:
+    """USAGE -> virtual_cluster, node_id, begin_ms, end_ms, records, in_bytes, out_bytes, throttled_ms, backlogged_ms,
+    muted_ms, unlimited_bytes (bytes of Produce and Fetch to which no quota of their type applied), throttled_clients,
+    largest (the client with most bytes: bytes, user, client_id, muted_ms): one row for each window of a node. `span`,
+    `timeline` and the noisy neighbours are made from these.
     """
-    unlimited = F.col("limit").isNull() & F.col("quota_type").isin("produce", "fetch")
     size = F.col("in_bytes") + F.col("out_bytes")
-    length = (F.col("end_ms") - F.col("begin_ms")).alias("window_ms")
-    return usage.groupBy(_step("begin_ms", STEP_MS).alias("at_ms"), length).agg(
-        F.count(F.lit(1)).alias("records"),
-        F.min("begin_ms").alias("begin_ms"),
+    unlimited = F.col("limit").isNull() & F.col("quota_type").isin("produce", "fetch")
+    sums = (*_COURSE, "records", "unlimited_bytes")
+    at = ("virtual_cluster", "node_id", "begin_ms")
+    of_clients = (
+        usage.withColumn("records", F.lit(1))
+        .withColumn("unlimited_bytes", F.when(unlimited, size).otherwise(0))
+        .groupBy(*at, "user", "client_id")
+        .agg(F.max("end_ms").alias("end_ms"), *(F.sum(name).alias(name) for name in sums))
+    )
+    return of_clients.groupBy(*at).agg(
         F.max("end_ms").alias("end_ms"),
-        F.sum(F.when(unlimited, size).otherwise(0)).alias("unlimited_bytes"),
-        *(F.sum(name).alias(name) for name in _COURSE),
+        *(F.sum(name).alias(name) for name in sums),
+        F.sum((F.col("muted_ms") > 0).cast("long")).alias("throttled_clients"),
+        F.max(F.struct(size.alias("bytes"), "user", "client_id", "muted_ms")).alias("largest"),
     )
 
 
@@ -182,31 +188,24 @@ def _step(at_ms: str, width_ms: int) -> Column:
     return F.col(at_ms) - F.pmod(F.col(at_ms), F.lit(width_ms))
 
 
-def span(course: DataFrame) -> DataFrame:
-    """`course` -> one row: records, begin_ms, end_ms, window_ms (the usual length of a window), unlimited_bytes (bytes
-    of Produce and Fetch to which no quota of their type applied).
-    """
-    lengths = course.groupBy("window_ms").agg(
-        F.sum("records").alias("records"),
-        F.min("begin_ms").alias("begin_ms"),
-        F.max("end_ms").alias("end_ms"),
-        F.sum("unlimited_bytes").alias("unlimited_bytes"),
-    )
-    return lengths.agg(
+def span(windows: DataFrame) -> DataFrame:
+    """`windows` -> one row: records, begin_ms, end_ms, window_ms (the usual length of a window), unlimited_bytes."""
+    length = F.percentile(F.col("end_ms") - F.col("begin_ms"), F.lit(0.5), F.col("records")).cast("long")
+    return windows.agg(
         F.coalesce(F.sum("records"), F.lit(0)).alias("records"),
         F.min("begin_ms").alias("begin_ms"),
         F.max("end_ms").alias("end_ms"),
-        F.percentile("window_ms", F.lit(0.5), F.col("records")).cast("long").alias("window_ms"),
+        length.alias("window_ms"),
         F.coalesce(F.sum("unlimited_bytes"), F.lit(0)).alias("unlimited_bytes"),
     )
 
 
-def timeline(course: DataFrame, width_ms: int) -> DataFrame:
-    """`course` -> at_ms (a multiple of `width_ms`), in_bytes, out_bytes, throttled_ms, backlogged_ms, muted_ms, in the
+def timeline(windows: DataFrame, width_ms: int) -> DataFrame:
+    """`windows` -> at_ms (a multiple of `width_ms`), in_bytes, out_bytes, throttled_ms, backlogged_ms, muted_ms, in the
     order of at_ms.
     """
-    at = _step("at_ms", width_ms).alias("at_ms")
-    return course.groupBy(at).agg(*(F.sum(name).alias(name) for name in _COURSE)).orderBy("at_ms")
+    at = _step("begin_ms", width_ms).alias("at_ms")
+    return windows.groupBy(at).agg(*(F.sum(name).alias(name) for name in _COURSE)).orderBy("at_ms")
 
 
 SENSOR = ("virtual_cluster", "quota_type", "rule", "user", "client_id", "ip")

@@ -103,10 +103,6 @@ class Findings:
     """`figures.totals` by day."""
     episodes: Sequence[Row] = ()
     episode_count: int = 0
-    nodes: int = 0
-    """The number of nodes with records, where noisy neighbours are looked for."""
-    thin_nodes: int = 0
-    """Those of them with too few slices to be judged."""
     sheet: PriceSheet | None = None
     bills: Sequence[Bill] = ()
     tenants: Sequence[Row] = ()

@@ -17,7 +17,7 @@ from kafka_throttle.pipeline.report.figures import CLIENT
 from kafka_throttle.pipeline.report.findings import MOST_BARS, Findings, Row, largest
 from kafka_throttle.pipeline.report.next_commands import anchor_of, next_commands
 from kafka_throttle.pipeline.report.price_sheet import UNASSIGNED
-from kafka_throttle.pipeline.report.summary import killed, no_noise, summary, too_few_slices
+from kafka_throttle.pipeline.report.summary import killed, summary
 from kafka_throttle.pipeline.report.tables import Column, Table
 from kafka_throttle.pipeline.report.views import (
     LIMIT_UNITS,
@@ -85,8 +85,6 @@ def page_of(findings: Findings, tables: Sequence[Table], now_ms: int) -> str:
         most_strips=MOST_STRIPS,
         most_silences=MOST_SILENCES,
         most_bars=MOST_BARS,
-        thin_nodes=too_few_slices(findings),
-        no_noise=no_noise(findings),
         style=Markup((_HERE / "page.css").read_text()),
         script=Markup(script),
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),

@@ -6,7 +6,6 @@ from itertools import accumulate, groupby
 
 from kafka_throttle.pipeline.report import words
 from kafka_throttle.pipeline.report.findings import Findings, KilledProcess, Missing, Row
-from kafka_throttle.pipeline.report.neighbours import MIN_SLICES
 from kafka_throttle.pipeline.report.price_sheet import UNASSIGNED
 from kafka_throttle.pipeline.report.views import TYPE_NAMES, muted_share, utilisation_in_words
 
@@ -170,36 +169,10 @@ def _noise(findings: Findings) -> Iterator[Remark]:
         names = {who(row): None for row in findings.episodes}
         times = words.plural(findings.episode_count, "time")
         yield Remark(
-            f"{times} one client took over a node while others were throttled or slowed: {words.listed(list(names))}.",
+            f"{times} one client had most of a node while others were throttled there: {words.listed(list(names))}.",
             "bad",
             "noise",
         )
-    if findings.thin_nodes:
-        yield Remark(too_few_slices(findings), "plain", "noise")
-
-
-def too_few_slices(findings: Findings) -> str:
-    """At how many nodes noisy neighbours cannot be told from the records; empty if at none."""
-    thin, nodes = findings.thin_nodes, findings.nodes
-    if not thin:
-        return ""
-    it, has = ("it", "has") if thin == 1 else ("they", "have")
-    which = f"{words.count(thin)} of {words.plural(nodes, 'node')}"
-    if thin == nodes:
-        which = "The node" if nodes == 1 else f"All {words.plural(nodes, 'node')}"
-    few = f"fewer than {MIN_SLICES} slices of time with records"
-    return f"{which} {has} {few}: too few to tell whether {it} had noisy neighbours."
-
-
-def no_noise(findings: Findings) -> str:
-    """What is said where no noisy neighbour was found."""
-    if not findings.nodes:
-        return "No record names a node, so noisy neighbours cannot be found."
-    found = "o client took over a node at the cost of others."
-    if not findings.thin_nodes:
-        return f"N{found}"
-    unknown = too_few_slices(findings)
-    return unknown if findings.thin_nodes == findings.nodes else f"{unknown} At the others n{found}"
 
 
 def _shadows(findings: Findings) -> Iterator[Remark]:

@@ -314,11 +314,9 @@ def _episodes(findings: Findings) -> Table:
         USER,
         CLIENT_ID,
         Column("share", "Share of the node", "share"),
-        Column("usual_share", "Usually", "share"),
         Column("bytes", "Bytes", "bytes"),
-        Column("others_throttled", "Others throttled", "count", "clients"),
-        Column("others_throttled_ms", "By", "ms"),
-        Column("others_bytes_of_usual", "Others' bytes of before", "share"),
+        Column("others_throttled", "Others throttled", "count", "at most"),
+        Column("others_throttled_ms", "For, added up", "ms", "over clients"),
     )
     rows = [{**row, "length_ms": row["end_ms"] - row["begin_ms"]} for row in findings.episodes]
     return Table("noisy_neighbours", "Noisy neighbours", columns, rows, of=findings.episode_count)

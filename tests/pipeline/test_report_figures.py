@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from kafka_throttle.pipeline.jobs import report
-from kafka_throttle.pipeline.report import figures
+from kafka_throttle.pipeline.report import figures, neighbours
 from kafka_throttle.pipeline.report.figures import utilisation
 from kafka_throttle.pipeline.report.findings import KilledProcess
 from kafka_throttle.pipeline.report.missing import killed_of, missing_of
@@ -59,7 +59,8 @@ def by_hand():
         noisy = at in (30, 31, 32)
         yield record(at, "noisy", in_bytes=9_000_000 if noisy else 1_000)
         yield record(at, "steady", in_bytes=50_000)
-        yield record(at, "victim", in_bytes=100_000, throttled_ms=5_000 if noisy else 0, throttles=3 if noisy else 0)
+        yield record(at, "victim", in_bytes=100_000, muted_ms=5_000 if noisy else 0,
+                     throttled_ms=5_000 if noisy else 0, throttles=3 if noisy else 0)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -190,18 +191,23 @@ def test_a_noisy_neighbour_is_found_and_nobody_else(found):
     )
     assert (row["others_throttled"], row["others_throttled_ms"], row["bytes"]) == (1, 15_000, 27_000_000)
     assert row["share"] == pytest.approx(9_000 / 9_150)
-    assert row["usual_share"] == pytest.approx(1 / 151)
 
 
-def test_nodes_with_too_few_slices_are_counted(found, everything):
-    slices = {}
-    for one in everything:
-        if one.node_id >= 0:
-            slices.setdefault((one.virtual_cluster, one.node_id), set()).add(one.begin_ms // WINDOW_MS)
-    thin = [node for node, at in slices.items() if len(at) < 30]
-    assert ("dark", 0) in thin
-    assert ("quiet", 0) not in thin
-    assert (found.nodes, found.thin_nodes) == (len(slices), len(thin))
+def test_a_neighbour_is_noisy_only_with_most_of_the_node_and_while_others_are_throttled(spark):
+    def node(number, large, others_ms, own_ms=0):
+        yield record(0, "large", node_id=number, in_bytes=large, muted_ms=own_ms, throttled_ms=own_ms)
+        yield record(0, "large", node_id=number, in_bytes=large, quota_type="fetch", instance="other")
+        yield record(0, "small", node_id=number, in_bytes=1_000, muted_ms=others_ms)
+
+    cases = [(501, 1_000, 0), (500, 1_000, 0), (501, 999, 0), (501, 0, 5_000), (501, 4_000, 9_000)]
+    names = schema_of(UsageRecord).names
+    everything = [one for number, case in enumerate(cases) for one in node(number, *case)]
+    rows = [tuple(getattr(one, name) for name in names) for one in everything]
+    usage = spark.createDataFrame(rows, schema_of(UsageRecord))
+    episodes = neighbours.episodes(figures.windows(usage)).collect()
+    assert sorted((row["node_id"], row["others_throttled"], row["others_throttled_ms"]) for row in episodes) == [
+        (0, 1, 1_000), (4, 1, 4_000),
+    ]  # fmt: skip
 
 
 def test_tenants_match_as_the_sheet_says(found):

@@ -160,41 +160,17 @@ def test_what_is_missing_comes_first():
     ]
 
 
-FEW = "fewer than 30 slices of time with records: too few to tell whether"
-NOBODY = "o client took over a node at the cost of others."
-
-
-@pytest.mark.parametrize(
-    ("nodes", "thin", "expected"),
-    [
-        (3, 0, f"N{NOBODY}"),
-        (1, 1, f"The node has {FEW} it had noisy neighbours."),
-        (3, 3, f"All 3 nodes have {FEW} they had noisy neighbours."),
-        (3, 1, f"1 of 3 nodes has {FEW} it had noisy neighbours. At the others n{NOBODY}"),
-        (5, 2, f"2 of 5 nodes have {FEW} they had noisy neighbours. At the others n{NOBODY}"),
-        (0, 0, "No record names a node, so noisy neighbours cannot be found."),
-    ],
-)
-def test_no_noisy_neighbour_is_said_only_of_nodes_with_enough_slices(nodes, thin, expected):
-    made = findings(nodes=nodes, thin_nodes=thin)
-    assert expected in page(made)
-    told = [remark.text for remark in summary(made) if remark.place == "noise"]
-    assert told == ([expected.split(" At the others")[0]] if thin else [])
-
-
-def test_episodes_do_not_hide_that_other_nodes_had_too_few_slices():
+def test_noisy_neighbours_are_in_the_summary_and_their_absence_is_on_the_page():
+    nobody = "At no time did one client have most of a node while others were throttled there."
+    assert nobody in page(findings())
     episode = {
         "begin_ms": MONDAY_MS, "end_ms": MONDAY_MS + 10_000, "virtual_cluster": "main", "node_id": 1, "user": "a",
-        "client_id": "", "share": 0.9, "usual_share": 0.1, "bytes": 5, "others_throttled": 1,
-        "others_throttled_ms": 2_000, "others_bytes_of_usual": None,
+        "client_id": "", "share": 0.9, "bytes": 5, "others_throttled": 1, "others_throttled_ms": 2_000,
     }  # fmt: skip
-    made = findings(nodes=2, thin_nodes=1, episodes=[episode], episode_count=1)
-    thin = (
-        "1 of 2 nodes has fewer than 30 slices of time with records: too few to tell whether it had noisy neighbours."
-    )
-    assert thin in page(made)
-    assert "took over a node at the cost" not in page(made)
-    assert [remark.tone for remark in summary(made) if remark.place == "noise"] == ["bad", "plain"]
+    made = findings(episodes=[episode], episode_count=1)
+    assert nobody not in page(made)
+    [remark] = [remark for remark in summary(made) if remark.place == "noise"]
+    assert remark.text == "1 time one client had most of a node while others were throttled there: “a”."
 
 
 def test_a_killed_process_is_told_first_and_with_the_bills():
