@@ -1,13 +1,12 @@
 """`usage report`: from the usage table to one page of HTML, and every table in it as CSV and Parquet."""
 
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from kafka_throttle.common.places import made_of
@@ -15,11 +14,9 @@ from kafka_throttle.common.remote_path import AnyPath, put, writable_folder
 from kafka_throttle.pipeline.report import figures, neighbours
 from kafka_throttle.pipeline.report.chargeback import bills, by_tenant, tenant_of
 from kafka_throttle.pipeline.report.findings import (
-    SMALL_STEPS,
     Findings,
     Row,
     silences,
-    talkers,
     whole_days,
     width_for,
 )
@@ -84,10 +81,9 @@ def find(usage: DataFrame, steps: Steps, **known: Any) -> Findings:
         [span] = _rows(figures.span(windows))
         if not span["records"]:
             return Findings(**known)
-        width_ms = course_width(span)
         parts: tuple[Callable[[], dict[str, Any]], ...] = (
-            lambda: _sums(usage, days, windows, span, steps, **known),
-            lambda: _quotas(usage, known["top_n"], width_ms, steps),
+            lambda: _sums(days, windows, span, steps, **known),
+            lambda: _quotas(usage, known["top_n"], steps),
             lambda: _noise(windows, known["top_n"], steps),
         )
         # Of a short time Spark needs longer to plan these on one core than to compute them.
@@ -100,16 +96,14 @@ AT_ONCE = 2
 """The number of parts of the report that are computed at the same time."""
 
 
-def _sums(
-    usage: DataFrame, days: DataFrame, windows: DataFrame, span: Row, steps: Steps, **known: Any
-) -> dict[str, Any]:
+def _sums(days: DataFrame, windows: DataFrame, span: Row, steps: Steps, **known: Any) -> dict[str, Any]:
     steps.next("adding up by client and day")
     use = _use(days, known["top_n"])
     return {
         **use,
         **_costs(days, known.get("sheet"), known["top_n"]),
         **_course(windows, use["days"], span, steps),
-        **_courses_of_clients(usage, use, course_width(span)),
+        **_shadows(days, known["top_n"]),
     }
 
 
@@ -123,7 +117,7 @@ def _use(days: DataFrame, top_n: int) -> dict[str, Any]:
     found: dict[str, list[dict[str, Any]]] = {level: [] for level in figures.LEVELS}
     for row in distinct.values():
         found[row.pop("level")].append(row)
-    nothing = {"rows": 0, "throttled_rows": 0}
+    nothing = {"rows": 0, "throttled_rows": 0, "addresses": 0, "throttled_addresses": 0}
     clients, users, client_ids, throttled = (
         counts.get(level, nothing) for level in ("clients", "users", "client_ids", "throttled")
     )
@@ -131,11 +125,12 @@ def _use(days: DataFrame, top_n: int) -> dict[str, Any]:
         "totals": found["all"][0],
         "by_type": sorted(found["by_type"], key=lambda row: row["quota_type"]),
         "days": sorted(found["days"], key=lambda row: row["day"]),
-        "client_count": clients["rows"],
+        "client_count": clients["rows"] - clients["addresses"],
         "user_count": users["rows"],
         "client_id_count": client_ids["rows"],
         "throttled_count": throttled["throttled_rows"],
-        "throttled_clients": clients["throttled_rows"],
+        "throttled_clients": clients["throttled_rows"] - clients["throttled_addresses"],
+        "throttled_addresses": clients["throttled_addresses"],
         **{level: found[level] for level in ("clients", "users", "client_ids", "throttled")},
     }
 
@@ -144,7 +139,8 @@ def _costs(days: DataFrame, sheet: PriceSheet | None, top_n: int) -> dict[str, A
     if sheet is None:
         return {}
     months = _rows(by_tenant(days, sheet))
-    nobodys = figures.totals(figures.known_clients(days.where(tenant_of(sheet) == UNASSIGNED)), *figures.CLIENT)
+    of_nobody = days.where((tenant_of(sheet) == UNASSIGNED) & (F.col("ip") == ""))
+    nobodys = figures.totals(figures.known_clients(of_nobody), *figures.CLIENT)
     most = (F.col("bytes").desc(), *figures.CLIENT)
     with Kept() as kept:
         unassigned, [count] = _first(kept.frame(nobodys), most, top_n, F.count(F.lit(1)))
@@ -181,48 +177,28 @@ def _course(windows: DataFrame, days: list[Row], span: Row, steps: Steps) -> dic
     }
 
 
-def course_width(span: Row) -> int:
-    """The length of a step of the small charts."""
-    return width_for(span["begin_ms"], span["end_ms"], SMALL_STEPS)
-
-
-def _courses_of_clients(usage: DataFrame, use: Mapping[str, Any], width_ms: int) -> dict[str, Any]:
-    """The courses of the clients that are shown with one."""
-    shown = _frame_of(usage.sparkSession, [*use["throttled"], *talkers(use["clients"])], figures.CLIENT)
-    rows = figures.courses_of_clients(usage, shown, width_ms)
-    return {"course_width_ms": width_ms, "courses_of_clients": _rows(rows)}
-
-
-def _frame_of(spark: SparkSession, rows: Iterable[Row], names: tuple[str, ...]) -> DataFrame:
-    """These text columns of some rows, each combination once. From Arrow's table Spark makes it without a job."""
-    distinct = sorted({tuple(row[name] for name in names) for row in rows})
-    columns = {name: pa.array([row[i] for row in distinct], pa.string()) for i, name in enumerate(names)}
-    return spark.createDataFrame(pa.table(columns))
-
-
-def _quotas(usage: DataFrame, top_n: int, width_ms: int, steps: Steps) -> dict[str, Any]:
+def _quotas(usage: DataFrame, top_n: int, steps: Steps) -> dict[str, Any]:
     steps.next("use of quotas, window by window")
     p99 = (F.col("p99").desc(), F.col("most").desc(), "rule", "user", "client_id")
-    most = (F.col("shadow_throttled_ms").desc(), *figures.CLIENT)
-    over, hurt = F.col("windows_over") > 0, F.col("shadow_throttles") > 0
-    hurt_clients = F.count_distinct(F.when(hurt, F.struct(*figures.CLIENT)))
+    over = F.count_if(F.col("windows_over") > 0)
     with Kept() as kept:
-        quotas, shadows = kept.frame(figures.utilisation(usage)), kept.frame(figures.hurt_by_shadows(usage))
-        used, [in_use, exceeded] = _first(quotas, p99, top_n, F.count(F.lit(1)), F.count_if(over))
-        first, [covered, hurt_rows, clients] = _first(
-            shadows, most, top_n, F.count(F.lit(1)), F.count_if(hurt), hurt_clients
+        used, [in_use, exceeded] = _first(kept.frame(figures.utilisation(usage)), p99, top_n, F.count(F.lit(1)), over)
+    return {"utilisation": used, "quotas_in_use": in_use, "quotas_exceeded": exceeded}
+
+
+def _shadows(days: DataFrame, top_n: int) -> dict[str, Any]:
+    most = (F.col("shadow_windows").desc(), F.col("shadow_throttled_ms").desc(), *figures.CLIENT)
+    hurt = F.col("shadow_throttles") > 0
+    clients = F.count_distinct(F.when(hurt, F.struct(*figures.CLIENT)))
+    with Kept() as kept:
+        first, [covered, rows, hurt_clients] = _first(
+            kept.frame(figures.hurt_by_shadows(days)), most, top_n, F.count(F.lit(1)), F.count_if(hurt), clients
         )
-    chosen = _frame_of(usage.sparkSession, used, figures.SENSOR)
-    courses = _rows(figures.courses_of_quotas(usage, chosen, width_ms)) if used else []
     return {
-        "utilisation": used,
-        "quotas_in_use": in_use,
-        "quotas_exceeded": exceeded,
-        "courses_of_quotas": courses,
         "shadows": [row for row in first if row["shadow_throttles"]],
         "shadow_seen": covered,
-        "shadow_rows": hurt_rows,
-        "shadow_hurt": clients,
+        "shadow_rows": rows,
+        "shadow_hurt": hurt_clients,
     }
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from markupsafe import Markup
+
 from kafka_throttle.pipeline.report import words
 from kafka_throttle.pipeline.report.findings import Findings, Row
 from kafka_throttle.pipeline.spark.day import DAY_MS
@@ -45,18 +47,6 @@ class Course:
     rows: tuple[Tick, ...]
     times: tuple[Tick, ...]
     most_throttled: str
-
-
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """Utilisation of one quota: percent of the strip's width."""
-
-    p50: float
-    p95: float
-    p99: float
-    most: float
-    full: float
-    """Where 100 % is."""
 
 
 def nice_top(value: float, steps: int = 4) -> float:
@@ -172,26 +162,6 @@ def _time_text(at_ms: int, stride: int) -> str:
     return words.day(at.date()) if at_ms % DAY_MS == 0 else f"{at:%H:%M}"
 
 
-def small(values: Mapping[int, float], findings: Findings, top: float = 0.0) -> str:
-    """The area of a small chart over the whole time of the report, from values by the begin of their steps.
-
-    Its height is `top`, or the largest value. A step without a value is 0. Empty if there are fewer than two steps.
-    """
-    width_ms = findings.course_width_ms
-    if not width_ms or not values:
-        return ""
-    steps = range(findings.begin_ms - findings.begin_ms % width_ms, findings.end_ms, width_ms)
-    most = top or max(values.values())
-    if len(steps) < 2 or most <= 0:
-        return ""
-    width = WIDTH / len(steps)
-    edge = [(0.0, float(HEIGHT))]
-    for i, at in enumerate(steps):
-        height = HEIGHT * (1 - min(values.get(at, 0.0) / most, 1.0))
-        edge += [(i * width, height), ((i + 1) * width, height)]
-    return _points([*edge, (WIDTH, HEIGHT)])
-
-
 MOST_STRIP = 2.0
 
 
@@ -200,7 +170,17 @@ def strip_end(rows: Sequence[Row]) -> float:
     return min(max([1.25, *(float(row["most"]) * 1.05 for row in rows)]), MOST_STRIP)
 
 
-def strip(row: Row, end: float) -> Strip:
-    """The strip of one quota."""
-    p50, p95, p99, most = (100 * min(row[name] / end, 1.0) for name in ("p50", "p95", "p99", "most"))
-    return Strip(p50, p95, p99, most, 100 / end)
+_STRIP = Markup(
+    '<span class="strip" role="img" aria-label="p50 {}, p95 {}, p99 {}, most {}">'
+    '<i class="upto" style="width:{:.1f}%"></i><i class="p95" style="left:{:.1f}%;width:{:.1f}%"></i>'
+    '<i class="p99" style="left:{:.1f}%;width:{:.1f}%"></i><i class="full" style="left:{:.1f}%"></i>'
+    '<i class="most" style="left:calc({:.1f}% - 1px)"></i></span>'
+)
+
+
+def strip(row: Row, end: float) -> Markup:
+    """Utilisation of one quota, from the numbers of its row."""
+    shares = [row[name] for name in ("p50", "p95", "p99", "most")]
+    p50, p95, p99, most = (100 * min(share / end, 1.0) for share in shares)
+    places = (p50, p50, max(p95 - p50, 0), p95, max(p99 - p95, 0), 100 / end, most)
+    return _STRIP.format(*map(words.share, shares), *places)

@@ -15,8 +15,8 @@ from kafka_throttle.pipeline.spark.day import utc_day
 from kafka_throttle.pipeline.spark.measured_node import measured_node
 from kafka_throttle.pipeline.spark.rule import is_of_client_id, is_of_user
 
-CLIENT = ("virtual_cluster", "user", "client_id")
-"""The columns that identify what the report calls a client."""
+CLIENT = ("virtual_cluster", "user", "client_id", "ip")
+"""The columns that identify what the report calls a client; only an address has an `ip`, and it has neither name."""
 
 SUMS = (
     "in_bytes",
@@ -30,6 +30,7 @@ SUMS = (
     "muted_ms",
     "shadow_throttles",
     "shadow_throttled_ms",
+    "shadow_windows",
     "unsent_bytes",
     "window_ms",
     "throttled_window_ms",
@@ -37,7 +38,8 @@ SUMS = (
 )
 """The columns of DAILY and of all tables that are summed up from it. `handler_us`: microseconds of handler time;
 `milli_mutations`: thousandths of a partition; `window_ms`: length of the records' windows, each counted once for each
-node and quota type; `throttled_window_ms`: length of those windows in which the quota throttled.
+node and quota type; `throttled_window_ms`: length of those windows in which the quota throttled; `shadow_windows`: how
+many records have a shadow throttle.
 """
 
 PERCENTILES = (0.5, 0.95, 0.99)
@@ -46,8 +48,8 @@ RANK_ACCURACY = 1_000
 
 
 def daily(usage: DataFrame) -> DataFrame:
-    """USAGE -> CLIENT, quota_type, day (a date, UTC), SUMS: most of the report is made from this one pass over the
-    records.
+    """USAGE -> CLIENT, quota_type, rule, shadow_rule, day (a date, UTC), SUMS, throttled_at, limit (of the last window
+    that the quota throttled), shadow_limit (the last): most of the report is made from this one pass over the records.
     """
     thousandths = F.round(F.col("used") * 1_000).cast("long")
     length = F.col("end_ms") - F.col("begin_ms")
@@ -56,11 +58,16 @@ def daily(usage: DataFrame) -> DataFrame:
         "milli_mutations": _of_type("controller_mutation", thousandths),
         "window_ms": length,
         "throttled_window_ms": F.when(F.col("throttles") > 0, length).otherwise(0),
+        "shadow_windows": (F.col("shadow_throttles") > 0).cast("long"),
         "records": F.lit(1),
     }
+    throttled_at = F.when(F.col("throttles") > 0, F.col("begin_ms"))
     day = utc_day(F.col("begin_ms")).alias("day")
-    return usage.groupBy(*CLIENT, "quota_type", day).agg(
-        *(F.sum(sums.get(name, F.col(name))).alias(name) for name in SUMS)
+    return usage.groupBy(*CLIENT, "quota_type", "rule", "shadow_rule", day).agg(
+        *(F.sum(sums.get(name, F.col(name))).alias(name) for name in SUMS),
+        F.max(throttled_at).alias("throttled_at"),
+        F.max_by("limit", throttled_at).alias("limit"),
+        F.max_by("shadow_limit", "begin_ms").alias("shadow_limit"),
     )
 
 
@@ -83,7 +90,7 @@ def _known_client_id() -> Column:
     return F.when(F.col("user") == "", "").otherwise(F.col("client_id"))
 
 
-_KNOWN = ("virtual_cluster", "user", "known_client_id")
+_KNOWN = ("virtual_cluster", "user", "known_client_id", "ip")
 LEVELS: Mapping[str, tuple[str, ...]] = {
     "all": (),
     "by_type": ("quota_type",),
@@ -105,7 +112,9 @@ _RANKED = {
 
 
 def by_levels(days: DataFrame) -> DataFrame:
-    """DAILY -> level (a key of LEVELS), its columns, SUMS, bytes: all sums of the report in one pass."""
+    """DAILY -> level (a key of LEVELS), its columns, SUMS, bytes, rule and limit (of the last throttle): all sums of
+    the report in one pass.
+    """
     known = days.withColumn("known_client_id", _known_client_id())
     names = sorted({name for level in LEVELS.values() for name in level})
     sets = [[F.col(name) for name in level] for level in LEVELS.values()]
@@ -121,7 +130,12 @@ def by_levels(days: DataFrame) -> DataFrame:
         level = F.when(F.grouping_id() == number, name).otherwise(level)
     return (
         known.groupingSets(sets, *(F.col(name) for name in names))
-        .agg(level.alias("level"), *sums)
+        .agg(
+            level.alias("level"),
+            *sums,
+            F.max_by("rule", "throttled_at").alias("rule"),
+            F.max_by("limit", "throttled_at").alias("limit"),
+        )
         .withColumn("client_id", F.coalesce("client_id", "known_client_id"))
         .withColumn("bytes", F.col("in_bytes") + F.col("out_bytes"))
         .drop("known_client_id")
@@ -152,9 +166,16 @@ def ranked(levels: DataFrame, rows: int) -> DataFrame:
 
 
 def counted(levels: DataFrame) -> DataFrame:
-    """`by_levels` -> level, rows, throttled_rows (how many rows a level has, and how many have throttled time)."""
-    throttled = F.count_if(F.col("throttled_ms") > 0)
-    return levels.groupBy("level").agg(F.count(F.lit(1)).alias("rows"), throttled.alias("throttled_rows"))
+    """`by_levels` -> level, rows, throttled_rows (those with throttled time), addresses and throttled_addresses (the
+    same of the rows of addresses).
+    """
+    is_throttled, is_address = F.col("throttled_ms") > 0, F.coalesce(F.col("ip"), F.lit("")) != ""
+    return levels.groupBy("level").agg(
+        F.count(F.lit(1)).alias("rows"),
+        F.count_if(is_throttled).alias("throttled_rows"),
+        F.count_if(is_address).alias("addresses"),
+        F.count_if(is_throttled & is_address).alias("throttled_addresses"),
+    )
 
 
 _COURSE = ("in_bytes", "out_bytes", "throttled_ms", "backlogged_ms", "muted_ms")
@@ -209,35 +230,11 @@ def timeline(windows: DataFrame, width_ms: int) -> DataFrame:
 
 
 SENSOR = ("virtual_cluster", "quota_type", "rule", "user", "client_id", "ip")
-"""The columns that identify what a quota measures together."""
-
-
-def courses_of_clients(usage: DataFrame, chosen: DataFrame, width_ms: int) -> DataFrame:
-    """USAGE and rows with CLIENT -> CLIENT, quota_type, at_ms (a multiple of `width_ms`), bytes, requests, handler_us,
-    throttled_ms, muted_ms, window_ms, and rule, limit (of the last window that the quota throttled).
-    """
-    throttling = F.when(F.col("throttles") > 0, F.col("begin_ms"))
-    at = _step("begin_ms", width_ms).alias("at_ms")
-    sums = {
-        "bytes": F.col("in_bytes") + F.col("out_bytes"),
-        "handler_us": _of_type("request", F.round(F.col("used") * 1_000).cast("long")),
-        "window_ms": F.col("end_ms") - F.col("begin_ms"),
-    }
-    names = ("bytes", "requests", "handler_us", "throttled_ms", "muted_ms", "window_ms")
-    return (
-        known_clients(usage)
-        .join(F.broadcast(chosen.select(*CLIENT)), list(CLIENT), "left_semi")
-        .groupBy(*CLIENT, "quota_type", at)
-        .agg(
-            *(F.sum(sums.get(name, F.col(name))).alias(name) for name in names),
-            F.max_by("rule", throttling).alias("rule"),
-            F.max_by("limit", throttling).alias("limit"),
-        )
-    )
+"""The columns that identify what a quota measures together: an empty column does not matter."""
 
 
 def utilisation(usage: DataFrame) -> DataFrame:
-    """USAGE -> SENSOR (an empty column does not matter), limit (the last), windows, p50, p95, p99, most, most_node_id,
+    """USAGE -> SENSOR, limit (the last), windows, p50, p95, p99, most, most_node_id,
     peak, windows_over: utilisation as a fraction.
 
     The utilisation of a window at a node is the use of all clients that share the quota, through all instances of the
@@ -259,17 +256,6 @@ def utilisation(usage: DataFrame) -> DataFrame:
             F.sum((F.col("utilisation") > 1).cast("long")).alias("windows_over"),
         )
         .select(*SENSOR, "limit", "windows", p50, p95, p99, "most", "most_node_id", "peak", "windows_over")
-    )
-
-
-def courses_of_quotas(usage: DataFrame, chosen: DataFrame, width_ms: int) -> DataFrame:
-    """USAGE and rows of `utilisation` -> SENSOR, at_ms (a multiple of `width_ms`), most (the highest utilisation)."""
-    at = _step("begin_ms", width_ms).alias("at_ms")
-    return (
-        _used_windows(usage)
-        .join(F.broadcast(chosen.select(*SENSOR)), list(SENSOR), "left_semi")
-        .groupBy(*SENSOR, at)
-        .agg(F.max("utilisation").alias("most"))
     )
 
 
@@ -303,20 +289,17 @@ def _allowed_unit(value: Column) -> Column:
     return F.when(F.col("quota_type") == "request", value / 10).otherwise(value)
 
 
-def hurt_by_shadows(usage: DataFrame) -> DataFrame:
-    """USAGE -> CLIENT, quota_type, shadow_rule, shadow_limit (the last), shadow_throttles, shadow_throttled_ms,
-    shadow_windows (windows that it would have throttled), windows, requests: the clients that shadow quotas would have
-    throttled.
+def hurt_by_shadows(days: DataFrame) -> DataFrame:
+    """DAILY -> CLIENT, quota_type, shadow_rule, shadow_limit (the last), shadow_throttles, shadow_throttled_ms,
+    shadow_windows (windows that it would have throttled), windows: the clients that shadow quotas would have throttled.
     """
+    sums = ("shadow_throttles", "shadow_throttled_ms", "shadow_windows")
     return (
-        usage.where(F.col("shadow_rule") != "")
+        days.where(F.col("shadow_rule") != "")
         .groupBy(*CLIENT, "quota_type", "shadow_rule")
         .agg(
-            F.max_by("shadow_limit", "begin_ms").alias("shadow_limit"),
-            F.sum("shadow_throttles").alias("shadow_throttles"),
-            F.sum("shadow_throttled_ms").alias("shadow_throttled_ms"),
-            F.sum((F.col("shadow_throttles") > 0).cast("long")).alias("shadow_windows"),
-            F.count(F.lit(1)).alias("windows"),
-            F.sum("requests").alias("requests"),
+            F.max_by("shadow_limit", "day").alias("shadow_limit"),
+            *(F.sum(name).alias(name) for name in sums),
+            F.sum("records").alias("windows"),
         )
     )

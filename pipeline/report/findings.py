@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 from kafka_throttle.pipeline.report.chargeback import Bill
-from kafka_throttle.pipeline.report.figures import MEASURES
 from kafka_throttle.pipeline.report.forecast import Forecast
 from kafka_throttle.pipeline.report.price_sheet import PriceSheet
 from kafka_throttle.pipeline.spark.day import DAY_MS
@@ -69,7 +68,7 @@ class Findings:
     """`figures.totals` by quota_type."""
     client_count: int = 0
     clients: Sequence[Row] = ()
-    """`figures.totals` by CLIENT; the first by bytes, requests, handler time or throttled time."""
+    """`figures.by_levels` by CLIENT; the first by bytes, requests, handler time or throttled time."""
     user_count: int = 0
     users: Sequence[Row] = ()
     """The same by virtual cluster and user."""
@@ -77,20 +76,15 @@ class Findings:
     client_ids: Sequence[Row] = ()
     """The same by virtual cluster and client-id."""
     throttled: Sequence[Row] = ()
-    """`figures.totals` by CLIENT and quota_type; the first by throttled time."""
+    """The same by CLIENT and quota_type, with rule and limit of the last throttle; the first by throttled time."""
     throttled_count: int = 0
     """The number of all rows of that kind."""
     throttled_clients: int = 0
-    course_width_ms: int = 0
-    """The length of a step of the courses of clients and quotas."""
-    courses_of_clients: Sequence[Row] = ()
-    """`figures.courses_of_clients` of `throttled` and `talkers`."""
+    throttled_addresses: int = 0
     utilisation: Sequence[Row] = ()
     quotas_in_use: int = 0
     quotas_exceeded: int = 0
     """Quotas with windows in which more was used than the quota allows."""
-    courses_of_quotas: Sequence[Row] = ()
-    """`figures.courses_of_quotas` of `utilisation`."""
     shadows: Sequence[Row] = ()
     shadow_rows: int = 0
     """The number of all clients, quota types and shadow quotas that would be throttled."""
@@ -133,11 +127,6 @@ def largest(clients: Iterable[Row], measure: str) -> list[Row]:
     return sorted((row for row in clients if row[measure]), key=lambda row: -row[measure])[:MOST_BARS]
 
 
-def talkers(clients: Sequence[Row]) -> list[Row]:
-    """The clients that are in one of the charts; each as often as it is in one."""
-    return [row for measure in MEASURES for row in largest(clients, measure)]
-
-
 def whole_days(days: Sequence[Row], begin_ms: int, end_ms: int) -> list[Row]:
     """The days without a first or last day of which more than half an hour is missing."""
     return [
@@ -171,13 +160,11 @@ WIDTHS_MS = (
     28 * DAY_MS,
 )
 MOST_STEPS = 200
-SMALL_STEPS = 60
-"""The same of a course of one client or quota."""
 
 
-def width_for(begin_ms: int, end_ms: int, most_steps: int = MOST_STEPS) -> int:
-    """The length of a step of a timeline that gives about `most_steps` steps at most."""
+def width_for(begin_ms: int, end_ms: int) -> int:
+    """The length of a step of a timeline that gives about MOST_STEPS steps at most."""
     return next(
-        (width for width in WIDTHS_MS if (end_ms - begin_ms) / width <= most_steps),
-        -(-(end_ms - begin_ms) // (most_steps * DAY_MS)) * DAY_MS,
+        (width for width in WIDTHS_MS if (end_ms - begin_ms) / width <= MOST_STEPS),
+        -(-(end_ms - begin_ms) // (MOST_STEPS * DAY_MS)) * DAY_MS,
     )

@@ -40,7 +40,7 @@ def next_commands(findings: Findings, throttled: Sequence[Row]) -> list[NextComm
     """The commands for these rows of the table of throttled clients, by kind of entity."""
     types: dict[str, set[str]] = {}
     for row in throttled:
-        types.setdefault(kind_of(row.get("rule", "")), set()).add(row["quota_type"])
+        types.setdefault(kind_of(row.get("rule") or ""), set()).add(row["quota_type"])
     return [_commands(findings, by, tuple(one for one in TYPES if one in types[by])) for by in sorted(types)]
 
 

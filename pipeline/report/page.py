@@ -12,7 +12,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from kafka_throttle.pipeline.report import charts, words
-from kafka_throttle.pipeline.report.courses import Courses
 from kafka_throttle.pipeline.report.figures import CLIENT
 from kafka_throttle.pipeline.report.findings import MOST_BARS, Findings, Row, largest
 from kafka_throttle.pipeline.report.next_commands import anchor_of, next_commands
@@ -29,7 +28,6 @@ from kafka_throttle.pipeline.report.views import (
 )
 from kafka_throttle.pipeline.spark.rule import kind_of
 
-MOST_STRIPS = 12
 MOST_SILENCES = 20
 MOST_UNBROKEN = 24
 """Longer names may be broken into several lines where there is little room."""
@@ -38,12 +36,11 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A client by one measure: its bar in percent of the full width, and its course as points of a small chart."""
+    """A client by one measure: its bar in percent of the full width."""
 
     who: Markup
     percent: float
     value: str
-    course: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,33 +53,26 @@ class Talkers:
 
 def page_of(findings: Findings, tables: Sequence[Table], now_ms: int) -> str:
     """The report as HTML. `now_ms` is the time at which it was made, since 1970."""
-    by_name, courses = named(tables), Courses(findings)
+    by_name = named(tables)
     script = (_HERE / "page.js").read_text()
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals.update(
-        cell=cell, words=words, strip=charts.strip, quota=_quota_name, in_words=utilisation_in_words
-    )
-
+    environment.globals.update(cell=cell, words=words)
     return environment.get_template("page.html.j2").render(
         found=findings,
         tables=by_name,
         remarks=summary(findings),
         killed=killed(findings.killed) if findings.killed else "",
         now=words.moment(now_ms // 60_000 * 60_000),
-        talkers=_talkers(findings, courses),
+        talkers=_talkers(findings),
         course=charts.course(findings),
         outlook=_outlook(findings),
-        strip_end=charts.strip_end(findings.utilisation),
         bills=_shares_of_the_bill(findings),
         figures=_figures(findings),
-        quota_courses=[courses.of_quota(row) for row in findings.utilisation[:MOST_STRIPS]],
-        beside_throttled=[
-            (courses.of_throttled(row), anchor_of(kind_of(row.get("rule", "")))) for row in by_name["throttled"].rows
-        ],
+        strips=_strips(findings),
+        links=[_NEXT.format(anchor_of(kind_of(row.get("rule") or ""))) for row in by_name["throttled"].rows],
         next_commands=next_commands(findings, by_name["throttled"].rows),
-        most_strips=MOST_STRIPS,
         most_silences=MOST_SILENCES,
         most_bars=MOST_BARS,
         style=Markup((_HERE / "page.css").read_text()),
@@ -129,7 +119,7 @@ def _client(row: Row) -> Markup:
 _LOGINS = Markup('<span class="none">logins</span>')
 
 
-def _talkers(findings: Findings, courses: Courses) -> list[Talkers]:
+def _talkers(findings: Findings) -> list[Talkers]:
     texts: Mapping[str, tuple[str, Callable[[float], str]]] = {
         "bytes": ("By bytes", words.size),
         "requests": ("By requests", words.about),
@@ -138,20 +128,15 @@ def _talkers(findings: Findings, courses: Courses) -> list[Talkers]:
     found = []
     for measure, (heading, text) in texts.items():
         rows = largest(findings.clients, measure)
-        bars = (
-            Bar(
-                _client(row), 100 * row[measure] / rows[0][measure], text(row[measure]), courses.of_client(row, measure)
-            )
-            for row in rows
-        )
+        bars = (Bar(_client(row), 100 * row[measure] / rows[0][measure], text(row[measure])) for row in rows)
         found.append(Talkers(heading, tuple(bars)))
-    return [*found, Talkers(_BY_THROTTLED, tuple(_throttled_bars(findings, courses)))]
+    return [*found, Talkers(_BY_THROTTLED, tuple(_throttled_bars(findings)))]
 
 
 _BY_THROTTLED = "Throttled, as a share of its time"
 
 
-def _throttled_bars(findings: Findings, courses: Courses) -> Iterator[Bar]:
+def _throttled_bars(findings: Findings) -> Iterator[Bar]:
     """The clients with most throttled time, each by the quota type of which it has most."""
     largest_of: dict[tuple[str, ...], Row] = {}
     for row in sorted(findings.throttled, key=lambda row: -row["throttled_ms"]):
@@ -160,7 +145,19 @@ def _throttled_bars(findings: Findings, courses: Courses) -> Iterator[Bar]:
         share = muted_share(row)
         value = words.duration(row["throttled_ms"]) if share is None else words.share(share)
         who = Markup("{} <span class=by>{}</span>").format(_client(row), _quota_name(row["quota_type"]))
-        yield Bar(who, 100 * (share or 0), value, courses.of_throttled(row))
+        yield Bar(who, 100 * (share or 0), value)
+
+
+_NEXT = Markup('<a href="#{}">other limits</a>')
+_IN_WORDS = Markup("{}<small>{}</small>")
+
+
+def _strips(findings: Findings) -> list[Markup]:
+    end = charts.strip_end(findings.utilisation)
+    return [
+        _IN_WORDS.format(charts.strip(row, end), utilisation_in_words(row, findings.window_ms))
+        for row in findings.utilisation
+    ]
 
 
 def _outlook(findings: Findings) -> list[tuple[str, str, str, str]]:
@@ -220,8 +217,9 @@ def _text(column: Column, value: Any, row: Row) -> Markup:
         return escape(_quota_name(value))
     if value == "" and column.name not in ("user", "client_id"):
         return Markup("")
-    if value == "" and "windows_over" in row:
-        return Markup('<span class="none">any</span>')
+    if column.name == "rule" and "<default>" in value and "windows_over" in row:
+        name = next(filter(None, (row["user"], row["client_id"], row["ip"])), "")
+        return Markup("{} <span class=by>({})</span>").format(name_of(value), name_of(name))
     if row.get("user") == "" and column.name in ("user", "client_id"):
         return _LOGINS if column.name == "user" else Markup("")
     return name_of(value)

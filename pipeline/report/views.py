@@ -1,6 +1,7 @@
 """The tables of the report, made from the findings."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Context, Decimal
 from typing import Any
 
@@ -36,6 +37,7 @@ MEASURE_NAMES: Mapping[str, str] = {"bytes": "bytes", "requests": "requests", "h
 CLUSTER = Column("virtual_cluster", "Virtual cluster", "text")
 USER = Column("user", "User", "text")
 CLIENT_ID = Column("client_id", "Client-id", "text")
+ADDRESS = Column("ip", "Address", "text")
 _USE = (
     Column("bytes", "Bytes", "bytes"),
     Column("share", "Of all bytes", "share"),
@@ -177,13 +179,11 @@ def _utilisation(findings: Findings) -> Table:
         CLUSTER,
         Column("quota_type", "Quota type", "text"),
         Column("rule", "Quota of", "text"),
-        Column("user", "User", "text"),
-        Column("client_id", "Client-id", "text"),
-        Column("ip", "Address", "text"),
+        *(replace(column, in_files=True) for column in (USER, CLIENT_ID, ADDRESS)),
         Column("limit", "Limit", "number", "by type, per s"),
-        Column("windows", "Windows"),
-        Column("p50", "p50", "share"),
-        Column("p95", "p95", "share"),
+        Column("windows", "Windows", in_files=True),
+        Column("p50", "p50", "share", in_files=True),
+        Column("p95", "p95", "share", in_files=True),
         Column("p99", "p99", "share"),
         Column("most", "Most", "share"),
         Column("most_node_id", "At node", "number"),
@@ -237,11 +237,10 @@ def _throttled(findings: Findings) -> Table:
         Column("throttles", "Throttles", in_files=True),
         Column("throttled_ms", "Throttled, all connections", "ms", in_files=True),
     )
-    quotas, requests = quotas_of(findings), _requests_of(findings)
+    requests = _requests_of(findings)
     rows = [
         {
             **row,
-            **quotas.get(_client_and_type(row), {}),
             "muted_share": muted_share(row),
             "backlogged_share": _part(row["backlogged_ms"], row["throttled_ms"]),
             "time_share": _part(row["throttled_window_ms"], row["window_ms"]),
@@ -260,29 +259,13 @@ def muted_share(row: Row) -> float | None:
     return min(row["muted_ms"] / row["window_ms"], 1.0) if row["window_ms"] else None
 
 
-def quotas_of(findings: Findings) -> dict[tuple[str, ...], dict[str, Any]]:
-    """The rule and the limit that throttled last, by client and quota type."""
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
-    for row in sorted(findings.courses_of_clients, key=lambda row: row["at_ms"]):
-        if row["rule"]:
-            found[_client_and_type(row)] = {"rule": row["rule"], "limit": row["limit"]}
-    return found
-
-
 def _requests_of(findings: Findings) -> dict[tuple[str, ...], int]:
-    """The requests of each client that has a course, of all types."""
-    found: dict[tuple[str, ...], int] = {}
-    for row in findings.courses_of_clients:
-        found[_client(row)] = found.get(_client(row), 0) + row["requests"]
-    return found
+    """The requests of each client that is shown, of all types."""
+    return {_client(row): row["requests"] for row in findings.clients}
 
 
 def _client(row: Row) -> tuple[str, ...]:
     return tuple(row[name] for name in CLIENT)
-
-
-def _client_and_type(row: Row) -> tuple[str, ...]:
-    return (*_client(row), row["quota_type"])
 
 
 def _part(some: float, everything: float) -> float | None:

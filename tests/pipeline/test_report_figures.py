@@ -118,7 +118,6 @@ def test_clients_without_a_user_are_logins_in_one_row(spark, found, everything):
     assert [(row["user"], row["client_id"], row["in_bytes"]) for row in alone.clients] == [("", "", 140)]
     assert [row["in_bytes"] for row in alone.unassigned] == [140]
     assert [row["client_id"] for row in alone.client_ids] == ["one", "two"], "these are of client-ids"
-    assert {(row["user"], row["client_id"]) for row in alone.courses_of_clients} == {("", "")}
 
 
 def test_every_cut_list_has_the_number_of_all(found, everything):
@@ -131,25 +130,29 @@ def test_every_cut_list_has_the_number_of_all(found, everything):
     assert found.unassigned_count > 5
 
 
-def test_the_course_of_a_client_has_its_sums_and_its_quota(spark, everything):
+def test_a_throttled_client_has_the_quota_that_throttled_last(spark, everything):
     names = schema_of(UsageRecord).names
     rows = [tuple(getattr(one, name) for name in names) for one in everything if one.virtual_cluster == "held"]
     held = report.find(spark.createDataFrame(rows, schema_of(UsageRecord)), Steps(7), table="t", top_n=5)
-    course = sorted(held.courses_of_clients, key=lambda row: row["at_ms"])
-    assert [row["at_ms"] - MONDAY_MS for row in course] == [0, 10_000, 20_000]
-    assert [(row["muted_ms"], row["throttled_ms"], row["bytes"]) for row in course] == [
-        (8_000, 40_000, 1_000), (4_000, 4_000, 1_000), (0, 0, 1_000),
-    ]  # fmt: skip
     [row] = named(tables_of(held))["throttled"].rows
-    assert (row["rule"], row["limit"]) == ("user=held", 200.0), "the last that throttled"
+    assert (row["rule"], row["limit"]) == ("user=held", 200.0)
     assert row["muted_share"] == pytest.approx(12 / 30)
     assert row["throttles_per_request"] == pytest.approx(6 / 5)
 
 
-def test_the_course_of_a_quota_is_that_of_its_highest_windows(found):
-    at = {row["at_ms"]: row["most"] for row in found.courses_of_quotas if row["rule"] == "user=it"}
-    assert max(at.values()) == pytest.approx(130)
-    assert {row["rule"] for row in found.courses_of_quotas} == {row["rule"] for row in found.utilisation}
+def test_the_table_is_read_three_times(spark, everything):
+    schema, read = schema_of(UsageRecord), spark.sparkContext.accumulator(0)
+
+    def counted(batches):
+        for batch in batches:
+            read.add(batch.num_rows)
+            yield batch
+
+    rows = [tuple(getattr(one, name) for name in schema.names) for one in everything[-200:]]
+    usage = spark.createDataFrame(rows, schema).mapInArrow(counted, schema)
+    made = report.find(usage, report.Steps(7), table="t", top_n=5, sheet=price_sheet(SHEET))
+    assert made.records == len(rows)
+    assert read.value == 3 * len(rows)
 
 
 def test_no_step_of_the_sums_has_all_rows_in_one_task(spark, everything):
@@ -160,7 +163,7 @@ def test_no_step_of_the_sums_has_all_rows_in_one_task(spark, everything):
     plans = [
         frame._jdf.queryExecution().executedPlan().toString()
         for frame in (figures.ranked(levels, 5), figures.counted(levels), figures.utilisation(usage),
-                      figures.hurt_by_shadows(usage))
+                      figures.hurt_by_shadows(figures.daily(usage)))
     ]  # fmt: skip
     assert plans[0].count("WindowGroupLimit") == 2
     assert re.search(r"row_number\(\), 5, Partial", plans[0]), "each task limits its rows before they are shuffled"

@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 import pytest
 
 from kafka_throttle.pipeline.report import words
-from kafka_throttle.pipeline.report.charts import small
 from kafka_throttle.pipeline.report.findings import Findings, KilledProcess, Missing, silences, whole_days, width_for
 from kafka_throttle.pipeline.report.forecast import forecast
 from kafka_throttle.pipeline.report.next_commands import next_commands
@@ -40,10 +39,10 @@ HOSTILE = [
 
 def use(number=1, **values):
     names = ("in_bytes", "out_bytes", "requests", "handler_us", "milli_mutations", "throttles", "throttled_ms",
-             "backlogged_ms", "muted_ms", "shadow_throttles", "shadow_throttled_ms", "unsent_bytes", "window_ms",
-             "throttled_window_ms", "records")  # fmt: skip
+             "backlogged_ms", "muted_ms", "shadow_throttles", "shadow_throttled_ms", "shadow_windows", "unsent_bytes",
+             "window_ms", "throttled_window_ms", "records")  # fmt: skip
     sums = dict.fromkeys(names, number)
-    return {**sums, "bytes": 2 * number, "virtual_cluster": "main", **values}
+    return {**sums, "bytes": 2 * number, "virtual_cluster": "main", "ip": "", **values}
 
 
 def findings(**values):
@@ -263,8 +262,8 @@ def test_utilisation_in_words(p99, most, window_ms, expected):
 def test_throttled_time_is_a_share_and_throttles_are_a_ratio():
     held = use(1, user="etl", client_id="job", quota_type="fetch", throttles=127, throttled_ms=50_000,
                muted_ms=8_000, window_ms=20_000, backlogged_ms=0)  # fmt: skip
-    course = {**held, "at_ms": MONDAY_MS, "requests": 100, "rule": "user=etl", "limit": 5.0}
-    made = findings(throttled=[held], throttled_clients=1, courses_of_clients=[course])
+    client = {**held, "requests": 100}
+    made = findings(clients=[client], throttled=[held], throttled_clients=1)
     texts = read(page(made)).texts
     assert "1.27" in texts
     assert "127\xa0%" not in "".join(texts)
@@ -319,14 +318,6 @@ def test_commands_can_be_typed_as_they_are():
     assert f'id="{found.anchor}"' in page(findings())
 
 
-def test_a_small_chart_has_a_step_for_each_width_and_none_for_missing_values():
-    made = Findings(table="t", top_n=5, begin_ms=MONDAY_MS, end_ms=MONDAY_MS + 40_000, course_width_ms=10_000)
-    points = small({MONDAY_MS: 1.0, MONDAY_MS + 20_000: 4.0}, made)
-    edge = [tuple(map(float, point.split(","))) for point in points.split()]
-    assert edge == [(0, 100), (0, 75), (250, 75), (250, 100), (500, 100), (500, 0), (750, 0), (750, 100), (1000, 100),
-                    (1000, 100)]  # fmt: skip
-    assert small({}, made) == ""
-    assert small({MONDAY_MS: 0.0}, made) == ""
 
 
 def test_days_that_are_there_in_part_are_no_whole_days():
