@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -64,6 +65,8 @@ def main(
     findings = find(usage, steps, table=table, top_n=top_n, since_ms=since_ms, until_ms=until_ms, sheet=sheet,
                     missing=missing_of(accounts), killed=killed_of(accounts),
                     quarantined=read_quarantine(spark, table).where("text is not null").count())  # fmt: skip
+    if findings.end_ms > now_ms():
+        findings = replace(findings, clocks_ahead=_rows(figures.clocks_ahead(usage, now_ms())))
     steps.next("writing")
     write(findings, folder)
     say(f"{folder / 'report.html'}: {findings.records:,} records, {steps.seconds:.0f} s")
@@ -104,6 +107,7 @@ def _sums(days: DataFrame, windows: DataFrame, span: Row, steps: Steps, **known:
         **_costs(days, known.get("sheet"), known["top_n"]),
         **_course(windows, use["days"], span, steps),
         **_shadows(days, known["top_n"]),
+        "shared": _shared(days, known["top_n"]),
     }
 
 
@@ -184,6 +188,11 @@ def _quotas(usage: DataFrame, top_n: int, steps: Steps) -> dict[str, Any]:
     with Kept() as kept:
         used, [in_use, exceeded] = _first(kept.frame(figures.utilisation(usage)), p99, top_n, F.count(F.lit(1)), over)
     return {"utilisation": used, "quotas_in_use": in_use, "quotas_exceeded": exceeded}
+
+
+def _shared(days: DataFrame, top_n: int) -> list[dict[str, Any]]:
+    most = (F.col("wait_ms").desc(), *figures.SENSOR, "place")
+    return _rows(figures.shared(days).orderBy(*most).limit(top_n))
 
 
 def _shadows(days: DataFrame, top_n: int) -> dict[str, Any]:

@@ -261,7 +261,6 @@ def utilisation(usage: DataFrame) -> DataFrame:
 
 def _used_windows(usage: DataFrame) -> DataFrame:
     """USAGE -> SENSOR, node_id, begin_ms, utilisation, peak, limit."""
-    rule = F.col("rule")
     limited = usage.where((F.col("limit") > 0) & (F.col("used") > 0)).select(
         "virtual_cluster",
         measured_node().alias("node_id"),
@@ -269,9 +268,7 @@ def _used_windows(usage: DataFrame) -> DataFrame:
         "end_ms",
         "quota_type",
         "rule",
-        F.when(is_of_user(rule), F.col("user")).otherwise("").alias("user"),
-        F.when(is_of_client_id(rule), F.col("client_id")).otherwise("").alias("client_id"),
-        F.when(rule.startswith("ip="), F.col("ip")).otherwise("").alias("ip"),
+        *_measured(),
         _allowed_unit(F.col("used")).alias("used"),
         _allowed_unit(F.col("peak")).alias("peak"),
         "limit",
@@ -282,6 +279,62 @@ def _used_windows(usage: DataFrame) -> DataFrame:
         F.max(F.col("peak") / F.col("limit")).alias("peak"),
         F.max("limit").alias("limit"),
     )
+
+
+def _measured() -> tuple[Column, Column, Column]:
+    """The user, client_id and ip of SENSOR, from those of a record and its rule."""
+    rule = F.col("rule")
+    by = {"user": is_of_user(rule), "client_id": is_of_client_id(rule), "ip": rule.startswith("ip=")}
+    user, client_id, ip = (F.when(is_by, F.col(name)).otherwise("").alias(name) for name, is_by in by.items())
+    return user, client_id, ip
+
+
+MOST_PARTS = 5
+
+
+def shared(days: DataFrame) -> DataFrame:
+    """DAILY -> SENSOR, by_user, by_client_id, rate, use_share, muted_share, wait_share, limit, sharers, wait_ms: the
+    quotas that several clients share and that made one of them wait, with the parts that each client has of the use
+    and of the wait. Of each quota the MOST_PARTS clients with the largest part of either.
+
+    `rate` is use in the unit of the limit, while the client used anything at a node; `wait_ms` is of all `sharers`.
+    """
+    per_ms = (
+        F.when(F.col("quota_type") == "produce", F.col("in_bytes") * 1_000.0)
+        .when(F.col("quota_type") == "fetch", F.col("out_bytes") * 1_000.0)
+        .when(F.col("quota_type") == "request", F.col("handler_us") / 10)
+        .otherwise(F.col("milli_mutations").cast("double"))
+    )
+    parts = (
+        days.where(F.col("rule") != "")
+        .select("virtual_cluster", "quota_type", "rule", *_measured(), F.col("user").alias("by_user"),
+                _known_client_id().alias("by_client_id"), per_ms.alias("used"), "muted_ms", "window_ms", "limit",
+                "throttled_at")
+        .groupBy(*SENSOR, "by_user", "by_client_id")
+        .agg(*(F.sum(name).alias(name) for name in ("used", "muted_ms", "window_ms")),
+             F.max_by("limit", "throttled_at").alias("limit"))
+    )  # fmt: skip
+    of_quota = Window.partitionBy(*SENSOR)
+    largest = F.greatest("use_share", "wait_share").desc()
+    return (
+        parts.withColumn("sharers", F.count(F.lit(1)).over(of_quota))
+        .withColumn("wait_ms", F.sum("muted_ms").over(of_quota))
+        .where((F.col("sharers") > 1) & (F.col("wait_ms") > 0))
+        .withColumn("limit", F.max("limit").over(of_quota))
+        .withColumn("use_share", F.try_divide("used", F.sum("used").over(of_quota)))
+        .withColumn("wait_share", F.col("muted_ms") / F.col("wait_ms"))
+        .withColumn("muted_share", F.least(F.try_divide("muted_ms", "window_ms"), F.lit(1.0)))
+        .withColumn("rate", F.try_divide("used", "window_ms"))
+        .withColumn("place", F.row_number().over(of_quota.orderBy(largest, "by_user", "by_client_id")))
+        .where(F.col("place") <= MOST_PARTS)
+        .drop("used", "muted_ms", "window_ms")
+    )
+
+
+def clocks_ahead(usage: DataFrame, now_ms: int) -> DataFrame:
+    """USAGE -> instance, ahead_ms: the proxies whose records end after `now_ms`, and by how much at most."""
+    ahead = (F.max("end_ms") - F.lit(now_ms)).alias("ahead_ms")
+    return usage.where(F.col("end_ms") > now_ms).groupBy("instance").agg(ahead).orderBy("instance")
 
 
 def _allowed_unit(value: Column) -> Column:

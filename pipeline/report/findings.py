@@ -85,6 +85,8 @@ class Findings:
     quotas_in_use: int = 0
     quotas_exceeded: int = 0
     """Quotas with windows in which more was used than the quota allows."""
+    shared: Sequence[Row] = ()
+    """`figures.shared`, the quotas with most wait first."""
     shadows: Sequence[Row] = ()
     shadow_rows: int = 0
     """The number of all clients, quota types and shadow quotas that would be throttled."""
@@ -108,6 +110,8 @@ class Findings:
     """Forecasts by measure: `bytes`, `requests`, `handler_us`."""
     missing: Sequence[Missing] = ()
     killed: Sequence[KilledProcess] = ()
+    clocks_ahead: Sequence[Row] = ()
+    """`figures.clocks_ahead`."""
     quarantined: int = 0
     silences: Sequence[tuple[int, int]] = ()
     """Periods without any record, in ms since 1970."""

@@ -16,12 +16,12 @@ from kafka_throttle.pipeline.report.figures import CLIENT
 from kafka_throttle.pipeline.report.findings import MOST_BARS, Findings, Row, largest
 from kafka_throttle.pipeline.report.next_commands import anchor_of, next_commands
 from kafka_throttle.pipeline.report.price_sheet import UNASSIGNED
-from kafka_throttle.pipeline.report.summary import killed, summary
+from kafka_throttle.pipeline.report.summary import held, killed, named_default, summary
 from kafka_throttle.pipeline.report.tables import Column, Table
 from kafka_throttle.pipeline.report.views import (
-    LIMIT_UNITS,
     MEASURE_NAMES,
     TYPE_NAMES,
+    limit_in_words,
     muted_share,
     named,
     utilisation_in_words,
@@ -70,6 +70,7 @@ def page_of(findings: Findings, tables: Sequence[Table], now_ms: int) -> str:
         outlook=_outlook(findings),
         bills=_shares_of_the_bill(findings),
         figures=_figures(findings),
+        held=held(findings),
         strips=_strips(findings),
         links=[_NEXT.format(anchor_of(kind_of(row.get("rule") or ""))) for row in by_name["throttled"].rows],
         next_commands=next_commands(findings, by_name["throttled"].rows),
@@ -109,6 +110,8 @@ def name_of(text: str) -> Markup:
 
 
 def _client(row: Row) -> Markup:
+    if row.get("ip"):
+        return _ADDRESS.format(name_of(row["ip"]))
     if not row["user"]:
         return _LOGINS
     if row["client_id"]:
@@ -117,6 +120,8 @@ def _client(row: Row) -> Markup:
 
 
 _LOGINS = Markup('<span class="none">logins</span>')
+_ADDRESS = Markup('<span class="by">address</span> {}')
+_UNASSIGNED = Markup('<span class="none">unassigned</span>')
 
 
 def _talkers(findings: Findings) -> list[Talkers]:
@@ -190,7 +195,7 @@ def _shares_of_the_bill(findings: Findings) -> list[tuple[str, float, str, bool]
     owed, currency = findings.owed, findings.sheet.currency
     return [
         (name, float(100 * amount / owed) if owed else 0.0, words.money(amount, currency), name == UNASSIGNED)
-        for name, amount in sorted(sums.items(), key=lambda one: -one[1])
+        for name, amount in sorted(sums.items(), key=lambda one: (one[0] == UNASSIGNED, -one[1]))
     ]  # fmt: skip
 
 
@@ -205,8 +210,9 @@ def cell(column: Column, row: Row) -> Markup:
         return _text(column, value, row)
     if value is None:
         return Markup('<span class="none">-</span>')
-    if column.name.endswith("limit"):
-        return escape(_limit(value, row.get("quota_type", "")))
+    if column.name.endswith("limit") or column.name == "rate":
+        value = float(f"{value:.3g}") if column.name == "rate" else value
+        return escape(limit_in_words(value, row.get("quota_type", "")))
     return escape(_NUMBERS[column.kind](value))
 
 
@@ -215,20 +221,23 @@ def _text(column: Column, value: Any, row: Row) -> Markup:
         return Markup('<span class="none">all others</span>') if row.get("rest") else Markup("")
     if column.name == "quota_type":
         return escape(_quota_name(value))
-    if value == "" and column.name not in ("user", "client_id"):
+    if value == "" and column.name not in _NAMES:
         return Markup("")
-    if column.name == "rule" and "<default>" in value and "windows_over" in row:
-        name = next(filter(None, (row["user"], row["client_id"], row["ip"])), "")
-        return Markup("{} <span class=by>({})</span>").format(name_of(value), name_of(name))
-    if row.get("user") == "" and column.name in ("user", "client_id"):
-        return _LOGINS if column.name == "user" else Markup("")
+    if column.name == "tenant" and value == UNASSIGNED:
+        return _UNASSIGNED
+    if column.name == "rule" and ("windows_over" in row or "sharers" in row):
+        return Markup("{}<span class=by>{}</span>").format(name_of(value), named_default(row))
+    user = row.get(_NAMES.get(column.name, ""))
+    if user == "" and column.name.endswith("client_id"):
+        return Markup("")
+    if user == "":
+        return _NO_USER if row.get("client_id") is None else _client({**row, "user": user})
     return name_of(value)
 
 
-def _limit(value: float, quota_type: str) -> str:
-    if quota_type in ("produce", "fetch"):
-        return f"{words.size(value)}/s"
-    return f"{value:,.10g} {LIMIT_UNITS.get(quota_type, '')}".rstrip()
+_NAMES = {"user": "user", "client_id": "user", "by_user": "by_user", "by_client_id": "by_user"}
+"""The columns with names of clients, and where the user of the client is."""
+_NO_USER = Markup('<span class="none">no user</span>')
 
 
 def _exact(value: Decimal) -> str:

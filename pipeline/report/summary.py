@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 
 from kafka_throttle.pipeline.report import words
+from kafka_throttle.pipeline.report.figures import SENSOR
 from kafka_throttle.pipeline.report.findings import Findings, KilledProcess, Missing, Row
 from kafka_throttle.pipeline.report.price_sheet import UNASSIGNED
-from kafka_throttle.pipeline.report.views import TYPE_NAMES, muted_share, utilisation_in_words
+from kafka_throttle.pipeline.report.views import TYPE_NAMES, limit_in_words, muted_share, utilisation_in_words
 
 MOST_MISSING = 5
 
@@ -45,6 +46,8 @@ def _nothing(findings: Findings) -> str:
 def who(row: Row) -> str:
     """The name of a client in a sentence."""
     user, client_id = row.get("user"), row.get("client_id")
+    if row.get("ip"):
+        return f"address {words.name(row['ip'], 40)}"
     if user and client_id:
         return f"“{words.name(user, 40)}” ({words.name(client_id, 40)})"
     return f"“{words.name(user, 40)}”" if user else "logins"
@@ -62,6 +65,14 @@ def _penalties(findings: Findings) -> Iterator[Remark]:
     if findings.quarantined:
         lines = words.plural(findings.quarantined, "line")
         yield Remark(f"{lines} could not be read and {_are(findings.quarantined)} in quarantine.", "warning", "missing")
+    for row in findings.clocks_ahead:
+        seconds = f"{words.count(row['ahead_ms'] // 1_000)} s"
+        yield Remark(
+            f"The clock of {words.name(row['instance'], 40)} is ahead by {seconds} or more: it has records of times "
+            "that are still to come.",
+            "warning",
+            "time",
+        )
     if findings.silences:
         begin, end = max(findings.silences, key=lambda one: one[1] - one[0])
         more = f", and {len(findings.silences) - 1} shorter times" if len(findings.silences) > 1 else ""
@@ -130,20 +141,54 @@ def _few(findings: Findings) -> str:
 
 
 def _throttling(findings: Findings) -> Iterator[Remark]:
-    if not findings.throttled_clients:
+    if not findings.throttled:
         yield Remark("No client was throttled.", "good", "throttling")
         return
     worst = max(findings.throttled, key=lambda row: row["throttled_ms"])
     waiting = worst["backlogged_ms"] / worst["throttled_ms"]
-    others = words.plural(findings.throttled_clients, "client was", "clients were")
+    counts = [(findings.throttled_clients, "client", ""), (findings.throttled_addresses, "address", "addresses")]
+    others = " and ".join(words.plural(*one) for one in counts if one[0])
+    were = "was" if findings.throttled_clients + findings.throttled_addresses == 1 else "were"
     share = muted_share(worst)
-    length = words.duration(worst["throttled_ms"]) if share is None else f"{words.share(share)} of its time"
+    added_up = f"{words.duration(worst['throttled_ms'])}, added up over nodes and connections,"
+    length = added_up if share is None else f"{words.share(share)} of its time"
     text = (
-        f"{others} throttled. Most: {who(worst)}, for {length} "
+        f"{others} {were} throttled. Most: {who(worst)}, for {length} "
         f"by its {TYPE_NAMES.get(worst['quota_type'], worst['quota_type'])} quota"
     )
     felt = f", {words.share(waiting)} of it with a request already waiting." if waiting else ", and hardly felt it."
     yield Remark(f"{text}{felt}", "bad" if waiting >= 0.5 else "warning", "throttling")
+    if texts := held(findings):
+        yield Remark(texts[0], "warning", "held")
+
+
+def held(findings: Findings) -> list[str]:
+    """Who held whom: of each shared quota, the client that waited most beyond its part of the use, and the largest."""
+    found = []
+    for _, group in groupby(findings.shared, lambda row: tuple(row[name] for name in SENSOR)):
+        rows = list(group)
+        holder = max(rows, key=lambda row: row["use_share"] or 0)
+        waiting = [row for row in rows if row is not holder and row["wait_share"] > (row["use_share"] or 0)]
+        if waiting:
+            row = max(waiting, key=lambda row: row["muted_share"] or 0)
+            rule = f"{words.name(row['rule'])}{named_default(row)}"
+            quota = f"the {TYPE_NAMES.get(row['quota_type'], row['quota_type'])} quota of {rule}"
+            found.append(
+                f"{_sharer(row)} was held {words.share(row['muted_share'] or 0)} of its time by {_sharer(holder)}: "
+                f"{words.plural(row['sharers'], 'client')} share {quota}."
+            )
+    return found
+
+
+def _sharer(row: Row) -> str:
+    name = who({"user": row["by_user"], "client_id": row["by_client_id"]})
+    return f"{name} at {limit_in_words(row['rate'] or 0, row['quota_type'])}"
+
+
+def named_default(row: Row) -> str:
+    """The name that the sensor of a default quota measures, in brackets; "" for other quotas."""
+    name = next(filter(None, (row["user"], row["client_id"], row["ip"])), "")
+    return f" ({words.name(name, 30)})" if "<default>" in row["rule"] and name else ""
 
 
 def _utilisation(findings: Findings) -> Iterator[Remark]:
@@ -183,8 +228,12 @@ def _shadows(findings: Findings) -> Iterator[Remark]:
         return
     worst = findings.shadows[0]
     hurt = words.plural(findings.shadow_hurt, "client")
-    length = words.duration(worst["shadow_throttled_ms"])
-    yield Remark(f"The shadow quotas would throttle {hurt}; most {who(worst)}, by {length}.", "warning", "shadows")
+    share = words.share(worst["shadow_windows"] / worst["windows"])
+    yield Remark(
+        f"The shadow quotas would throttle {hurt}; most often {who(worst)}, in {share} of its windows.",
+        "warning",
+        "shadows",
+    )
 
 
 def _costs(findings: Findings) -> Iterator[Remark]:

@@ -8,7 +8,7 @@ from typing import Any
 from kafka_throttle.pipeline.report import words
 from kafka_throttle.pipeline.report.figures import CLIENT
 from kafka_throttle.pipeline.report.findings import Findings, Row, whole_days
-from kafka_throttle.pipeline.report.price_sheet import UNITS
+from kafka_throttle.pipeline.report.price_sheet import UNASSIGNED, UNITS
 from kafka_throttle.pipeline.report.tables import Column, Table
 
 TYPE_NAMES: Mapping[str, str] = {
@@ -37,7 +37,8 @@ MEASURE_NAMES: Mapping[str, str] = {"bytes": "bytes", "requests": "requests", "h
 CLUSTER = Column("virtual_cluster", "Virtual cluster", "text")
 USER = Column("user", "User", "text")
 CLIENT_ID = Column("client_id", "Client-id", "text")
-ADDRESS = Column("ip", "Address", "text")
+ADDRESS = Column("ip", "Address", "text", in_files=True)
+_CLIENT = (CLUSTER, USER, CLIENT_ID, ADDRESS)
 _USE = (
     Column("bytes", "Bytes", "bytes"),
     Column("share", "Of all bytes", "share"),
@@ -47,7 +48,7 @@ _USE = (
     Column("handler_us", "Handler time", "us"),
     Column("mutations", "Mutations", "number", "partitions"),
     Column("throttles", "Throttles"),
-    Column("throttled_ms", "Throttled, all connections", "ms"),
+    Column("throttled_ms", "Throttled, added up", "ms", "over nodes, connections"),
 )
 
 
@@ -55,13 +56,14 @@ def tables_of(findings: Findings) -> list[Table]:
     """Every table, in the order of the page; tables that need a price sheet only if there is one."""
     tables = [
         _totals(findings),
-        _talkers("clients", "Clients", findings.clients, (CLUSTER, USER, CLIENT_ID), findings, findings.client_count),
+        _talkers("clients", "Clients", findings.clients, _CLIENT, findings, findings.client_count),
         _talkers("users", "Users", findings.users, (CLUSTER, USER), findings, findings.user_count),
         _talkers(
             "client_ids", "Client-ids", findings.client_ids, (CLUSTER, CLIENT_ID), findings, findings.client_id_count
         ),
         _utilisation(findings),
         _throttled(findings),
+        _shared(findings),
         _shadows(findings),
         _episodes(findings),
         _timeline(findings),
@@ -114,7 +116,7 @@ def _totals(findings: Findings) -> Table:
         Column("handler_us", "Handler time", "us"),
         Column("mutations", "Mutations", "number", "partitions"),
         Column("throttles", "Throttles"),
-        Column("throttled_ms", "Throttled, all connections", "ms"),
+        Column("throttled_ms", "Throttled, added up", "ms", "over nodes, connections"),
         Column("backlogged_ms", "Of it waiting", "ms"),
     )
     rows = [_use_of(row, findings) for row in findings.by_type]
@@ -126,7 +128,7 @@ def _totals(findings: Findings) -> Table:
 def _tenants(findings: Findings) -> Table:
     order = {bill.tenant: -bill.total for bill in findings.bills}
     rows = [_use_of(row, findings) for row in findings.tenants]
-    rows.sort(key=lambda row: (-row["bytes"], order.get(row["tenant"], 0)))
+    rows.sort(key=lambda row: (row["tenant"] == UNASSIGNED, -row["bytes"], order.get(row["tenant"], 0)))
     return Table("tenants", "Tenants", (Column("tenant", "Tenant", "text"), *_USE), rows)
 
 
@@ -170,7 +172,7 @@ def _sum_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def _unassigned(findings: Findings) -> Table:
     rows = [_use_of(row, findings) for row in findings.unassigned]
     rows.sort(key=lambda row: -row["bytes"])
-    columns = (CLUSTER, USER, CLIENT_ID, *_USE)
+    columns = (*_CLIENT, *_USE)
     return Table("unassigned", "Clients without a tenant", columns, rows, of=findings.unassigned_count)
 
 
@@ -179,7 +181,8 @@ def _utilisation(findings: Findings) -> Table:
         CLUSTER,
         Column("quota_type", "Quota type", "text"),
         Column("rule", "Quota of", "text"),
-        *(replace(column, in_files=True) for column in (USER, CLIENT_ID, ADDRESS)),
+        *(replace(column, in_files=True) for column in (USER, CLIENT_ID)),
+        ADDRESS,
         Column("limit", "Limit", "number", "by type, per s"),
         Column("windows", "Windows", in_files=True),
         Column("p50", "p50", "share", in_files=True),
@@ -224,9 +227,7 @@ def utilisation_in_words(row: Row, window_ms: int) -> str:
 
 def _throttled(findings: Findings) -> Table:
     columns = (
-        CLUSTER,
-        USER,
-        CLIENT_ID,
+        *_CLIENT,
         Column("quota_type", "Quota type", "text"),
         Column("rule", "Quota of", "text"),
         Column("limit", "Limit", "number", "by type, per s"),
@@ -235,7 +236,7 @@ def _throttled(findings: Findings) -> Table:
         Column("throttles_per_request", "Throttles per request", "ratio"),
         Column("time_share", "Of its windows", "share", in_files=True),
         Column("throttles", "Throttles", in_files=True),
-        Column("throttled_ms", "Throttled, all connections", "ms", in_files=True),
+        Column("throttled_ms", "Throttled, added up", "ms", "over nodes, connections", in_files=True),
     )
     requests = _requests_of(findings)
     rows = [
@@ -272,17 +273,41 @@ def _part(some: float, everything: float) -> float | None:
     return some / everything if everything else None
 
 
-def _shadows(findings: Findings) -> Table:
+def _shared(findings: Findings) -> Table:
     columns = (
         CLUSTER,
-        USER,
-        CLIENT_ID,
+        Column("quota_type", "Quota type", "text"),
+        Column("rule", "Quota of", "text"),
+        Column("limit", "Limit", "number", "by type, per s"),
+        *(replace(column, name=f"by_{column.name}") for column in (USER, CLIENT_ID)),
+        Column("rate", "Its rate", "number", "by type, per s"),
+        Column("use_share", "Of the use", "share"),
+        Column("wait_share", "Of the wait", "share"),
+        Column("muted_share", "Throttled, of its time", "share"),
+        Column("sharers", "Clients", in_files=True),
+        *(replace(column, in_files=True) for column in (USER, CLIENT_ID)),
+        ADDRESS,
+    )
+    return Table("shared_quotas", "Shared quotas: each client's part", columns, findings.shared)
+
+
+def limit_in_words(value: float, quota_type: str) -> str:
+    """A limit, or use in its unit."""
+    if quota_type in ("produce", "fetch"):
+        return f"{words.size(value)}/s"
+    return f"{value:,.10g} {LIMIT_UNITS.get(quota_type, '')}".rstrip()
+
+
+def _shadows(findings: Findings) -> Table:
+    columns = (
+        *_CLIENT,
         Column("quota_type", "Quota type", "text"),
         Column("shadow_rule", "Shadow quota of", "text"),
         Column("shadow_limit", "Its limit", "number", "by type, per s"),
-        Column("shadow_throttled_ms", "Throttle time", "ms"),
+        Column("window_share", "Throttled, of its windows", "share"),
+        Column("windows", "Windows"),
         Column("shadow_throttles", "Throttles"),
-        Column("window_share", "Of its windows", "share"),
+        Column("shadow_throttled_ms", "Throttle times, added up", "ms", in_files=True),
     )
     rows = [{**row, "window_share": _part(row["shadow_windows"], row["windows"])} for row in findings.shadows]
     return Table("shadows", "Clients that shadow quotas would throttle", columns, rows, of=findings.shadow_rows)
@@ -310,7 +335,7 @@ def _timeline(findings: Findings) -> Table:
         Column("at_ms", "From", "moment"),
         Column("in_bytes", "Sent", "bytes"),
         Column("out_bytes", "Got", "bytes"),
-        Column("throttled_ms", "Throttled, all connections", "ms"),
+        Column("throttled_ms", "Throttled, added up", "ms", "over nodes, connections"),
         Column("backlogged_ms", "Of it waiting", "ms"),
         Column("muted_at_once", "Clients throttled at a time", "ratio"),
     )
@@ -326,7 +351,7 @@ def _days(findings: Findings) -> Table:
         Column("bytes", "Bytes", "bytes"),
         Column("requests", "Requests"),
         Column("handler_us", "Handler time", "us"),
-        Column("throttled_ms", "Throttled, all connections", "ms"),
+        Column("throttled_ms", "Throttled, added up", "ms", "over nodes, connections"),
         Column("whole", "Whole day", "text"),
     )
     whole = {row["day"] for row in whole_days(findings.days, findings.begin_ms, findings.end_ms)}

@@ -12,6 +12,7 @@ from kafka_throttle.pipeline.report.figures import utilisation
 from kafka_throttle.pipeline.report.findings import KilledProcess
 from kafka_throttle.pipeline.report.missing import killed_of, missing_of
 from kafka_throttle.pipeline.report.price_sheet import price_sheet
+from kafka_throttle.pipeline.report.summary import held
 from kafka_throttle.pipeline.report.views import named, tables_of
 from kafka_throttle.pipeline.steps import Steps
 from kafka_throttle.pipeline.table.accounts import Account, Writer
@@ -179,9 +180,46 @@ def test_a_shared_quota_is_used_by_all_who_share_it(found):
     assert row["windows_over"] == 10
 
 
+def test_who_held_whom_and_that_addresses_are_no_logins(spark):
+    """Alice and bob share the quota of a client-id; carol has the same rule with another client-id for herself."""
+
+    def made():
+        shared = {"virtual_cluster": "main", "limit": 100_000.0, "rule": "client-id=<default>"}
+        for at in range(10):
+            yield record(at, "alice", in_bytes=1_040_000, muted_ms=500, throttled_ms=500, throttles=1, **shared)
+            yield record(at, "bob", in_bytes=100_000, muted_ms=5_600, throttled_ms=5_600, throttles=1, **shared)
+            yield record(at, "carol", client_id="own", in_bytes=900_000, muted_ms=9_000, throttled_ms=9_000, **shared)
+        yield record(0, "", virtual_cluster="main", client_id="", in_bytes=70, quota_type="request")
+        yield record(0, "", virtual_cluster="main", client_id="", in_bytes=0, requests=0, quota_type="connection",
+                     node_id=-2, ip="10.0.0.9", limit=5.0, rule="ip=<default>", used=60.0, throttles=2,
+                     throttled_ms=900, muted_ms=900)  # fmt: skip
+
+    names = schema_of(UsageRecord).names
+    rows = [tuple(getattr(one, name) for name in names) for one in made()]
+    usage = spark.createDataFrame(rows, schema_of(UsageRecord))
+    mixed = report.find(usage, report.Steps(7), table="t", top_n=5)
+    assert [(row["by_user"], row["client_id"], row["sharers"]) for row in mixed.shared] == [
+        ("bob", "app", 2), ("alice", "app", 2),
+    ]  # fmt: skip
+    bob, alice = mixed.shared
+    assert (bob["rate"], bob["muted_share"], alice["rate"]) == (10_000, 0.56, 104_000)
+    assert (bob["use_share"], bob["wait_share"]) == (pytest.approx(10 / 114), pytest.approx(56 / 61))
+    assert held(mixed) == [
+        "“bob” (app) at 10.0 kB/s was held 56 % of its time by “alice” (app) at 104 kB/s: "
+        "2 clients share the produce quota of client-id=<default> (app)."
+    ]
+    assert (mixed.client_count, mixed.throttled_clients, mixed.throttled_addresses) == (4, 3, 1)
+    [address] = [row for row in mixed.throttled if row["ip"]]
+    assert (address["ip"], address["user"], address["rule"]) == ("10.0.0.9", "", "ip=<default>")
+    made_at = MONDAY_MS + 100_000 - 90_000
+    assert [row.asDict() for row in figures.clocks_ahead(usage, made_at).collect()] == [
+        {"instance": "hand-made", "ahead_ms": 90_000}
+    ]
+
+
 def test_whom_shadows_would_hurt(found):
     [row] = found.shadows
-    assert (row["user"], row["shadow_limit"], row["shadow_throttled_ms"]) == ("dark", 6.0, 7_000)
+    assert (row["user"], row["shadow_limit"], row["shadow_windows"], row["windows"]) == ("dark", 6.0, 1, 2)
     assert (found.shadow_hurt, found.shadow_seen) == (1, 2)
 
 

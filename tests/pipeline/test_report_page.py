@@ -10,11 +10,12 @@ from html.parser import HTMLParser
 import pytest
 
 from kafka_throttle.pipeline.report import words
+from kafka_throttle.pipeline.report.chargeback import Bill
 from kafka_throttle.pipeline.report.findings import Findings, KilledProcess, Missing, silences, whole_days, width_for
 from kafka_throttle.pipeline.report.forecast import forecast
 from kafka_throttle.pipeline.report.next_commands import next_commands
 from kafka_throttle.pipeline.report.page import page_of
-from kafka_throttle.pipeline.report.price_sheet import PriceSheet
+from kafka_throttle.pipeline.report.price_sheet import UNASSIGNED, UNITS, PriceSheet
 from kafka_throttle.pipeline.report.summary import summary
 from kafka_throttle.pipeline.report.tables import Column, Table, arrow_of, csv_of
 from kafka_throttle.pipeline.report.views import muted_share, tables_of, utilisation_in_words
@@ -274,7 +275,71 @@ def test_throttled_time_is_a_share_and_throttles_are_a_ratio():
     assert muted_share({**held, "muted_ms": 30_000}) == 1, "the last mute may end after the last window"
     at_once = {**held, "window_ms": 0}
     assert muted_share(at_once) is None
-    assert "for 50 s by its" in "".join(one.text for one in summary(findings(throttled=[at_once], throttled_clients=1)))
+    assert "for 50 s, added up over nodes and connections, by its" in "".join(
+        one.text for one in summary(findings(throttled=[at_once], throttled_clients=1))
+    )
+
+
+def shared(by_user, rate, use_share, wait_share, muted_share):
+    return {
+        "virtual_cluster": "main", "quota_type": "produce", "rule": "user=<default>", "user": "<b>team</b>",
+        "client_id": "", "ip": "", "by_user": "<b>team</b>", "by_client_id": by_user, "rate": rate, "limit": 1e5,
+        "use_share": use_share, "wait_share": wait_share, "muted_share": muted_share, "sharers": 2, "wait_ms": 9,
+    }  # fmt: skip
+
+
+def test_who_held_whom_is_on_the_page_and_in_the_summary():
+    made = findings(shared=[shared("big", 104e3, 0.91, 0.1, 0.05), shared("<i>small</i>", 10e3, 0.09, 0.9, 0.56)])
+    [text] = [remark.text for remark in summary(made) if remark.place == "held"]
+    assert text == (
+        "“<b>team</b>” (<i>small</i>) at 10.0 kB/s was held 56 % of its time by “<b>team</b>” (big) at 104 kB/s: "
+        "2 clients share the produce quota of user=<default> (<b>team</b>)."
+    )
+    parser = read(page(made))
+    assert words.unbroken(text) in parser.texts
+    assert "b" not in parser.tags
+    equal = findings(shared=[shared("big", 104e3, 0.9, 0.9, 0.5), shared("small", 10e3, 0.1, 0.1, 0.05)])
+    assert not [remark for remark in summary(equal) if remark.place == "held"], "each waits for what it uses itself"
+
+
+def test_addresses_are_called_addresses_and_not_logins():
+    held = {**use(5, user="", client_id="", ip="10.0.0.9"), "quota_type": "connection", "rule": "ip=<default>"}
+    made = findings(clients=[held], throttled=[held], throttled_clients=0, throttled_addresses=1)
+    assert "1 address was throttled. Most: address 10.0.0.9, for 100 % of its time by its connections quota" in (
+        " ".join(remark.text for remark in summary(made))
+    )
+    table = page(made).split('aria-label="Throttled clients"')[1].split("</table>")[0]
+    assert '<span class="by">address</span> <bdi>10.0.0.9</bdi>' in table
+    assert "logins" not in table
+
+
+def test_a_clock_that_is_ahead_names_its_proxy():
+    made = findings(clocks_ahead=[{"instance": "proxy-2", "ahead_ms": 90_400}])
+    assert "The clock of proxy-2 is ahead by 90 s or more" in summary(made)[0].text
+
+
+def test_shadow_quotas_are_told_as_a_share_of_windows():
+    """Throttle times that nobody waits for add up to hours in minutes."""
+    shadow = use(1, user="etl", client_id="job", quota_type="fetch", shadow_rule="user=etl", shadow_limit=5.0,
+                 shadow_throttled_ms=26_748_000, shadow_windows=9, windows=20)  # fmt: skip
+    made = findings(shadows=[shadow], shadow_rows=1, shadow_hurt=1, shadow_seen=3)
+    said = "The shadow quotas would throttle 1 client; most often “etl” (job), in 45 % of its windows."
+    assert said in [remark.text for remark in summary(made)]
+    assert "7.43" not in page(made)
+
+
+def test_the_bars_of_the_bill_are_under_its_numbers_the_largest_first_and_unassigned_last():
+    used, charged = dict.fromkeys(UNITS, 0), dict.fromkeys(UNITS, Decimal(0))
+    bills = [
+        Bill("2026-10", name, used, charged, {"gb_in": Decimal(amount)})
+        for name, amount in (("small", 1), ("<i>large</i>", 7), (UNASSIGNED, 20))
+    ]
+    made = page(findings(sheet=PriceSheet("EUR", 2, {"gb_in": Decimal(1)}), bills=bills))
+    section = made.split('id="chargeback"')[1].split("</section>")[0]
+    table, bars = section.split("</table>", 1)
+    assert "&lt;i&gt;large&lt;/i&gt;" in table
+    places = [bars.index(text) for text in ("&lt;i&gt;large", "small", '<span class="none">unassigned</span>')]
+    assert places == sorted(places)
 
 
 def test_tables_that_are_cut_say_of_how_many_rows_they_are():
@@ -316,8 +381,6 @@ def test_commands_can_be_typed_as_they_are():
     ]  # fmt: skip
     assert "--candidate advice-by-user/quotas.yaml" in found.simulate
     assert f'id="{found.anchor}"' in page(findings())
-
-
 
 
 def test_days_that_are_there_in_part_are_no_whole_days():
