@@ -92,12 +92,16 @@ class Client:
         self.uses: list[UsageCounter | None] = [None] * len(TYPES)
 
     def of(self, place: int) -> "UsageCounter":
-        """The counter of one quota type. Mutations are counted for the whole cluster, not for each node."""
+        """The counter of one quota type. Mutations are counted for the whole cluster, not for each node: that client is
+        held as long as this one is known, or a mute that ends in a later window would be in a second record of it.
+        """
         use = self.uses[place]
         if use is None:
             if place == MUTATION and self.node_id != WHOLE_CLUSTER:
-                return self.meter.client(WHOLE_CLUSTER, self.user, self.client_id).of(MUTATION)
-            use = self.uses[place] = UsageCounter(self, place)
+                use = self.meter.hold(WHOLE_CLUSTER, self.user, self.client_id).of(MUTATION)
+            else:
+                use = UsageCounter(self, place)
+            self.uses[place] = use
         return use
 
     def cost_us(self, kind: int, size_bytes: int, count: int) -> float:
@@ -414,6 +418,10 @@ class Meter:
         key = (client.node_id, client.user, client.client_id, client.ip)
         if self._clients.get(key) is client:
             del self._clients[key]
+            mutations = client.uses[MUTATION]
+            if mutations is not None and mutations.client is not client:
+                client.uses[MUTATION] = None
+                mutations.client.release()
 
     def opened(self, use: UsageCounter) -> None:
         """Note a counter whose window has just begun."""

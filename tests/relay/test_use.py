@@ -244,3 +244,26 @@ def test_mutations_are_counted_for_the_whole_cluster(meter):
     meter.hold(2, "alice", "etl").of(use.MUTATION).add(4, 0)
     [counts] = taken(meter)
     assert (counts.client.node_id, counts.used, counts.quota_type) == (-2, 7, QuotaType.CONTROLLER_MUTATION)
+
+
+def test_a_throttle_by_mutations_and_the_next_mutations_are_in_one_record_of_a_window(meter):
+    """The mute that begins in one window ends in the next one, in which the client sends again."""
+    connected = meter.hold(1, "alice", "etl")
+    meter.client(-2, "alice", "etl").of(use.MUTATION).add(5, 0)
+    throttled = connected.of(use.MUTATION)
+    throttled.note_throttle(12_000, 0)
+    assert [(counts.used, counts.muted_ms) for counts in taken(meter, 10 * S)] == [(5, 12_000)]
+    throttled.note_backlog(12_000, 12 * S)
+    meter.client(-2, "alice", "etl").of(use.MUTATION).add(7, 12 * S)
+    assert [(counts.used, counts.backlogged_ms) for counts in taken(meter, 20 * S)] == [(7, 12_000)]
+
+
+def test_a_client_that_was_throttled_by_mutations_is_forgotten_with_its_last_connection(meter):
+    both = [meter.hold(node_id, "alice", "etl") for node_id in (1, 2)]
+    for connected in both:
+        connected.of(use.MUTATION).note_throttle(1_000, 0)
+    taken(meter, 10 * S)
+    both[0].release()
+    assert len(meter) == 2, "node 2, and the whole cluster"
+    both[1].release()
+    assert len(meter) == 0
