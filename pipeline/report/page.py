@@ -120,7 +120,8 @@ def _client(row: Row) -> Markup:
 
 
 _LOGINS = Markup('<span class="none">logins</span>')
-_ADDRESS = Markup('<span class="by">address</span> {}')
+_ADDRESS = Markup('<span><span class="by">address</span> {}</span>')
+_NAMED = Markup('<span>{}<span class="by">{}</span></span>')
 _UNASSIGNED = Markup('<span class="none">unassigned</span>')
 
 
@@ -160,8 +161,8 @@ _IN_WORDS = Markup("{}<small>{}</small>")
 def _strips(findings: Findings) -> list[Markup]:
     end = charts.strip_end(findings.utilisation)
     return [
-        _IN_WORDS.format(charts.strip(row, end), utilisation_in_words(row, findings.window_ms))
-        for row in findings.utilisation
+        _IN_WORDS.format(strip, utilisation_in_words(row, findings.window_ms)) if row["p99"] > 1 else strip
+        for row, strip in ((row, charts.strip(row, end)) for row in findings.utilisation)
     ]
 
 
@@ -226,7 +227,8 @@ def _text(column: Column, value: Any, row: Row) -> Markup:
     if column.name == "tenant" and value == UNASSIGNED:
         return _UNASSIGNED
     if column.name == "rule" and ("windows_over" in row or "sharers" in row):
-        return Markup("{}<span class=by>{}</span>").format(name_of(value), named_default(row))
+        named = named_default(row)
+        return _NAMED.format(name_of(value), named) if named else name_of(value)
     user = row.get(_NAMES.get(column.name, ""))
     if user == "" and column.name.endswith("client_id"):
         return Markup("")

@@ -157,6 +157,7 @@ def _throttling(findings: Findings) -> Iterator[Remark]:
         f"by its {TYPE_NAMES.get(worst['quota_type'], worst['quota_type'])} quota"
     )
     felt = f", {words.share(waiting)} of it with a request already waiting." if waiting else ", and hardly felt it."
+    felt = "." if worst.get("ip") else felt
     yield Remark(f"{text}{felt}", "bad" if waiting >= 0.5 else "warning", "throttling")
     if texts := held(findings):
         yield Remark(texts[0], "warning", "held")

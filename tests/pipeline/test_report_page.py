@@ -305,7 +305,7 @@ def test_who_held_whom_is_on_the_page_and_in_the_summary():
 def test_addresses_are_called_addresses_and_not_logins():
     held = {**use(5, user="", client_id="", ip="10.0.0.9"), "quota_type": "connection", "rule": "ip=<default>"}
     made = findings(clients=[held], throttled=[held], throttled_clients=0, throttled_addresses=1)
-    assert "1 address was throttled. Most: address 10.0.0.9, for 100 % of its time by its connections quota" in (
+    assert "1 address was throttled. Most: address 10.0.0.9, for 100 % of its time by its connections quota." in (
         " ".join(remark.text for remark in summary(made))
     )
     table = page(made).split('aria-label="Throttled clients"')[1].split("</table>")[0]
