@@ -3,7 +3,7 @@
 import sys
 import traceback
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any, NoReturn, TypeVar
 
@@ -11,6 +11,7 @@ import click
 
 from kafka_throttle.proxy.cli.config_file import BAD_INPUT, refuse
 from kafka_throttle.proxy.cli.key_values import key_values, with_files
+from kafka_throttle.proxy.cli.period import Moment
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -181,18 +182,18 @@ def compact(**arguments: Any) -> None:
 @click.option(
     "--before",
     required=True,
-    type=click.DateTime(["%Y-%m-%d"]),
+    type=Moment(),
     metavar="DATE",
-    help="Delete the records of all days before this one, as 2026-11-22, in UTC.",
+    help="Delete the records of all days before this one, as 2026-11-22 or -400d, in UTC.",
 )
 @click.option("--user", metavar="NAME", help="Delete the records of this user only.")
 @spark_options
-def expire(before: datetime, **arguments: Any) -> None:
+def expire(before: int, **arguments: Any) -> None:
     """Delete old records from a table. They are not missing afterwards, and are not taken again.
 
     Other jobs may read the table and write to it meanwhile. `compact` removes the files later.
     """
-    run_job("expire", before=f"{before:%Y-%m-%d}", **arguments)
+    run_job("expire", before=f"{datetime.fromtimestamp(before / 1000, UTC):%Y-%m-%d}", **arguments)
 
 
 @usage.command()

@@ -71,6 +71,18 @@ def test_each_command_has_its_options_and_the_table(night):
     ]  # fmt: skip
 
 
+def test_the_report_is_of_the_last_thirty_days_unless_its_options_are_set(night):
+    assert night.status() == night.status(NIGHTLY_REPORT="") == 0
+    assert [call[6:] for call in night.calls if call[1] == "report"] == [["--since", "-30d"], []]
+
+
+def test_old_records_are_deleted_before_files_are_merged_if_that_is_wanted(night):
+    assert night.status(NIGHTLY_KEEP_DAYS="400") == 0
+    assert [call[1] for call in night.calls] == ["ingest", "expire", "compact", "gaps", "report"]
+    assert night.calls[1][4:] == ["--before", "-400d"]
+    assert night.status(NIGHTLY_KEEP_DAYS="400", STATUS_expire="1") == 2
+
+
 @pytest.mark.parametrize(
     ("statuses", "expected", "run"),
     [

@@ -2,12 +2,14 @@
 
 import io
 import re
+from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
 
 from kafka_throttle.pipeline.jobs.simulate import write
 from kafka_throttle.pipeline.simulate.page import CSV_COLUMNS
+from kafka_throttle.proxy.cli import period
 from kafka_throttle.proxy.cli.main import main
 
 ROW = {
@@ -67,6 +69,28 @@ def test_times_are_iso_8601_and_utc(time):
     from kafka_throttle.proxy.cli.period import Moment
 
     assert Moment().convert(time, None, None) == 1_794_873_600_000
+
+
+@pytest.mark.parametrize(
+    ("text", "time"),
+    [
+        ("-30d", "2026-10-18T00:00"),
+        ("-4w", "2026-10-20T00:00"),
+        ("today", "2026-11-17T00:00"),
+        ("yesterday", "2026-11-16T00:00"),
+        ("-12h", "2026-11-17T01:30"),
+        ("-90m", "2026-11-17T12:00"),
+        ("-0d", "2026-11-17T00:00"),
+    ],
+)
+def test_times_may_say_how_long_ago_and_days_are_whole_ones_of_utc(text, time):
+    now = datetime(2026, 11, 17, 13, 30, tzinfo=UTC)
+    assert period._ago(text, now) == datetime.fromisoformat(f"{time}+00:00")
+
+
+@pytest.mark.parametrize("text", ["-d", "30d", "-1.5d", "-5y", "--1d", "-999999w", "now", ""])
+def test_what_says_no_time_is_refused(text):
+    assert f"got {text!r}" in refused("--candidate", "x", f"--since={text}")
 
 
 def test_a_period_that_ends_before_it_begins_is_refused():
