@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -14,6 +13,7 @@ from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import DAY_MS, Fleet, records, write_file
 from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import wait_until
 
 SCRIPT = DEPLOY / "nightly.sh"
 ALL = ["ingest", "compact", "gaps", "report", "recommend", "plan"]
@@ -129,10 +129,7 @@ def test_who_ends_the_script_ends_the_command_that_runs(tmp_path):
     """As process 1 of a container gets the signal, and nothing else does."""
     night = Night(tmp_path, f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 600")
     with night.started() as process:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not (tmp_path / "pid").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: (tmp_path / "pid").exists())
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 143
     with pytest.raises(ProcessLookupError):

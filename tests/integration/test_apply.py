@@ -9,7 +9,7 @@ from kafka_throttle.proxy.cli.main import main
 from tests.integration import logins
 from tests.integration.proxy_process import HOST
 from tests.integration.quota_client import QuotaClient
-from tests.integration.test_kafka_cluster import eventually
+from tests.support.waiting import wait_until
 
 ENTRIES = [
     {"user": "ü =/,", "producer_byte_rate": 2_000_000_000_000},
@@ -73,12 +73,12 @@ def plan_apply_and_take_back(place, address, path, folder, before=None):
     status, out = usage("apply", plan, *place)
     assert status == 0, out
     assert "10 applied" in out
-    eventually(lambda: reported(address) == before | wanted)
+    wait_until(lambda: reported(address) == before | wanted)
     status, out = usage("apply", plan, *place)
     assert (status, out.partition(":")[0]) == (0, "nothing to do")
     status, out = usage("apply", folder / "plan.rollback.json", *place)
     assert status == 0, out
-    eventually(lambda: reported(address) == before)
+    wait_until(lambda: reported(address) == before)
     lines = [json.loads(line) for line in (folder / "quota-audit.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == (["intended"] * 10 + ["applied"] * 10) * 2
 

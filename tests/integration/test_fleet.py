@@ -13,8 +13,8 @@ import pytest
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
 from tests.integration.restarts import RelayedProxy
-from tests.integration.test_kafka_cluster import eventually
 from tests.integration.zookeeper_process import ZooKeeper
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -117,28 +117,28 @@ def are_known(*proxies):
 
 def test_two_instances_give_out_one_limit_and_one_alone_has_it_all(proxy_of):
     with proxy_of("a") as a, proxy_of("b") as b:
-        eventually(lambda: are_known(a, b))
+        wait_until(lambda: are_known(a, b))
         with Load(a) as one, Load(b) as other:
-            eventually(lambda: are_dividing(a, b))
+            wait_until(lambda: are_dividing(a, b))
             assert share(a) + share(b) <= 1
             assert share_form(a)["others"][0]["instance"].startswith("b#")
-            eventually(lambda: claimed(a) <= 0.98)  # before that one may ask for what the other still has
+            wait_until(lambda: claimed(a) <= 0.98)  # before that one may ask for what the other still has
             began, before = time.monotonic(), one.bytes + other.bytes
             time.sleep(22)  # two windows: what a client gets is steady over these only
             passed = time.monotonic() - began
             given = one.bytes + other.bytes - before
             assert given <= 1.1 * LIMIT * passed + LIMIT, "the limit, and what a request may go over it"
         with Load(a):
-            eventually(lambda: share(a) > 0.9)
+            wait_until(lambda: share(a) > 0.9)
             b.stop()
-            eventually(lambda: share(a) == 1)
+            wait_until(lambda: share(a) == 1)
         assert are_known(a)
 
 
 @pytest.mark.nightly
 def test_each_worker_of_an_instance_is_a_member_of_the_fleet(proxy_of, zookeeper):
     with proxy_of("a", workers=2) as a, proxy_of("b", workers=2) as b, zookeeper.client() as kazoo:
-        eventually(lambda: len(kazoo.get_children(f"{proxy_of.path}/members")) == 4)
+        wait_until(lambda: len(kazoo.get_children(f"{proxy_of.path}/members")) == 4)
         with contextlib.ExitStack() as stack:
             loads = [stack.enter_context(Load(proxy)) for proxy in (a, a, a, b)]
             time.sleep(20)  # until claims have settled, and the bursts are over
@@ -148,20 +148,20 @@ def test_each_worker_of_an_instance_is_a_member_of_the_fleet(proxy_of, zookeeper
             assert 0.8 * LIMIT * passed <= given <= 1.1 * LIMIT * passed + LIMIT
             for worker in list(psutil.Process(a.pid).children()[0].children()):
                 worker.kill()
-            eventually(lambda: len(a.events("worker_replaced")) == 2)
-            eventually(lambda: len(kazoo.get_children(f"{proxy_of.path}/members")) == 4)
+            wait_until(lambda: len(a.events("worker_replaced")) == 2)
+            wait_until(lambda: len(kazoo.get_children(f"{proxy_of.path}/members")) == 4)
             had = [load.bytes for load in loads]
-            eventually(lambda: all(load.bytes > before for load, before in zip(loads, had, strict=True)))
+            wait_until(lambda: all(load.bytes > before for load, before in zip(loads, had, strict=True)))
 
 
 def test_the_share_of_an_instance_that_is_killed_moves_to_the_others(proxy_of):
     with proxy_of("a") as a, proxy_of("b") as b:
-        eventually(lambda: are_known(a, b))
+        wait_until(lambda: are_known(a, b))
         with Load(a), Load(b):
-            eventually(lambda: are_dividing(a, b))
+            wait_until(lambda: are_dividing(a, b))
             b.kill()
             assert share(a) < 0.55
-            eventually(lambda: share(a) == 1)
+            wait_until(lambda: share(a) == 1)
         [left] = a.events("fleet_member_left")
         assert left["other"].startswith("b#")
 
@@ -169,12 +169,12 @@ def test_the_share_of_an_instance_that_is_killed_moves_to_the_others(proxy_of):
 @pytest.mark.nightly
 def test_instances_without_zookeeper_give_out_their_parts_and_say_so(proxy_of, zookeeper):
     with proxy_of("a") as a, proxy_of("b") as b:
-        eventually(lambda: are_known(a, b))
+        wait_until(lambda: are_known(a, b))
         with Load(a) as one:
-            eventually(lambda: share(a) > 0.9)
+            wait_until(lambda: share(a) > 0.9)
             zookeeper.kill()
             try:
-                eventually(lambda: a.metric("fleet_cut_off") and b.metric("fleet_cut_off"))
+                wait_until(lambda: a.metric("fleet_cut_off") and b.metric("fleet_cut_off"))
                 assert share(a) == pytest.approx(0.5, abs=0.02)
                 status, body = a.get("readyz")
                 assert status == 200
@@ -183,14 +183,14 @@ def test_instances_without_zookeeper_give_out_their_parts_and_say_so(proxy_of, z
                     "virtual cluster main: this instance is cut off from its fleet, and it gives out at most 1/2 of"
                 )
                 before = one.bytes
-                eventually(lambda: one.bytes > before)
+                wait_until(lambda: one.bytes > before)
                 with proxy_of("c", instances=3) as c, Load(c):
                     # The number of instances is all that is known. It counts when nothing was heard for a session.
-                    eventually(lambda: share(c) == pytest.approx(1 / 3, abs=0.02))
+                    wait_until(lambda: share(c) == pytest.approx(1 / 3, abs=0.02))
             finally:
                 zookeeper.start()
-            eventually(lambda: are_known(a, b))
-            eventually(lambda: share(a) > 0.9)
+            wait_until(lambda: are_known(a, b))
+            wait_until(lambda: share(a) > 0.9)
         for proxy in (a, b):
             assert len(proxy.events("fleet_cut_off")) == len(proxy.events("fleet_reached")) == 1
 
@@ -198,17 +198,17 @@ def test_instances_without_zookeeper_give_out_their_parts_and_say_so(proxy_of, z
 @pytest.mark.nightly
 def test_an_instance_that_stood_still_for_too_long_does_not_go_on_with_what_others_have(proxy_of):
     with proxy_of("a") as a, proxy_of("b") as b:
-        eventually(lambda: are_known(a, b))
+        wait_until(lambda: are_known(a, b))
         with Load(a), Load(b) as other:
-            eventually(lambda: are_dividing(a, b))
+            wait_until(lambda: are_dividing(a, b))
             os.kill(a.pid, signal.SIGSTOP)
             try:
-                eventually(lambda: share(b) == 1)
+                wait_until(lambda: share(b) == 1)
             finally:
                 os.kill(a.pid, signal.SIGCONT)
-            eventually(lambda: a.events("fleet_cut_off"))
-            eventually(lambda: are_known(a, b))
-            eventually(lambda: are_dividing(a, b))
+            wait_until(lambda: a.events("fleet_cut_off"))
+            wait_until(lambda: are_known(a, b))
+            wait_until(lambda: are_dividing(a, b))
             assert share(a) + share(b) <= 1
             assert other.bytes
 
@@ -216,29 +216,29 @@ def test_an_instance_that_stood_still_for_too_long_does_not_go_on_with_what_othe
 @pytest.mark.nightly
 def test_what_is_no_claim_harms_nobody(proxy_of, zookeeper):
     with proxy_of("a") as a, proxy_of("b") as b, zookeeper.client() as kazoo, Load(a):
-        eventually(lambda: share(a) > 0.9)
+        wait_until(lambda: share(a) > 0.9)
         bad = {"empty": b"", "foreign": b"PNG", "huge": b" " * 1_000_000, "older": b'{"format": 0}', "b#0": b"{}"}
         for name, content in bad.items():
             kazoo.create(f"{proxy_of.path}/members/{name}", content, ephemeral=True)
-        eventually(lambda: {line["other"] for line in a.events("fleet_document_refused")} == set(bad))
-        eventually(lambda: a.metric("fleet_members") == 2 + len(bad))
+        wait_until(lambda: {line["other"] for line in a.events("fleet_document_refused")} == set(bad))
+        wait_until(lambda: a.metric("fleet_members") == 2 + len(bad))
         assert a.metric("fleet_refused_documents_total") >= len(bad)
         assert share(a) <= 1
         for name in bad:
             kazoo.delete(f"{proxy_of.path}/members/{name}")
-        eventually(lambda: are_known(a, b))
-        eventually(lambda: share(a) > 0.9)
+        wait_until(lambda: are_known(a, b))
+        wait_until(lambda: share(a) > 0.9)
 
 
 @pytest.mark.nightly
 def test_a_process_that_takes_over_is_a_member_beside_the_one_before_it(proxy_of):
     with proxy_of("a", RelayedProxy, limits={"drain_s": 5}) as a, Load(a) as one:
-        eventually(lambda: share(a) == 1)
+        wait_until(lambda: share(a) == 1)
         a.take_over()
-        eventually(lambda: [line for line in a.events("fleet_member_left") if line["members"] == 1])
-        eventually(lambda: share(a) == 1)
+        wait_until(lambda: [line for line in a.events("fleet_member_left") if line["members"] == 1])
+        wait_until(lambda: share(a) == 1)
         before = one.bytes
-        eventually(lambda: one.bytes > before)
+        wait_until(lambda: one.bytes > before)
         first, second = a.events("fleet_joined")
         assert first["member"] != second["member"]
         assert second["others"] == [first["member"]]

@@ -17,6 +17,7 @@ from kafka_throttle.proxy.server.fleet.zookeeper import ZooKeeperTransport
 from kafka_throttle.quotas.shares.document import MAX_BYTES
 from tests.integration.zookeeper_process import ZooKeeper, ZooKeeperEnsemble
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kafka
 
@@ -59,12 +60,6 @@ async def member(address, path, name, **ensemble):
         assert not transport._thread.is_alive()
 
 
-async def eventually(condition):
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-
-
 async def published(transport, content):
     """Publish as soon as there is a connection."""
     async with asyncio.timeout(TIMEOUT_S):
@@ -91,8 +86,8 @@ async def test_what_a_killed_process_has_left_is_deleted_by_the_next_one_of_its_
         await published(other, b"other")
         await published(successor, b"new")
         assert successor.view() == {"b#2": b"other"}
-        await eventually(lambda: other.view() == {successor._name: b"new"})
-        await eventually(lambda: left_behind.losses == 1)
+        await until(lambda: other.view() == {successor._name: b"new"})
+        await until(lambda: left_behind.losses == 1)
 
 
 async def test_what_was_ordered_before_a_write_is_in_view_when_it_returns(zookeeper, path):
@@ -121,11 +116,11 @@ async def test_the_others_see_a_write_and_a_member_that_leaves_without_asking(zo
     async with member(zookeeper.address, path, "a#1") as a:
         async with member(zookeeper.address, path, "b#2") as b:
             await published(b, b"one")
-            await eventually(lambda: a.view() == {"b#2": b"one"})
+            await until(lambda: a.view() == {"b#2": b"one"})
             await published(b, b"two")
-            await eventually(lambda: a.view() == {"b#2": b"two"})
+            await until(lambda: a.view() == {"b#2": b"two"})
             assert kazoo.get_children(f"{path}/members") == ["b#2"], "who has published nothing has joined nothing"
-        await eventually(lambda: a.view() == {})
+        await until(lambda: a.view() == {})
         assert kazoo.get_children(f"{path}/members") == []
 
 
@@ -133,7 +128,7 @@ async def test_members_without_anything_to_say_are_heard_of(zookeeper, path):
     async with member(zookeeper.address, path, "a#1") as a:
         await published(a, b"one")
         heard = a.heard_ms
-        await eventually(lambda: a.heard_ms > heard + SESSION_MS)
+        await until(lambda: a.heard_ms > heard + SESSION_MS)
         assert a.losses == 0
 
 
@@ -150,7 +145,7 @@ async def test_members_of_a_server_that_is_gone_stay_members_at_another(path):
             for each in members:
                 await published(each, b"two")
                 assert each.losses == 0
-            await eventually(lambda: all(list(each.view().values()) == [b"two"] * 3 for each in members))
+            await until(lambda: all(list(each.view().values()) == [b"two"] * 3 for each in members))
 
 
 async def test_a_zookeeper_that_does_not_respond_is_given_up_and_the_membership_with_it(zookeeper, path):
@@ -160,7 +155,7 @@ async def test_a_zookeeper_that_does_not_respond_is_given_up_and_the_membership_
             heard = a.heard_ms
             with pytest.raises(TransportLost):
                 await a.publish(b"two")
-            await eventually(lambda: a.problems.get("") and a.losses == 1)
+            await until(lambda: a.problems.get("") and a.losses == 1)
             assert a.heard_ms == heard
         await published(a, b"three")
         assert a.problems == {}
@@ -173,10 +168,10 @@ async def test_a_zookeeper_that_has_lost_its_data_gets_members_anew(zookeeper, p
         zookeeper.kill()
         zookeeper.start("other")
         try:
-            await eventually(lambda: a.losses and b.losses)
+            await until(lambda: a.losses and b.losses)
             await published(a, b"a2")
             await published(b, b"b2")
-            await eventually(lambda: (a.view(), b.view()) == ({"b#2": b"b2"}, {"a#1": b"a2"}))
+            await until(lambda: (a.view(), b.view()) == ({"b#2": b"b2"}, {"a#1": b"a2"}))
         finally:
             zookeeper.kill()
             zookeeper.start()
@@ -186,7 +181,7 @@ async def test_a_znode_that_somebody_deletes_or_overwrites_is_noticed(zookeeper,
     async with member(zookeeper.address, path, "a#1") as a:
         await published(a, b"one")
         kazoo.delete(f"{path}/members/a#1")
-        await eventually(lambda: a.losses == 1)
+        await until(lambda: a.losses == 1)
         await published(a, b"two")
         why = await refused(a, b"three", lambda: kazoo.set(f"{path}/members/a#1", b"foreign"))
         assert "overwritten" in why or "dropped" in why
@@ -199,7 +194,7 @@ async def test_a_document_made_before_the_membership_was_lost_is_not_published(z
         await published(a, b"one")
         kazoo.delete(f"{path}/members/a#1")
         assert await refused(a, b"before")
-        await eventually(lambda: a.losses == 1)
+        await until(lambda: a.losses == 1)
         assert kazoo.exists(f"{path}/members/a#1") is None
 
 
@@ -208,7 +203,7 @@ async def test_a_znode_that_may_not_be_read_is_a_member_all_the_same(zookeeper, 
         await published(a, b"one")
         kazoo.create(f"{path}/members/x", b"secret", ephemeral=True, acl=[make_digest_acl("who", "knows", all=True)])
         kazoo.create(f"{path}/members/y", b"", ephemeral=True)
-        await eventually(lambda: a.view() == {"x": b"", "y": b""})
+        await until(lambda: a.view() == {"x": b"", "y": b""})
         assert a.problems == {"x": "cannot be read: not allowed"}
         assert a.losses == 0
 
@@ -218,14 +213,14 @@ async def test_a_znode_that_goes_with_no_session_is_no_member(zookeeper, kazoo, 
         await published(a, b"one")
         kazoo.create(f"{path}/members/left", b"claims")
         kazoo.create(f"{path}/members/other", b"claims", ephemeral=True)
-        await eventually(lambda: a.view() == {"other": b"claims"})
+        await until(lambda: a.view() == {"other": b"claims"})
         kazoo.set(f"{path}/members/left", b"other claims")
         kazoo.delete(f"{path}/members/other")
         kazoo.create(f"{path}/members/other", b"by hand")
-        await eventually(lambda: a.view() == {})
+        await until(lambda: a.view() == {})
         kazoo.delete(f"{path}/members/other")
         kazoo.create(f"{path}/members/other", b"again", ephemeral=True)
-        await eventually(lambda: a.view() == {"other": b"again"})
+        await until(lambda: a.view() == {"other": b"again"})
         assert (a.problems, a.losses) == ({}, 0)
 
 
@@ -233,7 +228,7 @@ async def test_who_may_not_write_says_so(zookeeper, kazoo, path):
     kazoo.ensure_path(path)
     kazoo.create(f"{path}/members", b"", acl=[make_digest_acl("who", "knows", all=True)])
     async with member(zookeeper.address, path, "a#1") as a:
-        await eventually(lambda: a.problems.get("", "").endswith("not allowed"))
+        await until(lambda: a.problems.get("", "").endswith("not allowed"))
         with pytest.raises(TransportLost):
             await a.publish(b"one")
     login = Login("who", "knows")
@@ -254,7 +249,7 @@ async def test_claims_that_would_have_the_server_close_the_connection_are_not_se
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:2181"])
 async def test_a_transport_without_zookeeper_says_so_and_ends_at_once(address, path):
     async with member(address, path, "a#1") as a:
-        await eventually(lambda: "" in a.problems)
+        await until(lambda: "" in a.problems)
         with pytest.raises(TransportLost):
             await a.publish(b"one")
         assert a.heard_ms is None

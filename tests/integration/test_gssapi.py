@@ -14,8 +14,8 @@ from tests.bench.processes import need_tool
 from tests.integration.logins import PASSWORDS, PLAIN
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.steady_producers import with_java
-from tests.integration.test_kafka_cluster import eventually
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -69,7 +69,7 @@ class Realm:
             self._run("kadmin.local", "ktadd", "-k", str(self._keytab(principal)), principal)
         program = need_tool("krb5kdc", "krb5-kdc")
         self._process = subprocess.Popen([program, "-n"], env=self._environment, preexec_fn=die_with_parent)
-        eventually(lambda: accepts(*self._address))
+        wait_until(lambda: accepts(*self._address))
         return self
 
     def __exit__(self, *_):

@@ -21,6 +21,7 @@ from kafka_throttle.common.jars import (
 )
 from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import wait_until
 
 FETCH = "from kafka_throttle.common.jars import kafka_jars; print(kafka_jars('4.3.1', lambda line: print(line)))"
 
@@ -116,10 +117,7 @@ def test_a_killed_fetch_takes_maven_along_and_leaves_nothing_that_looks_complete
         fetching.kill()
         fetching.communicate()
     [pid] = runs(tmp_path)
-    deadline = time.monotonic() + TIMEOUT_S
-    while psutil.pid_exists(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not psutil.pid_exists(pid))
     assert "kafka-4.3.1" not in in_cache(tmp_path)
     played_maven("true")
     assert sorted(path.name for path in kafka_jars("4.3.1").iterdir()) == ["one.jar", "two.jar"]

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from tests.integration.observed_connects import assert_only, observe
-from tests.integration.test_kafka_cluster import eventually
 from tests.integration.topics import make_topic, wait_until_known
+from tests.support.waiting import wait_until
 
 
 class Tools:
@@ -142,10 +142,10 @@ def test_configurations_of_topics_and_nodes_are_changed_and_described(tools):
     topic = tools.topic("java-configs", 1)
     of_topic = ("--entity-type", "topics", "--entity-name", topic)
     tools.run("kafka-configs", "--alter", *of_topic, "--add-config", "retention.ms=123456")
-    eventually(lambda: "retention.ms=123456" in tools.run("kafka-configs", "--describe", *of_topic))
+    wait_until(lambda: "retention.ms=123456" in tools.run("kafka-configs", "--describe", *of_topic))
     of_node = ("--entity-type", "brokers", "--entity-name", "2")
     tools.run("kafka-configs", "--alter", *of_node, "--add-config", "log.cleaner.backoff.ms=15001")
-    eventually(lambda: "log.cleaner.backoff.ms=15001" in tools.run("kafka-configs", "--describe", *of_node))
+    wait_until(lambda: "log.cleaner.backoff.ms=15001" in tools.run("kafka-configs", "--describe", *of_node))
 
 
 @pytest.mark.nightly

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -21,6 +20,7 @@ from demo import kafka_cluster
 from demo.kafka_cluster import _TOOLS, ClusterFailed, KafkaCluster, free_ports
 from tests.support.places import ROOT
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -42,16 +42,7 @@ def nodes_named_at(address, timeout_s=TIMEOUT_S, **settings):
 
 def all_are_named_at(address, **settings):
     """Soon: the others may take a node that has stood still for dead."""
-    return eventually(lambda: nodes_named_at(address, **settings) == {1, 2, 3})
-
-
-def eventually(condition, timeout_s=TIMEOUT_S):
-    """What `condition` gives as soon as that is true; fails when it never is."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not true within {timeout_s} s"
-        time.sleep(0.05)
-    return found
+    return wait_until(lambda: nodes_named_at(address, **settings) == {1, 2, 3})
 
 
 @contextlib.contextmanager
@@ -93,7 +84,7 @@ def test_a_killed_node_is_missed_by_the_others_and_comes_back_with_its_records_o
         assert not kafka.is_running(2)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)
-        eventually(lambda: nodes_named_at(kafka.address(3)) == {1, 3})
+        wait_until(lambda: nodes_named_at(kafka.address(3)) == {1, 3})
         kafka.restart(2)
         assert kafka.address(2) == address
         assert all_are_named_at(address)
@@ -118,7 +109,7 @@ def test_a_frozen_node_takes_connections_and_does_not_respond_until_it_is_thawed
             nodes_named_at(kafka.address(1), timeout_s=5)
         kafka.thaw(1)
         kafka.wait_until_serving(1)
-        assert eventually(lambda: 1 in nodes_named_at(kafka.address(1)))
+        assert wait_until(lambda: 1 in nodes_named_at(kafka.address(1)))
 
 
 @pytest.mark.nightly
@@ -159,7 +150,7 @@ def test_a_command_that_takes_too_long_is_ended_with_all_that_it_has_started(new
             newest_kafka.run(["sh", "-c", "sleep 600 & echo $!; wait"], timeout_s=timeout_s)
         if raised.value.output:  # the shell has come so far
             break
-    eventually(lambda: not psutil.pid_exists(int(raised.value.output)))
+    wait_until(lambda: not psutil.pid_exists(int(raised.value.output)))
 
 
 def test_a_wrapper_gets_the_command_and_a_missing_one_does_no_harm(newest_kafka):
@@ -333,7 +324,7 @@ def names_of(processes):
 def test_nothing_is_left_of_a_cluster_whose_owner_is_killed(moment, tmp_path):
     with owner_of_a_cluster(MOMENTS[moment], tmp_path) as owner:
         if "starts" in moment:
-            eventually(lambda: "java" in names_of(kept_by(owner)))
+            wait_until(lambda: "java" in names_of(kept_by(owner)))
         else:
             assert owner.stdout.readline() == b"ready\n"
             assert names_of(kept_by(owner)).count("java") == 2
@@ -344,7 +335,7 @@ def test_nothing_is_left_of_a_cluster_whose_owner_is_killed(moment, tmp_path):
         os.kill(owner.pid, signal.SIGKILL)
         _, alive = psutil.wait_procs(kept, timeout=TIMEOUT_S)
         assert not alive
-        eventually(lambda: not list(tmp_path.glob("kafka-throttle-cluster-*")))
+        wait_until(lambda: not list(tmp_path.glob("kafka-throttle-cluster-*")))
 
 
 @pytest.mark.nightly
@@ -358,7 +349,7 @@ def test_nothing_is_left_when_a_fork_of_the_killed_owner_lives_on(tmp_path):
             _, alive = psutil.wait_procs(kept, timeout=TIMEOUT_S)
             assert not alive
             assert fork.is_running()
-            eventually(lambda: not list(tmp_path.glob("kafka-throttle-cluster-*")))
+            wait_until(lambda: not list(tmp_path.glob("kafka-throttle-cluster-*")))
         finally:
             fork.kill()
 

@@ -26,6 +26,7 @@ from tests.support.places import ROOT
 from tests.support.quota_frames import alter_request, altered
 from tests.support.timeouts import TIMEOUT_S
 from tests.support.topic_frames import create_partitions, create_topics, delete_topics, grown_topic, new_topic
+from tests.support.waiting import wait_until
 from tests.support.whole_messages import read_mutation_response
 
 RATE = 2.0
@@ -134,10 +135,10 @@ class Side:
         """Wait until the node knows these topics."""
         frame = partitions_by_name_request([self.name(topic) for topic in topics], 1)
         with Connection(self.address) as connection:
-            deadline = time.monotonic() + _TIMEOUT_S
-            while not all(t.partitions for t in read_topic_partitions(connection.exchange(frame), BY_NAME_VERSION)):
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            wait_until(
+                lambda: all(t.partitions for t in read_topic_partitions(connection.exchange(frame), BY_NAME_VERSION)),
+                timeout_s=_TIMEOUT_S,
+            )
 
 
 def script(side: Side, validate_only: bool) -> list[dict[bytes, int]]:

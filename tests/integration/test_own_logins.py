@@ -22,6 +22,7 @@ from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, 
 from tests.fakes.authorization_server import AUDIENCE, AuthorizationServer
 from tests.integration.proxy_process import ProxyProcess
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.nightly, pytest.mark.xdist_group("own-logins"), pytest.mark.timeout(300)]
 
@@ -115,13 +116,6 @@ def quota_of_alice(proxy):
     return None
 
 
-def eventually(condition, timeout_s=TIMEOUT_S):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def asked_for(seconds, cluster, listener, credentials):
     """Ask over one connection for so long; whether it stood all the time."""
     with contextlib.closing(ClusterConnection(cluster.bootstrap(listener), credentials, TIMEOUT_S)) as own:
@@ -187,7 +181,7 @@ def traffic(proxy, **login):
 def is_shipping(proxy):
     """Whether more lines come to the topic of usage records than there are now."""
     before = proxy.metric("usage_shipped_lines_total")
-    eventually(lambda: proxy.metric("usage_shipped_lines_total") > before)
+    wait_until(lambda: proxy.metric("usage_shipped_lines_total") > before)
     return True
 
 
@@ -228,12 +222,12 @@ def test_all_connections_of_a_proxy_go_on_with_tokens_from_an_endpoint_that_are_
         ProxyProcess(cluster.bootstrap("TOKENS"), **settings_with(admin, cluster, "TOKENS", tmp_path)) as proxy,
         traffic(proxy, **login),
     ):
-        eventually(lambda: quota_of_alice(proxy) == 1_000)
+        wait_until(lambda: quota_of_alice(proxy) == 1_000)
         at_start, given, began_s = alarms(proxy), authority.given, time.monotonic()
         for rate in (2_000, 3_000, 4_000):
             time.sleep(5)
             set_quota(cluster, rate)
-            eventually(lambda rate=rate: quota_of_alice(proxy) == rate)
+            wait_until(lambda rate=rate: quota_of_alice(proxy) == rate)
             assert is_shipping(proxy)
         took_s = time.monotonic() - began_s
         # each of the two processes asks for a token each 4.8 s
@@ -263,14 +257,14 @@ def test_a_rotated_password_goes_on_everywhere_with_few_wrong_logins(cluster, tm
         ProxyProcess(cluster.bootstrap("PASSWORDS"), **settings_with(admin, cluster, "PASSWORDS", tmp_path)) as proxy,
         traffic(proxy, **login),
     ):
-        eventually(lambda: quota_of_alice(proxy) == 1_000)
+        wait_until(lambda: quota_of_alice(proxy) == 1_000)
         assert is_shipping(proxy)
         before, at_start = refused_logins(cluster), alarms(proxy)
         write(PASSWORDS[1])
         time.sleep(10)
         set_password(cluster, PASSWORDS[1])
         set_quota(cluster, 2_000)
-        eventually(lambda: quota_of_alice(proxy) == 2_000)
+        wait_until(lambda: quota_of_alice(proxy) == 2_000)
         time.sleep(5)
         assert is_shipping(proxy)
         assert alarms(proxy) == at_start
@@ -282,8 +276,8 @@ def test_a_rotated_password_goes_on_everywhere_with_few_wrong_logins(cluster, tm
         time.sleep(10)
         write(PASSWORDS[2])
         set_quota(cluster, 3_000)
-        eventually(lambda: quota_of_alice(proxy) == 3_000)
-        eventually(lambda: proxy.get("readyz")[0] == 200)
+        wait_until(lambda: quota_of_alice(proxy) == 3_000)
+        wait_until(lambda: proxy.get("readyz")[0] == 200)
         assert is_shipping(proxy)
         wrong = refused_logins(cluster) - before
         print("wrong logins, account first:", wrong, alarms(proxy)[len(at_start) :])

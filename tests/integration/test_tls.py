@@ -19,10 +19,10 @@ from tests.integration import certified, steady_producers
 from tests.integration.certified import BOOTSTRAP_NAME, DOMAIN, NODE_NAME, USER
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.steady_producers import Load
-from tests.integration.test_kafka_cluster import eventually
 from tests.integration.topics import leaders_of, make_topic
 from tests.support.certificates import client_context
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import wait_until
 
 RECORDS, RECORD_BYTES = 6, 40_000
 QUOTA = {"user": USER, "producer_byte_rate": 1_000}
@@ -156,7 +156,7 @@ def sends_and_is_throttled(proxy, cluster, topic, producer):
 
 def grown_at_leaders(cluster, topic, before, after):
     """Whether a count has grown at each node that leads a partition: all of them, except one that was away."""
-    leaders = eventually(lambda: leaders_of(cluster.bootstrap_servers, topic))
+    leaders = wait_until(lambda: leaders_of(cluster.bootstrap_servers, topic))
     return all(after[str(node)] > before[str(node)] for node in leaders.values() if node > 0)
 
 

@@ -18,9 +18,10 @@ from kafka_throttle.quotas.sources.topic_table import key_of
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_client import QuotaClient
 from tests.integration.test_explain import kafka_throttle
-from tests.integration.test_kafka_cluster import eventually, healed
+from tests.integration.test_kafka_cluster import healed
 from tests.integration.test_quota_changes import alter_client_quotas, delay_s, is_soon, quota
 from tests.integration.test_upstream_source import certificate, servers_of, with_logins
+from tests.support.waiting import wait_until
 
 PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
 SHADOW = QuotaKey(QuotaType.PRODUCE, shadow=True)
@@ -62,7 +63,7 @@ def leader_of(cluster, topic):
 
 def test_the_topic_is_made_compacted_with_a_copy_on_each_node(newest_kafka):
     with source_of(servers_of(newest_kafka), "made") as source:
-        eventually(lambda: source.state.known)
+        wait_until(lambda: source.state.known)
         assert source.quotas == {}
     described = topics(newest_kafka, "--describe", "--topic", "made")
     assert "PartitionCount: 1" in described
@@ -75,17 +76,17 @@ def test_the_topic_is_made_compacted_with_a_copy_on_each_node(newest_kafka):
 def test_what_one_writes_another_has_and_a_third_reads_from_the_beginning(newest_kafka):
     alterations = [Alteration(ALICE, {PRODUCE: 5.0, SHADOW: 6.5e6}), Alteration(BOB, {FETCH: 7.0})]
     with source_of(servers_of(newest_kafka), "shared") as one, source_of(servers_of(newest_kafka), "shared") as other:
-        eventually(lambda: one.state.up and other.state.up)
+        wait_until(lambda: one.state.up and other.state.up)
         assert one.alter(alterations) == [None, None]
         assert one.quotas[ALICE] == {PRODUCE: Limit(5.0, "shared"), SHADOW: Limit(6.5e6, "shared")}
-        eventually(lambda: other.quotas == one.quotas)
+        wait_until(lambda: other.quotas == one.quotas)
         assert (
             other.alter([Alteration(ALICE, {PRODUCE: None, SHADOW: 8.0}), Alteration(BOB, {FETCH: None})]) == [None] * 2
         )
         assert other.quotas == {ALICE: {SHADOW: Limit(8.0, "shared")}}
-        eventually(lambda: one.quotas == other.quotas)
+        wait_until(lambda: one.quotas == other.quotas)
         with source_of(servers_of(newest_kafka), "shared") as third:
-            eventually(lambda: third.quotas == one.quotas)
+            wait_until(lambda: third.quotas == one.quotas)
             assert third.problems == {}
 
 
@@ -98,16 +99,16 @@ def test_a_leader_that_is_lost_leaves_the_quotas_and_another_takes_changes(newes
         source_of(servers_of(newest_kafka), topic, timeout_s=3.0) as other,
         healed(newest_kafka),
     ):
-        eventually(lambda: source.state.up and other.state.up)
+        wait_until(lambda: source.state.up and other.state.up)
         assert source.alter([Alteration(ALICE, {PRODUCE: 5.0})]) == [None]
         leader = leader_of(newest_kafka, topic)
         (newest_kafka.kill if end == "killed" else newest_kafka.freeze)(leader)
-        eventually(lambda: not source.state.up)
+        wait_until(lambda: not source.state.up)
         assert values(source, ALICE) == {PRODUCE: 5.0}
-        eventually(lambda: source.alter([Alteration(BOB, {PRODUCE: 6.0})]) == [None], timeout_s=90)
+        wait_until(lambda: source.alter([Alteration(BOB, {PRODUCE: 6.0})]) == [None], timeout_s=90)
         assert source.quotas == {ALICE: {PRODUCE: Limit(5.0, topic)}, BOB: {PRODUCE: Limit(6.0, topic)}}
-        eventually(lambda: other.quotas == source.quotas)
-        eventually(lambda: source.problems == other.problems == {})
+        wait_until(lambda: other.quotas == source.quotas)
+        wait_until(lambda: source.problems == other.problems == {})
 
 
 # ------------------------------------------------------------- two proxies
@@ -136,7 +137,7 @@ def test_kafka_configs_and_the_command_line_change_quotas_of_both(proxies, newes
     zoe = frozenset({("user", "zoë")})
     assert here[zoe] == {"producer_byte_rate": 1e9, "request_percentage": 12.5}
     with QuotaClient((HOST, second.port)) as client:
-        eventually(lambda: client.describe().entries.get(zoe) == here[zoe])
+        wait_until(lambda: client.describe().entries.get(zoe) == here[zoe])
     config = ("-c", second.config_path)
     kafka_throttle("quotas", "set", *config, "--user", "zoë", "producer_byte_rate=2e9", "shadow_producer_byte_rate=5")
     kafka_throttle("quotas", "unset", *config, "--user", "zoë", "request_percentage")
@@ -145,7 +146,7 @@ def test_kafka_configs_and_the_command_line_change_quotas_of_both(proxies, newes
         assert shown in described
     assert "request_percentage" not in described
     with QuotaClient((HOST, first.port)) as client:
-        eventually(lambda: client.describe().entries.get(zoe) == {"producer_byte_rate": 2e9})
+        wait_until(lambda: client.describe().entries.get(zoe) == {"producer_byte_rate": 2e9})
 
 
 # ------------------------------------------------- one node with everything
@@ -188,14 +189,14 @@ def test_a_login_over_tls_is_used_and_missing_permissions_are_named(alone, caplo
         place = "topic secret"
         for operation in ("Describe", "DescribeConfigs", "Read"):
             expected = f"credentials are not allowed to {operation} (error 29)"
-            eventually(lambda expected=expected: expected in source.problems.get(place, ""))
+            wait_until(lambda expected=expected: expected in source.problems.get(place, ""))
             allow(operation)
-        eventually(lambda: source.state.up)
+        wait_until(lambda: source.state.up)
         [refused] = source.alter([Alteration(ALICE, {PRODUCE: 5.0})])
         assert isinstance(refused, AlterationRefused)
         assert "not allowed to Write" in str(refused)
         allow("Write")
-        eventually(lambda: source.alter([Alteration(ALICE, {PRODUCE: 5.0})]) == [None])
+        wait_until(lambda: source.alter([Alteration(ALICE, {PRODUCE: 5.0})]) == [None])
         assert values(source, ALICE) == {PRODUCE: 5.0}
     with source_of([alone.bootstrap("LOGINS")], "other", credentials=login) as source:
         assert "not allowed to Describe" in source.problems["topic other"]
@@ -212,13 +213,13 @@ def test_compaction_while_it_is_read_and_written_loses_nothing(alone):
     configs = "segment.ms=50,min.cleanable.dirty.ratio=0.01,max.compaction.lag.ms=50"
     topics(alone, "--create", "--topic", "compacted", *CONFIGS, *(f"--config={each}" for each in configs.split(",")))
     with source_of([alone.bootstrap_servers], "compacted") as writer, reader_of(alone, "compacted") as read:
-        eventually(lambda: writer.state.up)
+        wait_until(lambda: writer.state.up)
         deadline = time.monotonic() + 300
         for turn in itertools.count(1):
             alterations = [Alteration(user, {PRODUCE: turn if turn % 3 else None}) for user in users]
             assert writer.alter([*alterations, Alteration(ALICE, {PRODUCE: turn})]) == [None] * (len(users) + 1)
             with source_of([alone.bootstrap_servers], "compacted") as newcomer:
-                eventually(lambda newcomer=newcomer: newcomer.quotas == writer.quotas)
+                wait_until(lambda newcomer=newcomer: newcomer.quotas == writer.quotas)
             if turn > 20 and len(read()) < turn * len(users) // 2:
                 break
             assert time.monotonic() < deadline, "most of it should have been compacted away"
@@ -251,7 +252,7 @@ def reader_of(cluster, topic):
 @pytest.mark.xdist_group("topic-source-alone")
 def test_records_of_others_are_problems_and_batches_of_others_are_read(alone):
     with source_of([alone.bootstrap_servers], "foreign") as source:
-        eventually(lambda: source.state.up)
+        wait_until(lambda: source.state.up)
         assert source.alter([Alteration(ALICE, {PRODUCE: 5.0})]) == [None]
         producer = KafkaProducer(bootstrap_servers=alone.bootstrap_servers, compression_type="gzip", acks="all")
         key = key_of(ALICE, PRODUCE)
@@ -260,7 +261,7 @@ def test_records_of_others_are_problems_and_batches_of_others_are_read(alone):
             producer.send("foreign", value, key=each_key)
         producer.flush()
         producer.close()
-        eventually(lambda: values(source, BOB) == {FETCH: 9.0})
+        wait_until(lambda: values(source, BOB) == {FETCH: 9.0})
         assert values(source, ALICE) == {PRODUCE: 5.0}
         assert set(source.problems) == {"offset 1 of foreign", "offset 2 of foreign"}
         assert source.state.up
@@ -274,14 +275,14 @@ def test_a_topic_with_another_policy_is_refused_and_one_that_is_deleted_leaves_t
     topics(alone, "--create", "--topic", "lost")
     path = tmp_path / "last-good.json"
     with source_of([alone.bootstrap_servers], "lost", path) as source:
-        eventually(lambda: "expected cleanup.policy to be compact, got delete" in source.problems.get("topic lost", ""))
+        wait_until(lambda: "expected cleanup.policy to be compact, got delete" in source.problems.get("topic lost", ""))
         [outcome] = source.alter([Alteration(ALICE, {PRODUCE: 5.0})])
         assert isinstance(outcome, SourceUnavailable)
         configure(alone, "lost", "cleanup.policy=compact,compression.type=uncompressed")
-        eventually(lambda: source.state.up)
+        wait_until(lambda: source.state.up)
         assert source.alter([Alteration(ALICE, {PRODUCE: 5.0})]) == [None]
         topics(alone, "--delete", "--topic", "lost")
-        eventually(lambda: "it was deleted" in source.problems.get("topic lost", ""))
+        wait_until(lambda: "it was deleted" in source.problems.get("topic lost", ""))
         assert values(source, ALICE) == {PRODUCE: 5.0}
         [outcome] = source.alter([Alteration(BOB, {PRODUCE: 5.0})])
         assert "nothing is written" in str(outcome)
@@ -289,7 +290,7 @@ def test_a_topic_with_another_policy_is_refused_and_one_that_is_deleted_leaves_t
         assert values(source, ALICE) == {PRODUCE: 5.0}
         assert not source.state.up
         topics(alone, "--create", "--topic", "lost", *CONFIGS)
-        eventually(lambda: source.state.up)
+        wait_until(lambda: source.state.up)
         assert source.quotas == {}
         assert source.alter([Alteration(BOB, {PRODUCE: 6.0})]) == [None]
         assert list(source.quotas) == [BOB]
@@ -301,17 +302,17 @@ def test_a_topic_with_another_policy_is_refused_and_one_that_is_deleted_leaves_t
 def test_very_many_quotas_are_written_and_read_and_hold_over_a_restart_of_the_node(alone):
     alterations = [Alteration(Entity(f"user-{i}", f"client-{i}"), {PRODUCE: 1e6 + i}) for i in range(MANY)]
     with source_of([alone.bootstrap_servers], "many", timeout_s=60.0, alter_s=60.0) as source:
-        eventually(lambda: source.state.up)
+        wait_until(lambda: source.state.up)
         assert set(source.alter(alterations)) == {None}
         began = time.monotonic()
         with source_of([alone.bootstrap_servers], "many", timeout_s=60.0) as other:
-            eventually(lambda: other.quotas == source.quotas)
+            wait_until(lambda: other.quotas == source.quotas)
             print(f"{MANY} quotas were read in {time.monotonic() - began:.1f} s")
             alone.kill(1)
-            eventually(lambda: source.problems and other.problems)
+            wait_until(lambda: source.problems and other.problems)
             assert len(source.quotas) == MANY
             alone.restart(1)
-            eventually(lambda: not source.problems and not other.problems)
+            wait_until(lambda: not source.problems and not other.problems)
             assert other.alter([Alteration(ALICE, {PRODUCE: 5.0})]) == [None]
-            eventually(lambda: source.quotas == other.quotas)
+            wait_until(lambda: source.quotas == other.quotas)
             assert len(source.quotas) == MANY + 1

@@ -18,8 +18,9 @@ from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from kafka_throttle.quotas.sources.cluster_connection import ClusterConnection, Credentials
 from kafka_throttle.quotas.sources.last_good import LastGood
 from kafka_throttle.quotas.sources.upstream import THE_CLUSTER, UpstreamSettings, UpstreamSource
-from tests.integration.test_kafka_cluster import eventually, healed
+from tests.integration.test_kafka_cluster import healed
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import wait_until
 
 PRODUCE, FETCH, REQUEST, MUTATIONS, CONNECTIONS = (
     QuotaKey(quota_type)
@@ -85,7 +86,7 @@ def test_what_kafka_configs_sets_is_read_and_what_is_written_kafka_configs_shows
             kafka, "--alter", "--add-config", config, "--entity-type", "users", "--entity-name", "mirror",
             "--entity-type", "clients", "--entity-default",
         )  # fmt: skip
-        eventually(lambda: values(source, Entity("mirror", DEFAULT)) == {PRODUCE: HUGE, REQUEST: 1234.5})
+        wait_until(lambda: values(source, Entity("mirror", DEFAULT)) == {PRODUCE: HUGE, REQUEST: 1234.5})
         assert source.quotas[Entity("mirror", DEFAULT)][PRODUCE] == Limit(HUGE, "cluster")
         limits = {FETCH: HUGE, MUTATIONS: 1e6, PRODUCE: None}
         assert source.alter([Alteration(Entity("mirror", DEFAULT), limits)]) == [None]
@@ -155,11 +156,11 @@ def test_a_node_that_no_longer_responds_is_left_for_the_next(newest_kafka):
         frozen_later(newest_kafka.address(1)) as (way_to_first, freeze),
         source_of([way_to_first, second], timeout_s=1.0) as source,
     ):
-        eventually(lambda: source.problems == {})
+        wait_until(lambda: source.problems == {})
         freeze()
         assert writer.alter([Alteration(Entity("unfrozen"), {PRODUCE: HUGE})]) == [None]
-        eventually(lambda: source.quotas == writer.quotas)
-        eventually(lambda: source.problems == {})
+        wait_until(lambda: source.quotas == writer.quotas)
+        wait_until(lambda: source.problems == {})
 
 
 @contextlib.contextmanager
@@ -190,14 +191,14 @@ def test_a_cluster_that_goes_and_comes_back_is_followed_again(newest_kafka, tmp_
     with source_of(servers_of(newest_kafka)[1:]) as writer, cleaned(writer):
         assert writer.alter([alice]) == [None]
         with source_of([server], path) as source, healed(newest_kafka):
-            eventually(lambda: source.quotas == writer.quotas)
+            wait_until(lambda: source.quotas == writer.quotas)
             newest_kafka.kill(1)
             bob = Alteration(Entity("bob"), {FETCH: HUGE})
-            eventually(lambda: writer.alter([bob]) == [None], timeout_s=90)  # it may have been the controller
-            eventually(lambda: source.quotas == writer.quotas)  # the other nodes are asked
+            wait_until(lambda: writer.alter([bob]) == [None], timeout_s=90)  # it may have been the controller
+            wait_until(lambda: source.quotas == writer.quotas)  # the other nodes are asked
             for node_id in (2, 3):
                 newest_kafka.freeze(node_id)
-            eventually(lambda: THE_CLUSTER in source.problems)
+            wait_until(lambda: THE_CLUSTER in source.problems)
             assert server in source.problems[THE_CLUSTER]
             [refused] = source.alter([alice])
             assert isinstance(refused, SourceUnavailable)
@@ -207,8 +208,8 @@ def test_a_cluster_that_goes_and_comes_back_is_followed_again(newest_kafka, tmp_
                 for node_id in (2, 3):
                     newest_kafka.thaw(node_id)
                 newest_kafka.restart(1)
-                eventually(lambda: next_process.problems == {}, timeout_s=90)
-                eventually(lambda: next_process.quotas == writer.quotas)
+                wait_until(lambda: next_process.problems == {}, timeout_s=90)
+                wait_until(lambda: next_process.quotas == writer.quotas)
 
 
 # --------------------------------------------------------------- credentials
@@ -274,12 +275,12 @@ def test_credentials_of_every_kind_are_used_and_missing_permissions_are_named(tm
         )
         cluster.tool("kafka-acls", *acls, "--operation", "DescribeConfigs")
         with source_of(logins, credentials=over_tls) as source:
-            eventually(lambda: source.problems == {})
+            wait_until(lambda: source.problems == {})
             [refused] = source.alter([produce])
             assert isinstance(refused, AlterationRefused)
             assert "credentials need AlterConfigs on the Cluster resource" in str(refused)
             cluster.tool("kafka-acls", *acls, "--operation", "AlterConfigs")
-            eventually(lambda: source.alter([produce]) == [None])
+            wait_until(lambda: source.alter([produce]) == [None])
             assert values(source, Entity("alice")) == {PRODUCE: 5.0}
 
         in_plain = Credentials("SASL_PLAINTEXT", None, None, None, "PLAIN", "proxy", "sesame")
@@ -331,7 +332,7 @@ SETTING = " (setting: upstream.bootstrap_servers)"
 def problem_with(server, timeout_s=10.0):
     with source_of([server], timeout_s=timeout_s) as source:
         return (
-            eventually(lambda: source.problems.get(THE_CLUSTER, "not read yet") != "not read yet")
+            wait_until(lambda: source.problems.get(THE_CLUSTER, "not read yet") != "not read yet")
             and (source.problems[THE_CLUSTER])
         )
 
@@ -401,7 +402,7 @@ def test_a_connection_that_failed_leaves_nothing_behind_also_before_garbage_is_c
                 connection.ask(all_quotas_request())
             connection.close()
             connection.interrupt()
-        eventually(lambda: (threading.active_count(), open_files()) == before)
+        wait_until(lambda: (threading.active_count(), open_files()) == before)
 
 
 def open_files():

@@ -31,6 +31,7 @@ from tests.integration.test_usage import (
 )
 from tests.integration.topics import make_topic
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import wait_until
 
 NOBODY = f"{HOST}:9"
 """No cluster is there."""
@@ -196,10 +197,7 @@ def test_the_workers_end_with_their_supervisor(stack):
     workers = pids(proxy)
     os.kill(proxy.pid, signal.SIGKILL)
     proxy.wait_for_exit()
-    deadline = time.monotonic() + TIMEOUT_S
-    while any(map(is_running, workers)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(is_running, workers)))
     proxy.start()
     proxy.wait_for(lambda: len(proxy.events("listening")) == 2 * WORKERS, 10, "open ports")
     assert len(pids(proxy)) == WORKERS

@@ -19,11 +19,11 @@ from kafka_throttle.quotas.changes import NO_QUOTAS, Alteration, AlterationRefus
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, Scope
 from kafka_throttle.quotas.sources.znodes import keys_of, notification, written
 from kafka_throttle.quotas.sources.zookeeper import ZooKeeperSettings, ZooKeeperSource
-from tests.integration.test_kafka_cluster import eventually
 from tests.integration.topics import make_topic
 from tests.integration.zookeeper_process import ZooKeeper, client_of
 from tests.support.deaf import deaf_address
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -158,15 +158,15 @@ def test_a_change_with_a_notification_is_in_force_at_once(zookeeper, kazoo, chro
         for rate in range(1, 20):
             set_and_notify(kazoo, chroot, "users/alice", producer_byte_rate=rate)
             began = time.monotonic()
-            eventually(lambda rate=rate: values(source) == {ALICE: {PRODUCE: rate}})
+            wait_until(lambda rate=rate: values(source) == {ALICE: {PRODUCE: rate}})
             delays.append(time.monotonic() - began)
         record_property("seconds until in force", sorted(delays))
         put(kazoo, f"{chroot}/config/clients/app", written({"consumer_byte_rate": "7"}))
         notify(kazoo, chroot, "", b'{"version":1,"entity_type":"clients","entity_name":"app"}')
-        eventually(lambda: values(source).get(Entity(client_id="app")) == {FETCH: 7})
+        wait_until(lambda: values(source).get(Entity(client_id="app")) == {FETCH: 7})
         kazoo.delete(f"{chroot}/config/users/alice")
         notify(kazoo, chroot, "users/alice")
-        eventually(lambda: ALICE not in source.quotas)
+        wait_until(lambda: ALICE not in source.quotas)
         for other in ("topics/t", "brokers/1"):
             notify(kazoo, chroot, other)
         assert source.problems == {}
@@ -175,20 +175,20 @@ def test_a_change_with_a_notification_is_in_force_at_once(zookeeper, kazoo, chro
 def test_a_change_without_a_notification_is_found_by_reading_again(zookeeper, kazoo, chroot):
     with source_at(zookeeper.address, chroot, resync_ms=100) as source:
         put(kazoo, f"{chroot}/config/users/alice/clients/app", written({"producer_byte_rate": "5"}))
-        eventually(lambda: values(source) == {Entity("alice", "app"): {PRODUCE: 5}})
+        wait_until(lambda: values(source) == {Entity("alice", "app"): {PRODUCE: 5}})
         kazoo.delete(f"{chroot}/config/users/alice/clients/app")
-        eventually(lambda: source.quotas == {})
+        wait_until(lambda: source.quotas == {})
 
 
 def test_a_notification_that_is_nonsense_has_everything_read_again(zookeeper, kazoo, chroot):
     with source_at(zookeeper.address, chroot, resync_ms=3_600_000) as source:
         put(kazoo, f"{chroot}/config/users/alice", written({"producer_byte_rate": "5"}))
         notify(kazoo, chroot, "", b"user alice has changed")
-        eventually(lambda: values(source) == {ALICE: {PRODUCE: 5}})
+        wait_until(lambda: values(source) == {ALICE: {PRODUCE: 5}})
         [name] = changes(kazoo, chroot)
-        eventually(lambda: list(source.problems) == [f"{chroot}/config/changes/{name}"])
+        wait_until(lambda: list(source.problems) == [f"{chroot}/config/changes/{name}"])
         kazoo.delete(f"{chroot}/config/changes/{name}")
-        eventually(lambda: source.problems == {})
+        wait_until(lambda: source.problems == {})
 
 
 def test_wrong_values_keep_their_last_good_quotas_and_disturb_no_others(zookeeper, kazoo, chroot):
@@ -214,8 +214,8 @@ def test_wrong_values_keep_their_last_good_quotas_and_disturb_no_others(zookeepe
         notify(kazoo, chroot, "clients/%")
         set_and_notify(kazoo, chroot, "users/bob", producer_byte_rate=3)
         in_force = {Entity(user): limits for user, limits in read.items()}
-        eventually(lambda: values(source) == {**in_force, BOB: {PRODUCE: 3}})
-        eventually(lambda: f"{chroot}/config/clients/%" in source.problems)
+        wait_until(lambda: values(source) == {**in_force, BOB: {PRODUCE: 3}})
+        wait_until(lambda: f"{chroot}/config/clients/%" in source.problems)
         of_entities = {path: text for path, text in source.problems.items() if "/changes/" not in path}
         assert set(of_entities) == {f"{chroot}/config/users/{user}" for user in nonsense} | {
             f"{chroot}/config/clients/%"
@@ -308,7 +308,7 @@ def test_two_proxies_that_write_the_same_entities_lose_no_key_of_each_other(zook
         assert failures == []
         expected = {entity: dict.fromkeys(keys, 7.0) for entity in entities}
         for source in (one, other):
-            eventually(lambda source=source: values(source) == expected)
+            wait_until(lambda source=source: values(source) == expected)
 
 
 def test_old_notifications_are_purged_by_the_next_change_and_young_ones_stay(zookeeper, kazoo, chroot):
@@ -318,11 +318,11 @@ def test_old_notifications_are_purged_by_the_next_change_and_young_ones_stay(zoo
         kazoo.create(f"{chroot}/config/changes/not-a-notification", b"")
         ahead_ms[0] = 14 * 60 * 1000
         source.alter([Alteration(ALICE, {PRODUCE: 1.0})])
-        eventually(lambda: len(changes(kazoo, chroot)) == 102)
+        wait_until(lambda: len(changes(kazoo, chroot)) == 102)
         ahead_ms[0] = 16 * 60 * 1000
         set_and_notify(kazoo, chroot, "users/bob", producer_byte_rate=3)
-        eventually(lambda: changes(kazoo, chroot) == ["not-a-notification"])
-        eventually(lambda: BOB in source.quotas)
+        wait_until(lambda: changes(kazoo, chroot) == ["not-a-notification"])
+        wait_until(lambda: BOB in source.quotas)
         assert len(source.quotas) == 102
 
 
@@ -359,7 +359,7 @@ def test_whatever_happens_in_whatever_order_all_see_the_same_in_the_end(zookeepe
     ):
         expected = random_walk(random.Random(5), (one, other), kazoo, chroot, seconds=3)
         for source in (one, other):
-            eventually(lambda source=source: values(source) == expected)
+            wait_until(lambda source=source: values(source) == expected)
         assert kazoo.get_children(f"{chroot}/config/users") != []
         left = [Alteration(entity, dict.fromkeys(limits)) for entity, limits in expected.items()]
         assert one.alter(left) == [None] * len(left)
@@ -394,7 +394,7 @@ def test_zookeeper_goes_away_and_returns_with_other_data(chroot, record_property
             before = source.quotas
             assert values(source) == {BOB: {PRODUCE: 2}, Entity(client_id="app"): {PRODUCE: 10}}
             zookeeper.kill()
-            eventually(lambda: "zookeeper" in source.problems)
+            wait_until(lambda: "zookeeper" in source.problems)
             assert zookeeper.address in source.problems["zookeeper"]
             began = time.monotonic()
             [refused] = source.alter([Alteration(ALICE, {PRODUCE: 1.0})])
@@ -405,24 +405,24 @@ def test_zookeeper_goes_away_and_returns_with_other_data(chroot, record_property
 
             # It is empty at first: what was below the roots stays in force until they are made again.
             zookeeper.start("other")
-            eventually(lambda: "zookeeper" not in source.problems)
+            wait_until(lambda: "zookeeper" not in source.problems)
             gone = {f"{chroot}/config/{root}" for root in ("users", "clients")}
-            eventually(lambda: set(source.problems) == gone)
+            wait_until(lambda: set(source.problems) == gone)
             assert source.quotas == before
             [refused] = source.alter([Alteration(ALICE, {PRODUCE: 1.0})])
             assert f"{chroot}/config/users is gone" in str(refused)
             with zookeeper.client() as client:
                 put(client, f"{chroot}/config/clients", b"")
                 put(client, f"{chroot}/config/users/alice", written({"producer_byte_rate": "5"}))
-            eventually(lambda: values(source) == {ALICE: {PRODUCE: 5}})
-            eventually(lambda: source.problems == {})
+            wait_until(lambda: values(source) == {ALICE: {PRODUCE: 5}})
+            wait_until(lambda: source.problems == {})
 
             zookeeper.kill()
             zookeeper.start()
             began = time.monotonic()
-            eventually(lambda: source.quotas == before)
+            wait_until(lambda: source.quotas == before)
             record_property("seconds until the new data are in force", time.monotonic() - began)
-            eventually(lambda: source.problems == {})
+            wait_until(lambda: source.problems == {})
             assert source.alter([Alteration(ALICE, {PRODUCE: 1.0})]) == [None]
 
 
@@ -436,11 +436,11 @@ def test_without_zookeeper_it_starts_on_the_last_good_quotas_and_tries_until_the
         with zookeeper:
             with zookeeper.client() as client:
                 put(client, f"{chroot}/config/users/alice", written({"producer_byte_rate": "8"}))
-            eventually(lambda: values(source) == {ALICE: {PRODUCE: 8}})
-            eventually(lambda: source.problems == {})
-            eventually(lambda: source.state[:2] == (True, True))
+            wait_until(lambda: values(source) == {ALICE: {PRODUCE: 8}})
+            wait_until(lambda: source.problems == {})
+            wait_until(lambda: source.state[:2] == (True, True))
             assert source.state.age_s < TIMEOUT_S
-        eventually(lambda: source.state[:2] == (True, False))
+        wait_until(lambda: source.state[:2] == (True, False))
 
 
 @pytest.mark.nightly
@@ -460,11 +460,11 @@ def test_what_was_acknowledged_stands_however_often_zookeeper_is_killed(chroot):
         writer.start()
         for _ in range(5):
             before = outcomes.count(None)
-            eventually(lambda before=before: outcomes.count(None) > before + 20)
+            wait_until(lambda before=before: outcomes.count(None) > before + 20)
             zookeeper.kill()
-            eventually(lambda: source.problems)
+            wait_until(lambda: source.problems)
             zookeeper.start()
-        eventually(lambda: outcomes[-1] is None)
+        wait_until(lambda: outcomes[-1] is None)
         done.set()
         writer.join(TIMEOUT_S)
         assert surprises == []
@@ -478,16 +478,16 @@ def test_what_was_acknowledged_stands_however_often_zookeeper_is_killed(chroot):
 def test_a_zookeeper_that_does_not_respond_holds_up_nothing_for_ever(zookeeper, chroot, monkeypatch):
     with source_at(zookeeper.address, chroot, session_timeout_ms=4_000) as source:
         # A process that stands still loses a session that is so short, and makes a new one.
-        eventually(lambda: source.alter([Alteration(ALICE, {PRODUCE: 1.0})]) == [None])
+        wait_until(lambda: source.alter([Alteration(ALICE, {PRODUCE: 1.0})]) == [None])
         monkeypatch.setattr("kafka_throttle.quotas.sources.zookeeper._REQUEST_S", 2.0)
         with zookeeper.frozen():
             [outcome] = source.alter([Alteration(ALICE, {PRODUCE: 2.0})])
             assert isinstance(outcome, SourceUnavailable)
-            eventually(lambda: "zookeeper" in source.problems)
+            wait_until(lambda: "zookeeper" in source.problems)
             assert values(source) == {ALICE: {PRODUCE: 1}}
         monkeypatch.setattr("kafka_throttle.quotas.sources.zookeeper._REQUEST_S", TIMEOUT_S)
-        eventually(lambda: source.problems == {})
-        eventually(lambda: source.alter([Alteration(ALICE, {PRODUCE: 3.0})]) == [None])
+        wait_until(lambda: source.problems == {})
+        wait_until(lambda: source.alter([Alteration(ALICE, {PRODUCE: 3.0})]) == [None])
         assert values(source) == {ALICE: {PRODUCE: 3}}
 
 
@@ -495,12 +495,12 @@ def test_deleted_notifications_and_roots_are_made_again_and_quotas_stay(zookeepe
     with source_at(zookeeper.address, chroot, resync_ms=100) as source:
         source.alter([Alteration(ALICE, {PRODUCE: 1.0})])
         kazoo.delete(f"{chroot}/config/changes", recursive=True)
-        eventually(lambda: kazoo.exists(f"{chroot}/config/changes"))
-        eventually(lambda: source.problems == {})
+        wait_until(lambda: kazoo.exists(f"{chroot}/config/changes"))
+        wait_until(lambda: source.problems == {})
         kazoo.delete(f"{chroot}/config/ips")
-        eventually(lambda: kazoo.exists(f"{chroot}/config/ips"))
+        wait_until(lambda: kazoo.exists(f"{chroot}/config/ips"))
         set_and_notify(kazoo, chroot, "users/bob", producer_byte_rate=3)
-        eventually(lambda: values(source) == {ALICE: {PRODUCE: 1}, BOB: {PRODUCE: 3}})
+        wait_until(lambda: values(source) == {ALICE: {PRODUCE: 1}, BOB: {PRODUCE: 3}})
 
 
 def test_a_source_that_was_never_started_or_has_been_stopped_refuses(zookeeper, chroot):
@@ -516,7 +516,7 @@ def test_an_invalid_address_is_reported_and_stops_nothing(address, chroot):
     source = ZooKeeperSource(ZooKeeperSettings(Ensemble([address]), chroot))
     source.start(lambda: None)
     try:
-        eventually(lambda: source.problems.get("zookeeper", "").startswith(f"{address}: "))
+        wait_until(lambda: source.problems.get("zookeeper", "").startswith(f"{address}: "))
     finally:
         source.stop()
 
@@ -545,7 +545,7 @@ def test_servers_that_come_back_under_new_addresses_are_found_within_two_session
         stack.callback(source.stop)
         moved.set()
         began = time.monotonic()
-        eventually(lambda: source.was_read)
+        wait_until(lambda: source.was_read)
         assert source.state[:2] == (True, True)
         assert time.monotonic() - began < 2 * session_s
 
@@ -583,7 +583,7 @@ def test_with_a_digest_what_is_made_belongs_to_its_creator(zookeeper, kazoo, chr
 
 def test_nodes_for_their_creator_need_a_creator_with_a_name(zookeeper, chroot):
     with source_at(zookeeper.address, chroot, acl="creator") as source:
-        eventually(lambda: "needs a login" in source.problems.get("zookeeper", ""))
+        wait_until(lambda: "needs a login" in source.problems.get("zookeeper", ""))
 
 
 def test_sasl_names_the_proxy_and_a_wrong_password_is_reported(tmp_path, chroot):
@@ -602,7 +602,7 @@ def test_sasl_names_the_proxy_and_a_wrong_password_is_reported(tmp_path, chroot)
                 [acl] = client.get_acls(f"{chroot}/config/users/alice")[0]
                 assert (acl.id.scheme, acl.id.id) == ("sasl", "proxy")
         with source_at(zookeeper.address, chroot, sasl=Login("proxy", "wrong")) as source:
-            eventually(lambda: "sasl" in source.problems.get("zookeeper", "").lower())
+            wait_until(lambda: "sasl" in source.problems.get("zookeeper", "").lower())
             [refused] = source.alter([Alteration(ALICE, {PRODUCE: 2.0})])
             assert isinstance(refused, SourceUnavailable)
         assert "secret" not in str(source.problems)
@@ -620,7 +620,7 @@ def test_with_another_digest_in_its_file_the_source_is_somebody_else_without_a_r
         with zookeeper.client(auth_data=[("digest", "proxy:one")]) as owner:
             for below in ("users/alice", "users", "changes"):
                 owner.set_acls(f"{chroot}/config/{below}", seconds)
-        eventually(lambda: source.alter([Alteration(ALICE, {PRODUCE: 2.0})]) == [None])
+        wait_until(lambda: source.alter([Alteration(ALICE, {PRODUCE: 2.0})]) == [None])
         assert values(source) == {ALICE: {PRODUCE: 2.0}}
 
 
@@ -645,10 +645,10 @@ def test_a_rotated_sasl_password_is_used_for_the_next_connection_with_few_wrong_
             zookeeper.kill()
             rotate("two")
             zookeeper.start()
-            eventually(lambda: "(refused " in source.problems.get("zookeeper", ""))
+            wait_until(lambda: "(refused " in source.problems.get("zookeeper", ""))
             assert str(file) in source.problems["zookeeper"]
             file.write_text("two")
-            eventually(lambda: source.problems == {})
+            wait_until(lambda: source.problems == {})
             assert source.alter([Alteration(ALICE, {PRODUCE: 2.0})]) == [None]
         assert 1 <= zookeeper.log().count("failed to SASL authenticate") <= 3
 
@@ -696,10 +696,10 @@ def test_tls_with_certificates_on_both_sides(tmp_path, chroot):
         distrustful = Tls(str(tmp_path / "elsewhere.pem"), ours.certificate, ours.key)
         for settings, word in ((distrustful, "CERTIFICATE_VERIFY_FAILED"), (Tls(str(tmp_path / "ca.pem")), "")):
             with source_at(address, chroot, tls=settings) as source:
-                eventually(lambda source=source, word=word: word in source.problems.get("zookeeper", "-"))
+                wait_until(lambda source=source, word=word: word in source.problems.get("zookeeper", "-"))
         by_name = f"localhost:{zookeeper.secure_port}"
         with source_at(by_name, chroot, tls=ours) as source:
-            eventually(lambda: "CERTIFICATE_VERIFY_FAILED" in source.problems.get("zookeeper", ""))
+            wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in source.problems.get("zookeeper", ""))
         unnamed = Tls(ours.ca, ours.certificate, ours.key, verify_host_name=False)
         with source_at(by_name, chroot, tls=unnamed) as source:
             assert values(source) == {ALICE: {PRODUCE: 1}}
@@ -767,10 +767,10 @@ def test_a_broker_describes_and_enforces_what_is_written_under_its_own_root(zook
 def test_what_kafka_configs_sets_is_in_force_here_and_neither_loses_the_others_keys(zookeeper_kafka, shared):
     pair = ("--entity-type", "users", "--entity-name", "bob", "--entity-type", "clients", "--entity-default")
     kafka_configs(zookeeper_kafka, "--alter", "--add-config", "producer_byte_rate=77,request_percentage=0.5", *pair)
-    eventually(lambda: values(shared) == {Entity("bob", DEFAULT): {PRODUCE: 77, REQUEST: 0.5}})
+    wait_until(lambda: values(shared) == {Entity("bob", DEFAULT): {PRODUCE: 77, REQUEST: 0.5}})
     assert shared.alter([Alteration(Entity("bob", DEFAULT), {FETCH: 88.0, REQUEST: None})]) == [None]
     kafka_configs(zookeeper_kafka, "--alter", "--delete-config", "producer_byte_rate", *pair)
-    eventually(lambda: values(shared) == {Entity("bob", DEFAULT): {FETCH: 88}})
+    wait_until(lambda: values(shared) == {Entity("bob", DEFAULT): {FETCH: 88}})
     with client_of(zookeeper_kafka.zookeeper) as client:
         assert client.get("/config/users/bob")[0] is None, "the data of a node between are null when a broker makes it"
         assert shared.alter([Alteration(Entity("bob", DEFAULT), {FETCH: None})]) == [None]
@@ -786,7 +786,7 @@ def test_a_broker_enforces_a_node_with_strange_keys_but_takes_no_change_of_it_so
     assert "/config/clients/app is a broker's too" in str(refused)
     with client_of(zookeeper_kafka.zookeeper) as client:
         set_and_notify(client, "", "clients/app", producer_byte_rate=5, shadow_producer_byte_rate=4)
-        eventually(lambda: values(shared) == {Entity(client_id="app"): {PRODUCE: 5, SHADOW_PRODUCE: 4}})
+        wait_until(lambda: values(shared) == {Entity(client_id="app"): {PRODUCE: 5, SHADOW_PRODUCE: 4}})
         app = ("--entity-type", "clients", "--entity-name", "app")
         assert "'app' are producer_byte_rate=5.0" in kafka_configs(zookeeper_kafka, "--describe", *app)
         with pytest.raises(RuntimeError, match="UnknownServerException"):
@@ -807,7 +807,7 @@ def test_a_broker_ignores_the_scope_in_its_own_node_which_survives_its_refusals_
     make_topic(zookeeper_kafka.bootstrap_servers, "zookeeper-scope", 1)
     with client_of(zookeeper_kafka.zookeeper) as client:
         set_and_notify(client, "", "clients/scoped", producer_byte_rate=500, scope="cluster")
-        eventually(lambda: shared.quotas == {scoped: {PRODUCE: Limit(500, "/config/clients/scoped", Scope.CLUSTER)}})
+        wait_until(lambda: shared.quotas == {scoped: {PRODUCE: Limit(500, "/config/clients/scoped", Scope.CLUSTER)}})
         assert "'scoped' are producer_byte_rate=500.0" in kafka_configs(zookeeper_kafka, "--describe", *of_it)
         throttles = []
         producer = Producer(
@@ -827,7 +827,7 @@ def test_a_broker_ignores_the_scope_in_its_own_node_which_survives_its_refusals_
             kafka_configs(zookeeper_kafka, "--alter", "--add-config", "producer_byte_rate=6", *of_it)
         assert shared.alter([Alteration(scoped, {PRODUCE: 700.0})]) == [None]
         assert client.get("/config/clients/scoped")[0] == written({"producer_byte_rate": "700", "scope": "cluster"})
-        eventually(lambda: "producer_byte_rate=700.0" in kafka_configs(zookeeper_kafka, "--describe", *of_it))
+        wait_until(lambda: "producer_byte_rate=700.0" in kafka_configs(zookeeper_kafka, "--describe", *of_it))
         assert shared.alter([Alteration(scoped, {PRODUCE: None})]) == [None]
         assert not client.exists("/config/clients/scoped")
 

@@ -14,6 +14,7 @@ from tests.support.disturbance import MOST_CORES, Disturbance, undisturbed
 from tests.support.places import ROOT
 from tests.support.stalls import Stalls, go_on
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.exclusive
 
@@ -25,17 +26,10 @@ def sleeper():
         process.kill()
 
 
-def until(condition):
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_child_that_is_stopped_is_a_disturbance(sleeper):
     with Disturbance() as disturbance:
         sleeper.send_signal(signal.SIGSTOP)
-        until(lambda: disturbance.seen)
+        wait_until(lambda: disturbance.seen)
 
 
 def test_somebody_elses_work_is_a_disturbance():
@@ -51,14 +45,14 @@ def test_somebody_elses_work_is_a_disturbance():
         return disturbance.others_cores > MOST_CORES and disturbance.seen
 
     try:
-        until(others_are_busy)
+        wait_until(others_are_busy)
     finally:
         orphan.kill()
 
 
 def test_what_is_disturbed_each_time_is_measured_three_times_and_said_to_be_so(sleeper):
     def measure():
-        until(lambda: sleeper.status() == psutil.STATUS_STOPPED)
+        wait_until(lambda: sleeper.status() == psutil.STATUS_STOPPED)
         time.sleep(1)
         return len(measured)
 
@@ -71,16 +65,16 @@ def test_a_process_is_stopped_for_a_while(sleeper, monkeypatch):
     monkeypatch.setattr("tests.support.stalls._awake", lambda: [sleeper])  # other tests may have left a JVM
     stalls = Stalls(longest_s=1.0, every_s=1.0, dice=random.Random(1))
     stalls.step(100.0)
-    until(lambda: sleeper.status() == psutil.STATUS_STOPPED)
+    wait_until(lambda: sleeper.status() == psutil.STATUS_STOPPED)
     stalls.next_s = 1e9
     stalls.step(101.0)
-    until(lambda: sleeper.status() != psutil.STATUS_STOPPED)
+    wait_until(lambda: sleeper.status() != psutil.STATUS_STOPPED)
     assert stalls.counts.total() == 1
 
 
 def test_who_is_stopped_by_somebody_else_meanwhile_stays_stopped(sleeper):
     sleeper.send_signal(signal.SIGSTOP)
-    until(lambda: sleeper.status() == psutil.STATUS_STOPPED)
+    wait_until(lambda: sleeper.status() == psutil.STATUS_STOPPED)
     os.kill(sleeper.pid, signal.SIGSTOP)
     go_on(sleeper)
     assert sleeper.status() == psutil.STATUS_STOPPED

@@ -6,7 +6,10 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
+
+from tests.support import waiting
 
 PARTITIONS = 3
 COPIES = 3
@@ -15,6 +18,8 @@ ACKS = (0, 1, -1)
 _WAIT_S = 120.0
 _JOIN_S = 15.0
 _QUIET_S = 0.4
+
+wait_until = partial(waiting.wait_until, timeout_s=_WAIT_S, every_s=0.05)
 
 
 class Record(NamedTuple):
@@ -105,14 +110,6 @@ class Library(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
-
-
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = _WAIT_S) -> None:
-    """Return when `condition` is true. AssertionError after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s for {what}"
-        time.sleep(0.05)
 
 
 def new_topic(library: Library, topic: str, partitions: int = PARTITIONS) -> None:

@@ -13,6 +13,7 @@ from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from kafka_throttle.quotas.quota_table import ConnectionRates
 from kafka_throttle.quotas.shared_map import SharedMap
 from tests.fakes.clock import FakeClock
+from tests.support.waiting import until
 
 RATE, SHADOW = QuotaKey(QuotaType.CONNECTION), QuotaKey(QuotaType.CONNECTION, shadow=True)
 
@@ -90,9 +91,7 @@ async def test_a_host_name_that_takes_long_delays_no_other():
 
     quotas = AddressQuotas("main", at, resolve)
     quotas.take_up(tables(**{"a.example": 5.0, "slow.example": 3.0, "default": 9.0}))
-    async with asyncio.timeout(60):
-        while at.admission.quotas.address_limits("main").rate_of("10.0.0.1") == 9.0:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: at.admission.quotas.address_limits("main").rate_of("10.0.0.1") != 9.0)
     assert quotas.hosts_at("10.0.0.1") == ("a.example",)
     quotas.stop()
 

@@ -11,6 +11,7 @@ from kafka_throttle.proxy.gate.admission import ConnectionSlot
 from kafka_throttle.proxy.gate.stages import IncomingConnection, SlowStage, TurnedAway
 from kafka_throttle.proxy.relay.actions import CloseReason
 from kafka_throttle.quotas.connection_quotas import ListenerKey
+from tests.support.waiting import until
 
 LATE, FULL = CloseReason.CLIENT_LOST, CloseReason.TOO_MANY_CONNECTIONS
 
@@ -35,9 +36,7 @@ def ends(
         if stopped:
             await asyncio.sleep(0)
             stage.stop()
-        async with asyncio.timeout(60):
-            while stage.under_way:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until(lambda: not stage.under_way)
         return found
 
     return asyncio.run(run())
@@ -91,9 +90,7 @@ def test_an_address_crowds_out_only_itself() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         stage.stop()
-        async with asyncio.timeout(60):
-            while stage.under_way:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until(lambda: not stage.under_way)
         return found
 
     one, two, three = "10.0.0.1", "10.0.0.2", "10.0.0.3"

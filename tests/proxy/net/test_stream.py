@@ -15,6 +15,7 @@ from kafka_throttle.proxy.side import Side
 from kafka_throttle.quotas.byte_caps import ByteCap, Turnstile
 from kafka_throttle.quotas.fair_queue import Whose
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import until
 
 HIGH_WATER_BYTES = 64 * 1024
 
@@ -86,11 +87,6 @@ class Ends:
             peer = socket.create_connection(server.getsockname(), timeout=TIMEOUT_S)
             return server.accept()[0], peer
 
-    async def until(self, condition):
-        async with asyncio.timeout(TIMEOUT_S):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-
     async def receive_all(self):
         """What the peer reads to the end, in a thread."""
 
@@ -118,9 +114,9 @@ async def ends():
 
 async def test_what_the_peer_sends_is_read_and_then_its_end_reported_once(ends):
     ends.peer.sendall(b"abc")
-    await ends.until(lambda: ends.owner.data == b"abc")
+    await until(lambda: ends.owner.data == b"abc")
     ends.peer.shutdown(socket.SHUT_WR)
-    await ends.until(lambda: ends.owner.reported)
+    await until(lambda: ends.owner.reported)
     ends.stream.pause_reading()
     ends.stream.resume_reading()
     await asyncio.sleep(0.02)
@@ -130,7 +126,7 @@ async def test_what_the_peer_sends_is_read_and_then_its_end_reported_once(ends):
 async def test_no_read_takes_more_than_the_owner_has_room_for():
     ends = Ends(room=512)
     ends.peer.sendall(bytes(2000))
-    await ends.until(lambda: len(ends.owner.data) == 2000)
+    await until(lambda: len(ends.owner.data) == 2000)
     assert max(ends.owner.reads) <= 512
     ends.stream.abort()
     ends.peer.close()
@@ -143,7 +139,7 @@ async def test_over_a_cap_reading_goes_on_in_turns_until_all_is_there(side):
     began_s = asyncio.get_running_loop().time()
     ends.peer.sendall(bytes(60_000))
     ends.peer.shutdown(socket.SHUT_WR)
-    await ends.until(lambda: ends.owner.reported == ["eof"])
+    await until(lambda: ends.owner.reported == ["eof"])
     assert len(ends.owner.data) == 60_000
     assert asyncio.get_running_loop().time() - began_s > 0.15
     assert max(ends.owner.reads) <= of_all.turn_bytes == 4000
@@ -159,14 +155,14 @@ async def test_a_stream_that_is_paused_or_gone_when_its_turn_comes_reads_nothing
     of_all.reserve(10_000, now_ms())
     for ends in (paused, gone):
         ends.peer.sendall(b"abc")
-    await paused.until(lambda: of_all.waiting == 2)
+    await until(lambda: of_all.waiting == 2)
     paused.stream.pause_reading()
     gone.stream.abort()
     assert of_all.waiting == 1
     of_all.set_limit(None, now_ms())
     assert (paused.owner.data, gone.owner.data, of_all.waiting) == (b"", b"", 0)
     paused.stream.resume_reading()
-    await paused.until(lambda: paused.owner.data == b"abc")
+    await until(lambda: paused.owner.data == b"abc")
     paused.stream.abort()
     for ends in (paused, gone):
         ends.peer.close()
@@ -177,9 +173,9 @@ async def test_a_client_that_is_gone_is_noticed_while_it_waits_for_a_cap():
     ends = Ends(caps=(of_all,))
     of_all.reserve(10_000, now_ms())
     ends.peer.sendall(b"abc")
-    await ends.until(lambda: of_all.waiting == 1)
+    await until(lambda: of_all.waiting == 1)
     ends.reset()
-    await ends.until(lambda: ends.owner.reported)
+    await until(lambda: ends.owner.reported)
     assert ends.owner.reported == ["ConnectionResetError"]
     assert of_all.waiting == 0
 
@@ -192,9 +188,9 @@ async def test_streams_of_one_owner_wait_for_each_other_at_a_cap_and_those_of_an
         ends.owner.turns_of = Whose(owner)
         ends.owner.on_bytes = lambda owner=owner: order.append(owner)
         ends.peer.sendall(bytes(of_all.turn_bytes))
-        await ends.until(lambda waiting=waiting: of_all.waiting > waiting)
+        await until(lambda waiting=waiting: of_all.waiting > waiting)
     of_all.set_limit(100_000, now_ms())
-    await streams[0][1].until(lambda: len(order) == 6)
+    await until(lambda: len(order) == 6)
     assert order[:3].count("small") == 1
     for _, ends in streams:
         ends.stream.abort()
@@ -207,7 +203,7 @@ async def test_a_paused_stream_leaves_bytes_in_the_kernel(ends):
     await asyncio.sleep(0.02)
     assert ends.owner.data == b""
     ends.stream.resume_reading()
-    await ends.until(lambda: ends.owner.data == b"later")
+    await until(lambda: ends.owner.data == b"later")
 
 
 async def test_what_a_paused_stream_leaves_is_unread(ends):
@@ -217,7 +213,7 @@ async def test_what_a_paused_stream_leaves_is_unread(ends):
     await asyncio.sleep(0.05)
     assert ends.stream.unread
     ends.stream.resume_reading()
-    await ends.until(lambda: ends.owner.data == b"more")
+    await until(lambda: ends.owner.data == b"more")
     assert not ends.stream.unread
     ends.stream.abort()
     assert not ends.stream.unread
@@ -236,7 +232,7 @@ async def test_a_full_buffer_is_reported_and_so_is_room(ends):
     while "full" not in ends.owner.reported:
         ends.stream.write([piece])
     reading = asyncio.create_task(ends.receive_all())
-    await ends.until(lambda: ends.owner.reported == ["full", "room"])
+    await until(lambda: ends.owner.reported == ["full", "room"])
     assert ends.stream.written_late_bytes > 0
     ends.stream.close()
     assert len(await reading) % len(piece) == 0
@@ -251,7 +247,7 @@ async def test_closing_writes_out_what_is_buffered_even_to_a_peer_that_still_sen
     assert await ends.receive_all() == sent
     assert ends.owner.reported == ["full", "room"]
     ends.peer.close()
-    await ends.until(lambda: ends.owner.reported[-1] == "lost")
+    await until(lambda: ends.owner.reported[-1] == "lost")
     assert ends.owner.data == b""
 
 
@@ -260,7 +256,7 @@ async def test_closing_a_paused_stream_whose_peer_has_ended_takes_no_further_wor
     ends.peer.sendall(b"unread")
     ends.peer.shutdown(socket.SHUT_WR)
     ends.stream.close()
-    await ends.until(lambda: ends.owner.reported == ["lost"])
+    await until(lambda: ends.owner.reported == ["lost"])
 
 
 async def test_hanging_up_does_not_wait_and_the_peer_has_all_that_was_sent(ends):
@@ -279,7 +275,7 @@ async def test_hanging_up_with_something_unsent_writes_that_out_first(ends):
     assert await ends.receive_all() == sent
     assert ends.owner.reported == ["full", "room"]
     ends.peer.close()
-    await ends.until(lambda: ends.owner.reported[-1] == "lost")
+    await until(lambda: ends.owner.reported[-1] == "lost")
 
 
 async def test_an_abort_drops_everything_at_once(ends):
@@ -291,7 +287,7 @@ async def test_an_abort_drops_everything_at_once(ends):
 
 async def test_a_reset_is_reported_with_its_error(ends):
     ends.reset()
-    await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
+    await until(lambda: ends.owner.reported == ["ConnectionResetError"])
 
 
 async def test_what_came_before_a_fault_in_writing_is_delivered(ends):
@@ -303,7 +299,7 @@ async def test_what_came_before_a_fault_in_writing_is_delivered(ends):
     await asyncio.sleep(0.01)
     ends.stream.write([b"into the void"])
     ends.stream.write([b"into the void"])
-    await ends.until(lambda: ends.owner.reported)
+    await until(lambda: ends.owner.reported)
     assert ends.owner.data == b"last words"
     assert len(ends.owner.reported) == 1
 
@@ -313,7 +309,7 @@ async def test_a_peer_that_goes_while_it_is_not_read_and_bytes_wait_is_noticed(e
     while "full" not in ends.owner.reported:
         ends.stream.write([bytes(32 * 1024)])
     ends.reset()
-    await ends.until(lambda: ends.owner.reported[-1].endswith("Error"))
+    await until(lambda: ends.owner.reported[-1].endswith("Error"))
     assert ends.owner.reported[0] == "full"
     assert len(ends.owner.reported) == 2
 
@@ -322,7 +318,7 @@ async def test_a_client_that_is_gone_is_noticed_though_it_is_not_read(ends):
     ends.stream.pause_reading()
     ends.peer.sendall(b"unread")
     ends.reset()
-    await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
+    await until(lambda: ends.owner.reported == ["ConnectionResetError"])
 
 
 async def test_a_client_that_is_gone_and_is_heard_out_is_read_to_its_end_first(ends):
@@ -333,7 +329,7 @@ async def test_a_client_that_is_gone_and_is_heard_out_is_read_to_its_end_first(e
     await asyncio.sleep(0.02)
     assert ends.owner.reported == []
     ends.stream.resume_reading()
-    await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
+    await until(lambda: ends.owner.reported == ["ConnectionResetError"])
     assert ends.owner.data == b"last words"
 
 
@@ -345,7 +341,7 @@ async def test_a_client_that_is_gone_is_noticed_when_it_is_heard_out_no_longer(e
     await asyncio.sleep(0.02)
     ends.owner.hears_client_out = False
     ends.stream.notice_loss()
-    await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
+    await until(lambda: ends.owner.reported == ["ConnectionResetError"])
     assert ends.owner.data == b""
 
 
@@ -354,7 +350,7 @@ async def test_a_peer_that_has_ended_its_side_is_seen_though_it_is_not_read(ends
     ends.peer.sendall(b"unread")
     assert not ends.stream.peer_ended
     ends.peer.shutdown(socket.SHUT_WR)
-    await ends.until(lambda: ends.stream.peer_ended)
+    await until(lambda: ends.stream.peer_ended)
     assert ends.owner.reported == []
 
 
@@ -367,7 +363,7 @@ async def test_bytes_that_a_node_sent_before_it_went_are_delivered_when_the_owne
     await asyncio.sleep(0.02)
     assert ends.owner.reported == []
     ends.stream.resume_reading()
-    await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
+    await until(lambda: ends.owner.reported == ["ConnectionResetError"])
     assert ends.owner.data == b"a response"
 
 
@@ -376,17 +372,17 @@ async def test_an_owner_may_close_from_within_a_read(ends):
     ends.peer.sendall(b"x")
     assert await ends.receive_all() == b""
     ends.peer.close()
-    await ends.until(lambda: ends.owner.reported == ["lost"])
+    await until(lambda: ends.owner.reported == ["lost"])
 
 
 async def test_an_owner_may_close_when_there_is_room_again_though_the_peer_has_ended(ends):
     ends.owner.on_room = ends.stream.close
     ends.peer.shutdown(socket.SHUT_WR)
-    await ends.until(lambda: ends.owner.reported == ["eof"])
+    await until(lambda: ends.owner.reported == ["eof"])
     while "full" not in ends.owner.reported:
         ends.stream.write([bytes(32 * 1024)])
     await ends.receive_all()
-    await ends.until(lambda: ends.owner.reported == ["eof", "full", "room", "lost"])
+    await until(lambda: ends.owner.reported == ["eof", "full", "room", "lost"])
 
 
 class Swept:
@@ -398,7 +394,7 @@ class Swept:
     async def does(self, what):
         self.ends.owner.on_bytes = what
         self.ends.peer.sendall(b"!")
-        await self.ends.until(lambda: self.ends.owner.data)
+        await until(lambda: self.ends.owner.data)
 
 
 async def test_what_is_written_amid_a_sweep_goes_out_in_one_piece_and_in_order():
@@ -430,9 +426,9 @@ async def test_what_was_written_amid_a_sweep_is_there_before_the_end(ends, end):
 async def test_more_than_the_kernel_takes_amid_a_sweep_is_buffered_and_reported(ends):
     data = bytes(4 << 20)
     await Swept(ends).does(lambda: ends.stream.write([data]))
-    await ends.until(lambda: ends.owner.reported == ["full"])
+    await until(lambda: ends.owner.reported == ["full"])
     reader = asyncio.create_task(ends.receive_all())
-    await ends.until(lambda: ends.owner.reported == ["full", "room"])
+    await until(lambda: ends.owner.reported == ["full", "room"])
     ends.stream.close()
     assert len(await reader) == len(data)
 
@@ -444,7 +440,7 @@ async def test_what_was_written_amid_a_sweep_to_a_peer_that_is_gone_counts_as_lo
         ends.stream.write([b"67"])
 
     await Swept(ends).does(write)
-    await ends.until(lambda: ends.owner.reported)
+    await until(lambda: ends.owner.reported)
     assert ends.stream.lost_bytes == 7
 
 

@@ -19,6 +19,7 @@ from kafka_throttle.quotas.byte_caps import Turnstile
 from tests.proxy.net.test_stream import HIGH_WATER_BYTES, StreamListener, cap, now_ms
 from tests.support.certificates import Authority, client_context, server_context
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +82,6 @@ class Ends:
             self.peer.unwrap()
         self.push()
 
-    async def until(self, condition):
-        async with asyncio.timeout(TIMEOUT_S):
-            while not condition():  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
-
     async def receive_all(self):
         """(what the peer reads to the end, whether the end was a goodbye), in a thread."""
 
@@ -132,9 +128,9 @@ async def ends(request, contexts):
 
 async def test_what_the_peer_sends_is_read_and_then_its_goodbye_reported_once(ends):
     ends.send(b"abc")
-    await ends.until(lambda: ends.owner.data == b"abc")
+    await until(lambda: ends.owner.data == b"abc")
     ends.goodbye()  # the socket stays open
-    await ends.until(lambda: ends.owner.reported)
+    await until(lambda: ends.owner.reported)
     ends.stream.pause_reading()
     ends.stream.resume_reading()
     await asyncio.sleep(0.02)
@@ -146,14 +142,14 @@ async def test_bytes_and_a_goodbye_in_one_packet_are_both_reported(ends):
     with contextlib.suppress(ssl.SSLError):
         ends.peer.unwrap()
     ends.raw.sendall(data + ends.outgoing.read())
-    await ends.until(lambda: ends.owner.reported == ["eof"])
+    await until(lambda: ends.owner.reported == ["eof"])
     assert ends.owner.data == b"abc"
 
 
 async def test_an_end_without_a_goodbye_is_an_end(ends):
     ends.raw.sendall(ends.encrypted(b"abc"))
     ends.raw.shutdown(socket.SHUT_WR)
-    await ends.until(lambda: ends.owner.reported == ["eof"])
+    await until(lambda: ends.owner.reported == ["eof"])
     assert ends.owner.data == b"abc"
 
 
@@ -161,7 +157,7 @@ async def test_a_damaged_record_is_reported_after_what_came_before_it(ends):
     damaged = bytearray(ends.encrypted(b"second"))
     damaged[-1] ^= 1
     ends.raw.sendall(ends.encrypted(b"third"))  # out of turn, too
-    await ends.until(lambda: ends.owner.reported)
+    await until(lambda: ends.owner.reported)
     assert ends.owner.reported[0].startswith("SSL")
     assert ends.owner.data == b""
 
@@ -170,14 +166,14 @@ async def test_what_came_before_a_damaged_record_is_delivered(ends):
     good, damaged = ends.encrypted(b"first"), bytearray(ends.encrypted(b"second"))
     damaged[-1] ^= 1
     ends.raw.sendall(good + damaged)
-    await ends.until(lambda: ends.owner.reported)
+    await until(lambda: ends.owner.reported)
     assert (ends.owner.reported, ends.owner.data) == (["SSLError"], b"first")
 
 
 async def test_what_is_left_of_a_record_is_read_though_nothing_more_comes(contexts):
     ends = Ends(contexts, room=512)
     ends.send(bytes(20_000))
-    await ends.until(lambda: len(ends.owner.data) == 20_000)
+    await until(lambda: len(ends.owner.data) == 20_000)
     assert max(ends.owner.reads) <= 512
     ends.close()
 
@@ -187,7 +183,7 @@ async def test_what_is_left_is_read_when_reading_goes_on(contexts):
     ends.owner.on_bytes = ends.stream.pause_reading
     ends.send(bytes(10_000))
     for number in range(1, 10_000 // 512 + 2):
-        await ends.until(lambda: len(ends.owner.reads) == number)  # noqa: B023
+        await until(lambda: len(ends.owner.reads) == number)  # noqa: B023
         await asyncio.sleep(0.002)
         assert len(ends.owner.reads) == number
         ends.stream.resume_reading()
@@ -201,15 +197,15 @@ async def test_what_is_left_of_a_record_or_in_the_kernel_is_unread(contexts):
     assert not ends.stream.unread
     ends.owner.on_bytes = ends.stream.pause_reading
     ends.send(bytes(1000))
-    await ends.until(lambda: ends.owner.reads)
+    await until(lambda: ends.owner.reads)
     assert ends.stream.unread
     ends.stream.resume_reading()
-    await ends.until(lambda: len(ends.owner.data) == 1000)
+    await until(lambda: len(ends.owner.data) == 1000)
     ends.stream.resume_reading()
-    await ends.until(lambda: not ends.stream.unread)
+    await until(lambda: not ends.stream.unread)
     ends.stream.pause_reading()
     ends.send(b"more")
-    await ends.until(lambda: ends.stream.unread)
+    await until(lambda: ends.stream.unread)
     ends.close()
 
 
@@ -238,7 +234,7 @@ async def test_what_came_with_the_end_of_the_handshake_is_read(contexts):
             ends.incoming.write(ends.raw.recv(1 << 16))
     ends.owner = StreamListener()
     ends.stream = TlsStream(StreamSettings(new_poller(), Side.CLIENT, HIGH_WATER_BYTES), tls, ends.owner)
-    await ends.until(lambda: ends.owner.data == b"at once")
+    await until(lambda: ends.owner.data == b"at once")
     ends.close()
 
 
@@ -246,7 +242,7 @@ async def test_a_record_that_comes_byte_by_byte_is_read(ends):
     for byte in ends.encrypted(b"abc"):
         ends.raw.sendall(bytes([byte]))
         await asyncio.sleep(0.0005)
-    await ends.until(lambda: ends.owner.data == b"abc")
+    await until(lambda: ends.owner.data == b"abc")
 
 
 @pytest.mark.parametrize("side", Side)
@@ -255,7 +251,7 @@ async def test_over_a_cap_reading_goes_on_in_turns_until_all_is_there(contexts, 
     ends = Ends(contexts, side=side, caps=(cap(1_000_000), of_all))
     ends.send(bytes(60_000))
     ends.goodbye()
-    await ends.until(lambda: ends.owner.reported == ["eof"])
+    await until(lambda: ends.owner.reported == ["eof"])
     assert len(ends.owner.data) == 60_000
     assert max(ends.owner.reads) <= of_all.turn_bytes
     assert ends.owner.waits > 0
@@ -277,7 +273,7 @@ async def test_a_full_buffer_is_reported_and_so_is_room(ends):
     while "full" not in ends.owner.reported:
         ends.stream.write([piece])
     reading = asyncio.create_task(ends.receive_all())
-    await ends.until(lambda: ends.owner.reported == ["full", "room"])
+    await until(lambda: ends.owner.reported == ["full", "room"])
     ends.stream.close()
     data, _ = await reading
     assert len(data) % len(piece) == 0
@@ -287,7 +283,7 @@ async def test_what_was_encrypted_already_goes_out_without_a_further_write(ends)
     ends.stream.write([bytes(200_000)])
     assert ends.stream.unsent_bytes > 0
     reading = asyncio.create_task(ends.receive_all())
-    await ends.until(lambda: ends.stream.unsent_bytes == 0)
+    await until(lambda: ends.stream.unsent_bytes == 0)
     ends.stream.close()
     assert await reading == (bytes(200_000), True)
 
@@ -300,7 +296,7 @@ async def test_closing_writes_out_what_is_buffered_even_to_a_peer_that_still_sen
     ends.stream.write([b"after the end"])
     assert await ends.receive_all() == (sent, True)
     ends.raw.close()
-    await ends.until(lambda: ends.owner.reported[-1] == "lost")
+    await until(lambda: ends.owner.reported[-1] == "lost")
     assert ends.owner.data == b""
 
 
@@ -312,17 +308,17 @@ async def test_a_peer_that_ended_first_gets_what_is_buffered_and_a_goodbye(ends,
         ends.goodbye()
     else:
         ends.raw.shutdown(socket.SHUT_WR)
-    await ends.until(lambda: "eof" in ends.owner.reported)
+    await until(lambda: "eof" in ends.owner.reported)
     ends.stream.close()
     assert await ends.receive_all() == (sent, True)
-    await ends.until(lambda: ends.owner.reported[-1] == "lost")
+    await until(lambda: ends.owner.reported[-1] == "lost")
 
 
 async def test_a_client_that_is_gone_is_noticed_though_it_is_not_read(ends):
     ends.stream.pause_reading()
     ends.send(b"unread")
     ends.reset()
-    await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
+    await until(lambda: ends.owner.reported == ["ConnectionResetError"])
 
 
 async def test_a_peer_that_goes_while_bytes_wait_is_noticed(ends):
@@ -330,7 +326,7 @@ async def test_a_peer_that_goes_while_bytes_wait_is_noticed(ends):
     while "full" not in ends.owner.reported:
         ends.stream.write([bytes(32 * 1024)])
     ends.reset()
-    await ends.until(lambda: ends.owner.reported[-1].endswith("Error"))
+    await until(lambda: ends.owner.reported[-1].endswith("Error"))
     assert len(ends.owner.reported) == 2
 
 
@@ -370,7 +366,7 @@ async def test_both_directions_at_once_under_all_sizes(ends):
     ends.owner.room = 256 * 1024
     ends.stream.resume_reading()
     await sending
-    await ends.until(lambda: len(ends.owner.data) == len(up))
+    await until(lambda: len(ends.owner.data) == len(up))
     ends.stream.close()
     assert ends.owner.data == up
     assert await reading == (down, True)
@@ -405,9 +401,9 @@ async def test_a_node_that_is_gone_is_not_tried_again_and_again_while_a_cap_has_
         await asyncio.sleep(0.002)
     of_all.reserve(1_000, now_ms())
     ends.send(b"abc")
-    await ends.until(lambda: of_all.waiting == 1)
+    await until(lambda: of_all.waiting == 1)
     ends.reset()
-    await ends.until(lambda: ends.stream._fault is not None)
+    await until(lambda: ends.stream._fault is not None)
     calls = []
     ends.stream._tls.flush = lambda: calls.append(1)
     for _ in range(100):
@@ -416,5 +412,5 @@ async def test_a_node_that_is_gone_is_not_tried_again_and_again_while_a_cap_has_
     assert calls == []
     reported = len(ends.owner.reported)
     of_all.set_limit(None, now_ms())  # its turn has come
-    await ends.until(lambda: len(ends.owner.reported) > reported)
+    await until(lambda: len(ends.owner.reported) > reported)
     ends.close()

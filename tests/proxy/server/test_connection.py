@@ -40,8 +40,8 @@ from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, pr
 from tests.relay.script import FixedNodes, quota_manager_with
 from tests.support.quota_frames import alter_request, altered, describe_request, described
 from tests.support.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
-from tests.support.timeouts import TIMEOUT_S
 from tests.support.topic_frames import create_topics, created, metadata_by_name, mutated, new_topic
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.pure
 """A compiled connection takes no double of a stream."""
@@ -110,12 +110,6 @@ class Shell:
         self.connection.bytes_came(Side.CLIENT, data)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-
-
-async def until(condition):
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 async def test_five_thousand_client_ids_may_come_in_one_read():

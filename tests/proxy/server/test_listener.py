@@ -31,6 +31,7 @@ from tests.fakes.clock import FakeClock
 from tests.relay.frames import heartbeat, heartbeaten
 from tests.relay.script import quota_manager_with
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import until
 
 STORM, GOOD = "127.0.1.1", "127.0.1.2"
 
@@ -97,9 +98,7 @@ class House:
         self.listener.acceptor.sockets.accept_all(self.port, self.socket)
 
     async def until_opened(self, count):
-        async with asyncio.timeout(TIMEOUT_S):
-            while len(self.opened) < count:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until(lambda: len(self.opened) >= count)
 
 
 @pytest.fixture
@@ -168,9 +167,7 @@ async def test_a_closed_connection_is_freed_at_once_and_does_not_wait_for_the_co
     del connection
     client.close()
     node.close()
-    async with asyncio.timeout(TIMEOUT_S):
-        while alive() - before:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: not (alive() - before))
 
 
 async def test_when_a_port_is_given_to_another_node_no_client_goes_on_with_the_node_that_is_gone(house):
@@ -337,9 +334,7 @@ async def test_hostile_and_broken_clients_are_summed_up_for_each_address(house, 
             client.sendall(sent)
             client.shutdown(socket.SHUT_WR)
         house.listener.serve({house.port: house.socket})
-        async with asyncio.timeout(TIMEOUT_S):
-            while sum(house.closed.values()) < 20:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until(lambda: sum(house.closed.values()) >= 20)
         house.clock.advance(61_000)
         house.gate.log.sum_up()
     assert [line["reason"] for line in lines(logs, "connection_closed")] == [reason] * 2 * (reason is not None)
@@ -374,15 +369,11 @@ async def test_a_balancers_own_connections_spend_no_rate_and_its_looks_none_eith
     for client in house.come(*[GOOD] * 5):
         client.sendall(LOCAL_PROXY_HEADER)
     await house.until_opened(5)
-    async with asyncio.timeout(TIMEOUT_S):
-        while house.closed != {CloseReason.CLIENT_SENT_NOTHING: 5}:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: house.closed == {CloseReason.CLIENT_SENT_NOTHING: 5})
     assert quotas.listener_reading(house.listener.key, house.clock.now_ms()).rate == 0
     [client] = house.come(GOOD)
     client.sendall(b"PROXY TCP4 192.0.2.7 192.0.2.1 40000 9092\r\n")
-    async with asyncio.timeout(TIMEOUT_S):
-        while not house.gate.admission.held:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await until(lambda: house.gate.admission.held)
 
 
 async def test_requests_without_the_right_to_them_are_logged_once_and_summed_up(house):

@@ -13,6 +13,7 @@ from kafka_throttle.proxy.gate.stages import IncomingConnection
 from kafka_throttle.proxy.net.poller import Poller
 from kafka_throttle.proxy.relay.actions import CloseReason
 from kafka_throttle.proxy.server.origin import Origin, origin_stage
+from tests.support.waiting import until
 
 V2 = proxy_header_v2(Endpoint("192.0.2.7", 40_000), Endpoint("192.0.2.1", 9092))
 V1 = b"PROXY TCP4 192.0.2.7 192.0.2.1 40000 9092\r\n"
@@ -42,9 +43,7 @@ class Way:
 
     async def end(self):
         """How it left the stage; nothing of it is left in the poller."""
-        async with asyncio.timeout(60):
-            while not self.ends:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until(lambda: self.ends)
         [end] = self.ends
         assert not self.poller._handlers
         return end

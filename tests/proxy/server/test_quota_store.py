@@ -21,7 +21,7 @@ from kafka_throttle.quotas.sources import file
 from kafka_throttle.quotas.sources.file import FileSource
 from kafka_throttle.quotas.sources.overlay import Entry
 from tests.fakes.clock import FakeClock
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import until
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 EVERYBODY = Entity(client_id=DEFAULT)
@@ -192,9 +192,7 @@ async def test_each_change_of_the_source_has_a_log_line_but_the_first_quotas_hav
             ]
             other = FileSource(changed, "proxy.yaml", state)
             await asyncio.to_thread(other.alter, [Alteration(Entity("u"), {PRODUCE: 4.0})])
-            async with asyncio.timeout(TIMEOUT_S):
-                while len(audited(logs)) < 3:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await until(lambda: len(audited(logs)) >= 3)
     last = audited(logs)[-1]
     assert (last["old"], last["new"], last["layer"], last["source"]) == (3.0, 4.0, "state.json", "file")
 
@@ -267,9 +265,7 @@ async def test_what_could_not_be_put_in_force_is_shown_and_tried_again(monkeypat
         attempts = failing_once(monkeypatch, bound)
         other = FileSource(entries_of({EVERYBODY: {PRODUCE: 10.0}}), "proxy.yaml", state)
         await asyncio.to_thread(other.alter, [Alteration(Entity(client_id="c0"), {PRODUCE: 7.0})])
-        async with asyncio.timeout(TIMEOUT_S):
-            while len(attempts) < 2 or bound.book.quotas != bound.source.quotas:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: len(attempts) >= 2 and bound.book.quotas == bound.source.quotas)
         assert bound.quota_manager.sensors.limit(bound.bind(0).produce) == 7.0
         trouble = "main: an error in the proxy itself, in putting quotas in force: RuntimeError('a bug')"
         assert trouble in duties.troubles()  # those of other tests stay for a minute
@@ -288,9 +284,7 @@ async def test_who_changes_a_quota_is_told_that_it_is_not_in_force_yet(monkeypat
         assert isinstance(result, SourceUnavailable)
         assert str(result).startswith("written, but not in force yet")
         assert any("putting quotas in force" in trouble for trouble in duties.troubles())
-        async with asyncio.timeout(TIMEOUT_S):
-            while bound.quota_manager.sensors.limit(bound.bind(0).produce) != 7.0:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: bound.quota_manager.sensors.limit(bound.bind(0).produce) == 7.0)
 
 
 async def test_of_very_many_changes_the_first_hundred_are_listed(state):

@@ -16,7 +16,7 @@ from kafka_throttle.proxy.server.config_watch import ConfigWatch
 from tests.fakes.clock import FakeClock
 from tests.proxy.config.test_config import MINIMAL
 from tests.support.certificates import Authority
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import until
 
 
 class Watched:
@@ -57,12 +57,6 @@ def issued(tmp_path):
 def watched(tmp_path, issued, monkeypatch):
     monkeypatch.setattr(config_watch, "_WATCH_S", 0)
     return Watched(tmp_path / "proxy.yaml", issued)
-
-
-async def until(condition):
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 @contextlib.asynccontextmanager

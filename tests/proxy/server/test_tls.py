@@ -36,6 +36,7 @@ from tests.fakes.clock import FakeClock
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
 from tests.support.certificates import Authority, client_context, server_context
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import until
 
 OVER = datetime.timedelta(days=-1)
 ETL = ((NameOID.ORGANIZATION_NAME, "Acme"), (NameOID.COMMON_NAME, "etl"))
@@ -169,12 +170,6 @@ async def proxying(*args, node_context=None, **settings):
     finally:
         proxy.stop()
         node.server.close()
-
-
-async def until(condition):
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 def mutual(paper, rules="DEFAULT", auth="required"):

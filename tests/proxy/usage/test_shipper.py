@@ -1,6 +1,5 @@
 """What is shipped: every line of complete files at least once, in order, whatever fails when."""
 
-import asyncio
 import contextlib
 import errno
 import json
@@ -9,7 +8,6 @@ import signal
 import socket
 import stat
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +22,7 @@ from kafka_throttle.proxy.usage.shipper import POSITION, Shipper, SpoolBusy, Top
 from kafka_throttle.proxy.usage.shipping import Order, Shipping, keep_shipping
 from kafka_throttle.quotas.records.usage_record import read_line
 from tests.pipeline.spools import Fleet, records, write_spool
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import until
 
 FLEET = Fleet(entities=5, per_window=5)
 KEY = f"usage:{FLEET.instance}:{FLEET.epoch}".encode()
@@ -463,13 +461,6 @@ def test_settings_of_the_command_line():
     ):
         with pytest.raises(ValueError, match=problem):
             producer_settings(dict([pair.split("=")]))
-
-
-async def until(condition):
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
 
 
 async def test_the_process_beside_the_proxy_is_started_again_and_ends_with_it(tmp_path, silent):

@@ -24,6 +24,7 @@ from kafka_throttle.quotas.records.usage_record import (
     file_name,
     read_line,
 )
+from tests.support.waiting import wait_until
 
 EPOCH = 1_700_000_000_000
 
@@ -143,9 +144,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(directory, monkeypatch):
     spool.put(USAGE, records(1, 3), 1, 3)
     assert tried.wait(60)
     full.clear()
-    deadline = time.monotonic() + 60
-    while spool.totals()[0].written < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: spool.totals()[0].written >= 3)
     assert spool.close(60)
     [(_, rows)] = complete(directory).items()
     assert [row.sequence for row in rows[1:-1]] == [1, 2, 3]
@@ -214,9 +213,7 @@ def test_a_file_says_whether_the_process_before_still_ran_when_it_was_completed(
     spool = spool_in(directory, file_bytes=1)
     spool.start(lambda: running[0])
     spool.put(USAGE, records(1, 1), 1, 1)
-    deadline_s = time.monotonic() + 60
-    while not complete(directory) and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    wait_until(lambda: complete(directory))
     running.clear()
     running.append(False)
     assert spool.close(60)

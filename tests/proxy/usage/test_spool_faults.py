@@ -19,6 +19,7 @@ from kafka_throttle.quotas.records.usage_record import USAGE, Header, UsageRecor
 from tests.proxy.usage.failing_disk import STEPS, FailingDisk
 from tests.proxy.usage.test_spool import EPOCH, complete, end_of, records, rows_of, spool_in
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import wait_until
 
 RECORDS = 150
 A_BATCH = 10
@@ -50,15 +51,8 @@ def put(spool, first, last):
         spool.put(USAGE, records(number, number + A_BATCH - 1), number, number + A_BATCH - 1)
 
 
-def until(condition):
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
-
-
 def written(spool, count):
-    until(lambda: spool.totals()[0].written >= count)
+    wait_until(lambda: spool.totals()[0].written >= count)
 
 
 def numbers(directory):
@@ -117,7 +111,7 @@ def test_a_step_that_fails_for_a_while_costs_nothing(directory, disk, step, numb
     disk.fails = lambda now, before: now == step and before >= number
     spool = started(directory)
     put(spool, 1, RECORDS)
-    until(lambda: disk.failures >= 2)
+    wait_until(lambda: disk.failures >= 2)
     disk.fails = lambda now, before: False
     assert spool.close(TIMEOUT_S)
     is_whole(directory, disk)
@@ -347,7 +341,7 @@ def test_records_that_a_bug_keeps_from_being_written_are_told_and_others_are_wri
     monkeypatch.setattr(SpoolFile, "add", add_or_fail)
     spool.start()
     put(spool, 1, 2 * A_BATCH)
-    until(lambda: spool.totals()[0].dropped.get(BUG))
+    wait_until(lambda: spool.totals()[0].dropped.get(BUG))
     put(spool, 2 * A_BATCH + 1, 3 * A_BATCH)
     assert spool.close(TIMEOUT_S)
     assert spool.totals()[0].dropped[BUG] == A_BATCH
@@ -361,11 +355,11 @@ def test_a_directory_that_cannot_be_used_is_told_until_it_can(directory):
     _removed(directory)
     directory.write_text("a file in its place")
     put(spool, 51, 100)
-    until(lambda: spool.problem is not None)
+    wait_until(lambda: spool.problem is not None, every_s=0.005)
     assert spool.problem == "Not a directory"
     directory.unlink()
     directory.symlink_to(directory.with_name("nowhere"))
-    until(lambda: spool.problem == "No such file or directory")
+    wait_until(lambda: spool.problem == "No such file or directory", every_s=0.005)
     directory.unlink()
     directory.mkdir(mode=0o755)
     (directory / "something of others").touch()
@@ -399,7 +393,7 @@ def test_without_locks_what_is_still_written_is_left_alone_and_what_is_not_is_sa
     os.utime(part, (long_ago, long_ago))
     next_one._salvaged_s = next_one._tidied_s = -1_000
     next_one.put(USAGE, [], 1, 0)
-    until(lambda: complete(directory))
+    wait_until(lambda: complete(directory))
     [rows] = complete(directory).values()
     assert rows[-1] == end_of(records=3, next_sequence=4)
     killed.put(USAGE, records(4, 5), 4, 5)  # it was not killed after all

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from kafka_throttle.quotas.sources.cluster_stream import opened
-from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import until
 
 
 def reset(peer):
@@ -48,8 +48,6 @@ def test_the_socket_of_a_stream_that_comes_to_nothing_is_closed_and_its_number_l
                 async with asyncio.timeout(0.2):
                     await opened(sock, ssl.create_default_context(), "localhost")
             assert sock.fileno() == -1
-            async with asyncio.timeout(TIMEOUT_S):
-                while is_open(number):  # noqa: ASYNC110
-                    await asyncio.sleep(0.001)
+            await until(lambda: not is_open(number))
 
     run(come_to_nothing())

@@ -19,6 +19,7 @@ from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType,
 from kafka_throttle.quotas.sources.last_good import LastGood, content, parse
 from kafka_throttle.quotas.sources.source import SourceState
 from tests.support.places import ROOT
+from tests.support.waiting import wait_until
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 AT_ONCE = 0.0
@@ -107,14 +108,6 @@ def run_once(quotas, path):
 @pytest.fixture
 def path(tmp_path):
     return tmp_path / "last-good.json"
-
-
-def wait_for(path):
-    for _ in range(6_000):
-        if path.exists():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError(path)
 
 
 # ---------------------------------------------------------------- a restart
@@ -227,15 +220,6 @@ def test_a_change_is_written_without_an_end(path):
     with started(inner, path):
         inner.give(BOB)
         wait_until(lambda: path.exists() and parse(path.read_bytes(), "upstream") == (BOB, []))
-
-
-def wait_until(condition):
-    """Waits for something that another thread does without a call."""
-    for _ in range(6000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("not within a minute")
 
 
 def test_what_changes_again_at_once_is_written_later_and_at_the_end(path, monkeypatch):
@@ -437,7 +421,7 @@ def test_a_file_that_is_removed_is_written_again(tmp_path, monkeypatch):
     changes = Changes()
     with started(Inner(), path, changes) as source:
         path.unlink()
-        wait_for(path)
+        wait_until(path.exists)
         path.parent.rename(tmp_path / "gone")  # at once, as the source may be writing
         changes.until(lambda: source.problems)
         path.parent.mkdir()
@@ -460,7 +444,7 @@ def test_a_directory_that_cannot_be_synced_is_no_problem_as_the_file_is_there(pa
     changes = Changes()
     inner = Inner(ALICE)
     with started(inner, path, changes) as source:
-        wait_for(path)
+        wait_until(path.exists)
         inner.give(BOB)
     assert source.problems == {}
     assert kept(path) == BOB

@@ -1,7 +1,6 @@
 """Reading and writing quotas in a topic: what holds when, and what an unusable topic changes."""
 
 import threading
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -14,6 +13,7 @@ from tests.fakes.kafka_topic import GOOD, FakeTopic, FakeTopicCluster
 from tests.quotas.sources.test_upstream import Changes
 from tests.support.timeouts import TIMEOUT_S
 from tests.support.unreadable_batches import compressed_batch, gzip_batch, nonsense_batch
+from tests.support.waiting import wait_until
 
 PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
 SHADOW = QuotaKey(QuotaType.PRODUCE, shadow=True)
@@ -188,17 +188,10 @@ def test_a_record_that_went_to_a_node_that_does_not_lead_is_written_again():
         results = []
         altering = threading.Thread(target=lambda: results.extend(source.alter([Alteration(ALICE, {PRODUCE: 5.0})])))
         altering.start()
-        until(lambda: sum(name == "Produce" for _, name in cluster.asked) >= 2)
+        wait_until(lambda: sum(name == "Produce" for _, name in cluster.asked) >= 2)
         cluster.errors.clear()
         altering.join(TIMEOUT_S)
         assert results == [None]
-
-
-def until(condition):
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_another_leader_is_found_and_all_is_read_again():
@@ -235,7 +228,7 @@ def test_the_next_server_is_asked_when_one_is_down():
         changes.until(lambda: source.quotas == {ALICE: limits(5.0)})
         source.replace_servers(("c:3",), TIMEOUT_S)
         cluster.epoch += 1
-        until(lambda: ("c:3", "Metadata") in cluster.asked)
+        wait_until(lambda: ("c:3", "Metadata") in cluster.asked)
 
 
 def test_nodes_that_the_cluster_has_named_are_asked_when_no_bootstrap_server_answers():
@@ -418,7 +411,7 @@ def test_nothing_is_reported_while_nothing_changes():
     cluster, changes = cluster_with(Alteration(ALICE, {PRODUCE: 5.0})), Changes()
     with started(cluster, changes):
         fetches = len(cluster.asked)
-        until(lambda: len(cluster.asked) > fetches + 3)
+        wait_until(lambda: len(cluster.asked) > fetches + 3)
         assert changes.count == 1
 
 
@@ -429,7 +422,7 @@ def test_stop_does_not_wait_for_a_cluster_that_is_silent_and_ends_an_alteration(
         results = []
         altering = threading.Thread(target=lambda: results.extend(source.alter([Alteration(ALICE, {PRODUCE: 5.0})])))
         altering.start()
-        until(lambda: ("node:9001", "Produce") in cluster.asked)
+        wait_until(lambda: ("node:9001", "Produce") in cluster.asked)
         source.stop()
         altering.join(TIMEOUT_S)
         assert "stopped; it may be written" in str(results[0])
@@ -444,7 +437,7 @@ def test_start_ends_when_it_is_stopped_meanwhile():
     source = TopicSource(TopicSettings(TOPIC, ("a:9092",), timeout_s=600.0), cluster.connect)
     starting = threading.Thread(target=source.start, args=(lambda: None,), daemon=True)
     starting.start()
-    until(lambda: cluster.asked)
+    wait_until(lambda: cluster.asked)
     source.stop()
     starting.join(TIMEOUT_S)
     assert not starting.is_alive()

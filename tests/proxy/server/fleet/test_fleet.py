@@ -12,6 +12,7 @@ from kafka_throttle.quotas.shares.member import Member
 from kafka_throttle.quotas.shares.moves import Use
 from tests.fakes.clock import FakeClock
 from tests.fakes.fleet import FakeRows, FakeTransport
+from tests.support.waiting import until
 
 KEY = ("client", "main", 1, "producer_byte_rate", "alice", "", None)
 
@@ -305,9 +306,7 @@ async def test_a_fault_is_logged_and_the_loop_goes_on(pair):
         joining = asyncio.create_task(a.fleet.join(0.01))
         await joining
         await asyncio.sleep(0)
-        async with asyncio.timeout(60):
-            while not logs:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: logs)
     assert [line["event"] for line in logs] == ["background_task_failed"]
     await a.fleet.stop()
 

@@ -13,6 +13,7 @@ import pytest
 from kafka_throttle.proxy.server.workers import forker as forkers
 from kafka_throttle.proxy.server.workers.forker import Forker
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import until
 
 
 class ForkingProcess:
@@ -83,9 +84,7 @@ async def test_a_late_reply_to_a_request_that_was_given_up_is_not_taken_for_the_
     assert status == -signal.SIGKILL, "nobody waits for that worker any more"
     for pid in (sleeper.pid, forked.pid):
         process.tell_end(pid)
-    async with asyncio.timeout(TIMEOUT_S):
-        while not ended:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+    await until(lambda: ended)
     assert ended == [(forked.pid, 0)]
 
 

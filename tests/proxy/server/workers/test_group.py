@@ -21,15 +21,10 @@ from kafka_throttle.proxy.server.workers.supervisor import Supervisor
 from kafka_throttle.proxy.server.workers.worker import Beginning, WorkerProcess
 from tests.fakes.clock import FakeClock
 from tests.support.timeouts import TIMEOUT_S
+from tests.support.waiting import until
 
 OLD, NEW = "old", "new"
 """Configurations: the workers only compare them."""
-
-
-async def until(condition):
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 class Worker:
