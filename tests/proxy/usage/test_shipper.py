@@ -22,6 +22,7 @@ from kafka_throttle.proxy.usage.shipper import POSITION, Shipper, SpoolBusy, Top
 from kafka_throttle.proxy.usage.shipping import Order, Shipping, keep_shipping
 from kafka_throttle.quotas.records.usage_record import read_line
 from tests.pipeline.spools import Fleet, records, write_spool
+from tests.support.timeouts import TIMEOUT_S
 from tests.support.waiting import until
 
 FLEET = Fleet(entities=5, per_window=5)
