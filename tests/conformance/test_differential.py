@@ -12,6 +12,7 @@ ALL = pytest.mark.parametrize("quota_type", QuotaType, ids=lambda quota_type: qu
 OTHER_WINDOWS = [(1, 1), (2, 3)]
 
 
+@pytest.mark.rule("rates")
 @pytest.mark.parametrize("version", [pytest.param("3.9.2", marks=pytest.mark.nightly), "4.3.1"])
 @ALL
 def test_ten_thousand_events_are_answered_as_by_kafka(version, quota_type, tmp_path):
@@ -51,6 +52,7 @@ def test_only_clients_without_a_quota_are_measured_under_other_tags_by_4_3_1(tmp
     assert difference.throttled == 0
 
 
+@pytest.mark.rule("levels")
 def test_the_scripts_limit_clients_at_all_eight_levels():
     script = client_script(QuotaType.PRODUCE)
     for _ in script.steps(2, 40_000, anchored=True):

@@ -20,6 +20,7 @@ SESSION_S = 6 + 2
 """The shares of an instance that is killed are free when its session has ended, at a tick of ZooKeeper after it."""
 
 
+@pytest.mark.rule("fleet")
 @pytest.mark.parametrize("seed", [*FAILED_ONCE, 1000, 1001, 1002])
 def test_shares_add_up_to_the_limit_at_most_whatever_goes_wrong_and_are_fair_in_the_end(seed):
     assert broken_of(seed) is None
@@ -45,6 +46,7 @@ def check(instances, name):
     return found
 
 
+@pytest.mark.rule("moving")
 def test_a_load_that_moves_between_two_instances_gets_its_limit_and_no_burst():
     found = check(2, "moving every 20 s")
     assert found.fair_s < 5

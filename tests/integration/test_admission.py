@@ -93,6 +93,7 @@ def rates(**of):
     ]
 
 
+@pytest.mark.rule("connection rate")
 def test_each_address_has_its_rate_a_ban_holds_and_a_change_is_live(start):
     gate = start(rates(default=1_000, a=3))
     first = gate.connect(A, 30)
@@ -130,6 +131,7 @@ def test_refused_connections_are_not_counted_and_more_than_may_be_held_are_reset
     assert (line["client"].split(":")[0], line["counts_as"], line["level"]) == (BANNED, BANNED, "warning")
 
 
+@pytest.mark.rule("connections")
 def test_an_address_has_as_many_connections_as_it_may_and_those_that_leave_count_no_more(start):
     gate = start(of_cluster={"max_connections_per_ip": 3, "max_connections_per_ip_overrides": {B: 1}})
     first, *_ = gate.connect(A, 3)

@@ -53,6 +53,7 @@ def rate_and_shares(proxy, floods):
     return (after - before) / (ended_s - began_s), sent
 
 
+@pytest.mark.rule("cap")
 @pytest.mark.exclusive
 @pytest.mark.parametrize("connections", [pytest.param(2, marks=pytest.mark.nightly), 20])
 def test_all_together_get_what_the_cap_allows_and_each_the_same(start_proxy, connections):

@@ -9,6 +9,7 @@ from tests.integration.observed_connects import assert_only, observe
 from tests.integration.workloads.__main__ import LIBRARIES
 
 
+@pytest.mark.rule("addresses")
 @pytest.mark.every_kind
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_library_does_everything_through_the_proxy_and_never_around_it(proxy, library, record_property):

@@ -64,6 +64,7 @@ def assert_that_all_is_there(report):
     assert sum(report["sizes"].values()) == records["sent"]
 
 
+@pytest.mark.rule("nothing lost")
 @pytest.mark.exclusive
 def test_half_a_minute_of_everything_costs_no_record(tmp_path):
     """Exclusive: beside other tests its readers may be too slow to be throttled within the half minute."""

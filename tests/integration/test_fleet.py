@@ -115,6 +115,7 @@ def are_known(*proxies):
     return all((proxy.metric("fleet_members"), proxy.metric("fleet_cut_off")) == (len(proxies), 0) for proxy in proxies)
 
 
+@pytest.mark.rule("fleet")
 def test_two_instances_give_out_one_limit_and_one_alone_has_it_all(proxy_of):
     with proxy_of("a") as a, proxy_of("b") as b:
         wait_until(lambda: are_known(a, b))

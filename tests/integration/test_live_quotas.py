@@ -92,6 +92,7 @@ def entry(client_id, rate):
     return {"client_id": client_id, "producer_byte_rate": rate}
 
 
+@pytest.mark.rule("mute")
 @pytest.mark.exclusive
 @pytest.mark.nightly
 def test_a_noisy_producer_is_held_to_its_rate_and_gets_throttle_times(start_proxy):
@@ -109,6 +110,7 @@ def test_a_noisy_producer_is_held_to_its_rate_and_gets_throttle_times(start_prox
     assert proxy.events("throttle_started")
 
 
+@pytest.mark.rule("live")
 def test_a_change_of_the_file_is_felt_by_a_live_connection(start_proxy):
     """First no client is throttled; then one is, so much that its bytes almost stop; then the limit is removed.
 
@@ -132,6 +134,7 @@ def test_a_change_of_the_file_is_felt_by_a_live_connection(start_proxy):
     print(f"held at {held:,.0f} bytes in {took_s:.1f} s")
 
 
+@pytest.mark.rule("reload")
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

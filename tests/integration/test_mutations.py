@@ -191,6 +191,7 @@ def deleted_after(cluster: KafkaCluster, *prefixes: str) -> Iterator[None]:
             assert error is None or error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART, error
 
 
+@pytest.mark.rule("bucket")
 @pytest.mark.every_kind
 @pytest.mark.nightly
 def test_decisions_and_throttle_times_are_those_of_brokers_with_the_quota(kafka):

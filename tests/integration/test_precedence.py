@@ -59,6 +59,7 @@ def by_certificate(cluster, certificates, _folder):
     return certified.USER, cluster.bootstrap(certified.LISTENER), settings, certificates.confluent(), setter
 
 
+@pytest.mark.rule("levels")
 @pytest.mark.parametrize("proven", [by_sasl, by_certificate])
 def test_each_of_the_eight_levels_rules_when_those_above_it_are_gone(newest_kafka, certificates, tmp_path, proven):
     topic = proven.__name__

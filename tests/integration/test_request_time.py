@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from tests.integration.proxy_process import HOST
 from tests.integration.raw_client import RawClient
 from tests.support.timeouts import TIMEOUT_S
@@ -22,6 +24,7 @@ def use_of(proxy, client_id):
     return proxy.metric("entity_rate", quota_type="request", client_id=client_id)
 
 
+@pytest.mark.rule("request")
 def test_a_busy_client_gets_its_percentage_of_a_thread_and_another_one_feels_nothing(start_proxy):
     percent = 0.5
     proxy = start_proxy([request_quota("busy", percent), request_quota("modest", 1000)])

@@ -69,6 +69,7 @@ def test_the_next_process_takes_over_all_ports_and_the_old_one_ends(stack):
     assert len(proxy.events("stopped")) == 1
 
 
+@pytest.mark.rule("handed over")
 def test_connection_rates_go_on_over_the_restart(stack):
     quotas = [{"default_ip": True, "connection_creation_rate": 1}]
     proxy = relayed(stack, NOBODY, quotas, ready=False)
@@ -363,6 +364,7 @@ def throttled(stack, cls, cluster, tmp_path, **settings):
     return stack.enter_context(cls(cluster, quotas, limits={"drain_s": 3}, **settings))
 
 
+@pytest.mark.rule("restart")
 def test_two_handovers_under_load(stack, newest_kafka, tmp_path):
     proxy = throttled(stack, RelayedProxy, newest_kafka, tmp_path)
     restart_under_load(stack, newest_kafka, proxy, "handovers", proxy.take_over, 2)

@@ -86,6 +86,7 @@ def endings(proxy, **keys):
     return [line for line in proxy.events("connection_closed") if all(line.get(k) == v for k, v in keys.items())]
 
 
+@pytest.mark.rule("sasl")
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_every_mechanism_has_the_quota_of_its_user(sasl_proxy, topic, library):
     for mechanism in MECHANISMS:

@@ -82,6 +82,7 @@ def shown(producers, begin_s, moves):
     return "\n".join([head, *(f"{name:<30} | {whole:.3f} | {most:.3f}" for name, whole, most in rows)])
 
 
+@pytest.mark.rule("scope")
 @pytest.mark.nightly
 def test_the_limit_over_all_nodes_holds_while_leaders_move(newest_kafka, start_proxy):
     quota = {"producer_byte_rate": LIMIT}

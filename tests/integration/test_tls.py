@@ -169,6 +169,7 @@ IN_THIS_PROCESS = ["kafka-python", "aiokafka"]
 BY_NAME = [*IN_THIS_PROCESS, "confluent-kafka", "Java", pytest.param("franz-go", marks=pytest.mark.nightly)]
 
 
+@pytest.mark.rule("certificate")
 @pytest.mark.parametrize("library", BY_PORT)
 def test_clients_speak_tls_and_their_certificate_names_the_user_of_the_quota(
     library, proxy, newest_kafka, topic, start, certificates

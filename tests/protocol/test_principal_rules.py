@@ -296,6 +296,7 @@ def compare(folder, cases):
     return refused, taken, [response for response in taken if response[1] != response[2]]
 
 
+@pytest.mark.rule("certificate")
 def test_users_are_named_as_kafka_names_them(tmp_path):
     refused, taken, differing = compare(tmp_path, [(rules, subject) for rules in RULES for subject in SUBJECTS])
     assert differing == []

@@ -86,6 +86,7 @@ class Greedy:
         return read
 
 
+@pytest.mark.rule("cap")
 @pytest.mark.parametrize("limit", [1, 100, 10_000, 1_000_000, 100_000_000])
 @pytest.mark.parametrize("readers", [1, 2, 20])
 def test_all_together_get_the_cap_and_each_the_same(limit, readers):
@@ -178,6 +179,7 @@ def capped(world, limit=1_000_000):
     return turnstile
 
 
+@pytest.mark.rule("cap")
 def test_beside_two_hundred_connections_of_one_entity_a_small_client_waits_for_two_turns_at_most():
     world = World()
     turnstile = capped(world)

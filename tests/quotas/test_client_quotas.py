@@ -1,5 +1,7 @@
 """Which sensor measures a client, and what a change of quotas does to sensors in use."""
 
+import pytest
+
 from kafka_throttle.quotas.client_quotas import IDLE_MS, WHOLE_CLUSTER, ClientQuotaManager
 from kafka_throttle.quotas.entities import DEFAULT, Entity, QuotaType, Scope
 from kafka_throttle.quotas.quota_table import QuotaTable
@@ -21,6 +23,7 @@ def quota_manager(capacity: int = 64, quotas: QuotaTable | None = None, samples:
     )
 
 
+@pytest.mark.rule("default")
 def test_each_node_and_each_client_id_of_a_default_has_a_sensor_of_its_own():
     made = quota_manager()
     one = made.bind("main", 1, "u", "c", 0).produce
@@ -49,6 +52,7 @@ def test_a_client_without_a_quota_has_no_ceiling_even_with_a_single_window():
     assert made.bind("main", 1, "u", "c", 0).fetch_ceiling_bytes == INT32_MAX
 
 
+@pytest.mark.rule("live")
 def test_a_change_reaches_living_sensors_and_keeps_their_use():
     made = quota_manager()
     before = made.bind("main", 1, "u", "c", 0)
@@ -207,6 +211,7 @@ def of_cluster(quota_type=PRODUCE, entity=ALICE):
     return QuotaTable({entity: {quota_type: 100.0}}, {entity})
 
 
+@pytest.mark.rule("scope")
 def test_all_nodes_share_a_sensor_of_a_quota_with_the_scope_cluster():
     for quota_type in (PRODUCE, FETCH, REQUEST):
         made = quota_manager(quotas=of_cluster(quota_type))
@@ -251,6 +256,7 @@ def changed_scope(made, scope, now_ms):
     made.replace(quotas, now_ms, changed=[ALICE])
 
 
+@pytest.mark.rule("scope")
 def test_a_change_to_one_limit_over_all_nodes_adds_up_what_was_used_at_each():
     made = quota_manager(quotas=table(100.0, entity=ALICE))
     for node_id, used in ((1, 600), (2, 300)):

@@ -125,6 +125,7 @@ def test_what_was_measured_stays_while_the_limit_is_lifted():
     assert connect(limited).outcome is Outcome.TOO_FAST
 
 
+@pytest.mark.rule("connection rate")
 def test_an_address_has_one_rate_over_all_listeners_of_a_virtual_cluster():
     limited = quotas()
     for virtual_cluster in ("main", "other"):

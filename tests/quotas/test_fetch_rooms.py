@@ -101,6 +101,7 @@ def jain(values):
     return sum(values) ** 2 / (len(values) * sum(value**2 for value in values))
 
 
+@pytest.mark.rule("fetch")
 @pytest.mark.parametrize("batch_bytes", [200, 16_000, 28_000, 100_000])
 @pytest.mark.parametrize("readers", [1, 3, 10, 100])
 def test_readers_of_one_quota_get_all_of_it_in_equal_parts_and_without_gaps(readers, batch_bytes):

@@ -24,6 +24,7 @@ LEVELS = [
 ALL_KINDS = {Entity("x"): {PRODUCE: 9.0}, Entity("x", "x"): {PRODUCE: 9.0}, Entity(client_id="x"): {PRODUCE: 9.0}}
 
 
+@pytest.mark.rule("levels")
 @given(st.sets(st.integers(0, 7)))
 def test_the_first_configured_of_eight_levels_decides_tags_and_limit(levels):
     quotas = dict(ALL_KINDS) | {LEVELS[i][0]: {PRODUCE: float(i + 1)} for i in levels}

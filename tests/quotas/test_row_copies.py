@@ -93,6 +93,7 @@ def copy_all(source, target, now_ms, copier=None):
             assert target.adopt(over_the_wire(copy), now_ms)
 
 
+@pytest.mark.rule("handed over")
 @settings(max_examples=150, deadline=None)
 @given(EVENTS, EVENTS)
 def test_whatever_comes_after_the_copy_has_the_same_throttle_times(before, after):

@@ -25,6 +25,7 @@ def kafka_like(samples: int = 11, window_ms: int = 1000) -> Sensors:
     return Sensors(4, samples, window_ms, MAX_THROTTLE_MS)
 
 
+@pytest.mark.rule("rates")
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from([1, 2, 3, 11]), st.sampled_from([1, 10, 1000]), LIMITS, EVENTS)
 @example(
@@ -51,6 +52,7 @@ def test_every_charge_and_reading_equals_the_slow_way(samples, window_ms, limit,
             sensors.reading(handle, now)
 
 
+@pytest.mark.rule("rates")
 @pytest.mark.parametrize("add", [sum, math.fsum])
 def test_samples_are_added_one_after_the_other_as_java_does(monkeypatch, add):
     """Up to Python 3.11 sum() does so too, from 3.12 on it is more exact, as math.fsum() is on all of them."""
@@ -83,6 +85,7 @@ def test_reading_changes_nothing(limit):
         assert one.charge(a, 90.0, now) == other.charge(b, 90.0, now)
 
 
+@pytest.mark.rule("burst")
 def test_a_fresh_client_may_use_ten_seconds_worth_at_one_instant():
     sensors = kafka_like()
     handle = sensors.open(100.0, 0)
@@ -127,6 +130,7 @@ def test_not_a_number_rounds_to_nothing():
     assert rounded(math.nan) == 0
 
 
+@pytest.mark.rule("debt")
 @given(st.integers(1, 10**7), st.integers(1, 5000))
 def test_a_client_that_waits_its_throttle_time_and_n_windows_owes_nothing(value, limit):
     """Waiting alone does not lower the rate during the first N-1 windows (quota semantics 3.1), hence the windows."""
@@ -215,6 +219,7 @@ def test_throttles_and_debts_are_bounded_and_never_below_kafkas_cut_to_the_cap(e
         assert sensors.reading(handle, now).debt_ms <= max_debt + 1e-6
 
 
+@pytest.mark.rule("debt")
 def test_a_debt_is_felt_until_it_is_paid():
     sensors = Sensors(1)
     handle = sensors.open(100.0, 0)

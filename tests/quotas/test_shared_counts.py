@@ -159,6 +159,7 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.rule("fleet")
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from([1, 2, 5, 12]), ACTIONS)
 def test_there_are_never_more_connections_than_the_limit(most, actions):

@@ -239,6 +239,7 @@ def test_a_debt_moves_too(burst, later_ms, part):
 MOVES = st.lists(st.integers(300, 20_000), min_size=1, max_size=20)
 
 
+@pytest.mark.rule("moving")
 @settings(max_examples=30, deadline=None)
 @given(MOVES, st.sampled_from([(20_000, 60_000), (1_000, 60_000)]), st.sampled_from([100.0, 900.0]))
 def test_a_load_that_moves_gets_no_fresh_burst(moves, caps, size):

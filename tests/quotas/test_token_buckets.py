@@ -46,6 +46,7 @@ class KafkaBucket:
         return min(nearest(-self.tokens / self.limit * 1000), MAX_THROTTLE_MS)
 
 
+@pytest.mark.rule("bucket")
 @settings(max_examples=400, deadline=None)
 @given(st.sampled_from([1, 2, 11]), st.sampled_from([10, 1000]), LIMITS, EVENTS)
 def test_every_decision_and_every_token_equals_kafkas(samples, window_ms, limit, events):
@@ -82,6 +83,7 @@ def kafka_like(limit=5.0, **caps):
     return buckets, buckets.open(limit, 7)
 
 
+@pytest.mark.rule("burst")
 def test_a_fresh_bucket_holds_n_windows_of_its_limit_at_its_first_use():
     buckets, handle = kafka_like()
     assert (buckets.tokens(handle, 7), buckets.burst(5.0)) == (55, 55)
@@ -89,6 +91,7 @@ def test_a_fresh_bucket_holds_n_windows_of_its_limit_at_its_first_use():
     assert buckets.tokens(handle, 7) == 110
 
 
+@pytest.mark.rule("bucket")
 def test_what_overdraws_the_bucket_is_accepted_and_the_next_one_is_not():
     buckets, handle = kafka_like()
     assert [buckets.spend_strictly(handle, value, 7) for value in (115, 1, 1)] == [None, 12_000, 12_000]

@@ -70,6 +70,7 @@ def went_on(script):
     return bool(script.sent[Side.NODE] or script.asks)
 
 
+@pytest.mark.rule("reconnect")
 @pytest.mark.parametrize(("limits", "quota_type", "ask", "how"), KINDS.values(), ids=KINDS.keys())
 def test_the_first_request_on_a_new_connection_waits_for_what_is_owed(make_relay, limits, quota_type, ask, how):
     quota_manager = quota_manager_of(**limits)

@@ -376,6 +376,7 @@ def test_a_request_of_which_the_node_has_not_got_all_and_one_without_acks_cost_n
     assert (charged_us(quota_manager), quota_manager.time_in_flight) == (0, {})
 
 
+@pytest.mark.rule("reconnect")
 def test_a_client_that_hangs_up_after_each_request_uses_no_more_than_the_quota(make_relay):
     """0.01 % of a thread are 3 ms in half a minute; a throttle, and so a wait, is at most a second."""
     quota_manager, waiting, sent = timed(percent=0.01), [], 0

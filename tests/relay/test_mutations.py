@@ -157,6 +157,7 @@ def test_the_request_that_overdraws_passes_and_the_next_is_refused_with_the_time
     assert tell(script, unknown(b"b"), NOW_MS + 3000) == create((b"b", 1), corr=3)
 
 
+@pytest.mark.rule("bucket")
 def test_topics_of_one_request_are_decided_one_by_one_and_their_results_keep_its_order(make_relay):
     script = connected(make_relay)
     names = [b"a", b"b", b"c", b"d"]

@@ -38,6 +38,7 @@ def charged_bytes(quota_manager, now_ms=NOW_MS):
 # ------------------------------------------------------------------- one connection
 
 
+@pytest.mark.rule("fetch")
 def test_a_fetch_asks_for_what_is_left_and_what_comes_is_delivered(make_relay, quota_manager):
     script = paced(make_relay, quota_manager)
     assert script.client(fetch(1, max_bytes=5000, min_bytes=2000)) == fetch(1, max_bytes=BURST, min_bytes=BURST)

@@ -54,6 +54,7 @@ def test_requests_and_responses_pass_unchanged(make_relay):
     assert script.relay.idle
 
 
+@pytest.mark.rule("mute")
 def test_a_violating_produce_goes_through_and_then_mutes_the_client(make_relay):
     script = Script(make_relay, quota_manager_with(produce=100)).connected()
     assert script.client(produce(1, size=1500)) == produce(1, size=1500)
@@ -92,6 +93,7 @@ def test_a_wake_up_that_comes_too_early_is_asked_for_again(make_relay):
     assert script.time(NOW_MS + 5000) == heartbeat(2)
 
 
+@pytest.mark.rule("mute")
 def test_acks_0_is_muted_without_a_response(make_relay):
     script = Script(make_relay, quota_manager_with(produce=100)).connected()
     script.client(produce(1, size=1500, acks=0) + heartbeat(2))
@@ -116,6 +118,7 @@ def test_a_throttle_of_the_nodes_own_is_obeyed_and_reported_up_to_the_cap(make_r
     assert script.time(NOW_MS + 20_000) == heartbeat(3)
 
 
+@pytest.mark.rule("throttle time")
 def test_the_larger_throttle_time_is_reported_and_mutes(make_relay):
     script = Script(make_relay, quota_manager_with(produce=100)).connected()
     script.client(produce(1, size=1500) + heartbeat(2))
@@ -134,6 +137,7 @@ def test_a_cap_bounds_the_mute_and_the_debt_keeps_the_rest(make_relay):
     assert script.wake_at == NOW_MS + 4000
 
 
+@pytest.mark.rule("live")
 def test_a_quota_change_is_felt_by_the_next_request(make_relay):
     script = Script(make_relay, quota_manager_with()).connected()
     script.client(produce(1, size=1500))
@@ -176,6 +180,7 @@ def test_a_null_client_id_is_the_empty_one(make_relay):
     assert script.client(heartbeat(2, client_id=b"")) == heartbeat(2, client_id=b"")
 
 
+@pytest.mark.rule("order")
 def test_the_response_to_an_unknown_version_of_api_versions_comes_in_its_turn(make_relay):
     script = Script(make_relay).connected()
     newer = request(API_VERSIONS, 99, b"whatever", corr=2, tags=True)
@@ -358,6 +363,7 @@ def metadata_response(node_id: int, host: bytes = b"10.0.0.7", port: int = 9092,
     return frame(pack(">i", corr) + pack(">i", 1) + broker + pack(">i", node_id) + pack(">i", 0))
 
 
+@pytest.mark.rule("addresses")
 def test_node_addresses_are_rewritten_and_learned(make_relay):
     script = Script(make_relay).connected()
     script.client(request(3, 1, pack(">i", 0)))
@@ -379,6 +385,7 @@ def test_a_node_at_a_port_that_there_cannot_be_is_advertised_as_ever_and_not_lea
 FRAMES = st.sampled_from(["produce", "acks0", "fetch", "heartbeat"])
 
 
+@pytest.mark.rule("unchanged")
 @settings(max_examples=200, deadline=None)
 @given(kinds=st.lists(FRAMES, min_size=1, max_size=12), data=st.data())
 def test_what_passes_does_not_depend_on_how_tcp_cut_it(make_relay, kinds, data):
@@ -409,6 +416,7 @@ def _cut(stream, data):
     return [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True) if b > a]
 
 
+@pytest.mark.rule("any bytes")
 @settings(max_examples=300, deadline=None)
 @given(garbage=st.binary(max_size=400), side=st.sampled_from(Side))
 def test_whatever_arrives_a_relay_returns_actions_and_raises_nothing(make_relay, garbage, side):
@@ -417,6 +425,7 @@ def test_whatever_arrives_a_relay_returns_actions_and_raises_nothing(make_relay,
     script.do(script.relay.on_bytes(side, garbage, NOW_US))
 
 
+@pytest.mark.rule("order")
 def test_own_responses_take_their_turn_between_two_responses_that_come_at_once(make_relay):
     script = Script(make_relay).connected()
     script.client(heartbeat(1) + request(API_VERSIONS, 99, corr=2, tags=True) + heartbeat(3))
@@ -452,6 +461,7 @@ def test_a_header_with_too_many_tags_is_refused_before_they_come(make_relay):
     assert "tagged fields" in script.closed.detail
 
 
+@pytest.mark.rule("addresses")
 def test_an_address_that_belongs_to_no_node_is_not_passed_on(make_relay):
     script = Script(make_relay).connected()
     script.client(request(3, 1, pack(">i", 0)))

@@ -55,6 +55,7 @@ class Exchanges:
 # ------------------------------------------------------------------------ cost
 
 
+@pytest.mark.rule("request")
 @pytest.mark.parametrize(("took_us", "cost_us"), [(0, 0), (20, 20), (50, 50), (80, 50), (500_000, 50)])
 def test_a_request_costs_what_it_took_and_never_more_than_such_requests_cost(make_relay, took_us, cost_us):
     script = timed(make_relay)
@@ -128,6 +129,7 @@ def test_without_a_request_quota_nothing_is_timed(make_relay):
 # -------------------------------------------------------------------- throttle
 
 
+@pytest.mark.rule("request")
 def test_a_throttle_is_in_the_response_mutes_the_client_and_is_one_window_at_most(make_relay):
     script = timed(make_relay, percent=1e-4)
     exchange = Exchanges(script)

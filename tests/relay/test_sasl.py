@@ -253,6 +253,7 @@ def test_bare_tokens_behind_a_handshake_of_version_0(make_relay, mechanism, roun
     assert script.relay.idle
 
 
+@pytest.mark.rule("levels")
 def test_all_eight_levels_hold_for_the_user_that_has_logged_in(make_relay):
     levels = [
         Entity(user="alice", client_id="etl"),
@@ -374,6 +375,7 @@ def test_what_is_sent_behind_a_login_that_fails_never_reaches_the_node(make_rela
     assert script.throttles == []
 
 
+@pytest.mark.rule("sasl")
 def test_a_client_that_shows_the_token_of_another_user_first_is_not_that_user(make_relay):
     """A node lets a client try again whose bearer token it has rejected."""
     script = client_of(make_relay, "victim")
@@ -978,6 +980,7 @@ _node_frames = st.one_of(
 )
 
 
+@pytest.mark.rule("sasl")
 @settings(max_examples=300, deadline=None)
 @given(st.booleans(), st.lists(st.tuples(st.booleans(), _client_frames, _node_frames), max_size=12))
 def test_whatever_comes_a_user_is_named_only_by_a_success(demanded, steps):

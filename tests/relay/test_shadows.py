@@ -140,6 +140,7 @@ def quotas(least):
     return st.lists(quota, min_size=least, max_size=2, unique_by=lambda quota: quota[0])
 
 
+@pytest.mark.rule("shadow")
 @settings(max_examples=150, deadline=None)
 @given(conversations, steps, quotas(0), quotas(1))
 def test_a_shadow_quota_changes_nothing_and_counts_what_an_enforced_one_would_be_charged(

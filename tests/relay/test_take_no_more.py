@@ -15,6 +15,7 @@ def script(make_relay):
     return Script(make_relay).connected()
 
 
+@pytest.mark.rule("restart")
 def test_what_is_in_flight_is_answered_and_what_comes_later_does_not_reach_the_node(script):
     script.client(heartbeat(1) + heartbeat(2))
     script.relay.take_no_more()

@@ -151,11 +151,13 @@ def responses_pass(make_relay, vectors: Sequence[Vector], every: int) -> int:
     return len(vectors)
 
 
+@pytest.mark.rule("unchanged")
 @every_kafka
 def test_requests_pass_byte_for_byte(make_relay, kafka_version):
     assert requests_pass(make_relay, chosen(kafka_version, is_response=False), A_FEW) > 1000
 
 
+@pytest.mark.rule("unchanged")
 @every_kafka
 def test_responses_pass_byte_for_byte_except_for_addresses(make_relay, kafka_version):
     assert responses_pass(make_relay, chosen(kafka_version, is_response=True), A_FEW) > 1000
@@ -174,6 +176,7 @@ def test_messages_pass_cut_at_every_byte(make_relay, kafka_version, pass_through
     assert len(chosen(kafka_version, is_response=pass_through is responses_pass)) > 1000
 
 
+@pytest.mark.rule("throttle time")
 @every_kafka
 def test_the_throttle_time_is_written_where_the_version_has_it(make_relay, kafka_version):
     """An earlier response has muted the client: what is left of that is reported by every later response."""
@@ -213,6 +216,7 @@ def means_something_else(vector: Vector) -> bool:
     return False
 
 
+@pytest.mark.rule("fetch")
 @every_kafka
 def test_a_fetch_is_clamped_in_every_version(make_relay, kafka_version):
     checked = 0

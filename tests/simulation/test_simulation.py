@@ -69,6 +69,7 @@ def outcomes():
     return {seed: run_world(world_of(seed)) for seed in range(SEEDS)}
 
 
+@pytest.mark.rule("nothing lost")
 def test_every_invariant_holds(outcomes):
     failures = {f"python -m tests.simulation --seed {seed}": outcome.failure for seed, outcome in outcomes.items()}
     assert {command: failure for command, failure in failures.items() if failure} == {}
@@ -102,6 +103,7 @@ def test_a_seed_is_a_world():
 SHADOWS = (QuotaPlan(None, "*", 1, 1), QuotaPlan("ANONYMOUS", "etl", 100, 2000))
 
 
+@pytest.mark.rule("shadow")
 def test_shadow_quotas_have_no_effect(outcomes):
     """All bytes, and their times, are the same with them."""
     for seed in range(0, SEEDS, 6):

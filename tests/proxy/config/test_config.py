@@ -939,6 +939,7 @@ def test_two_addresses_may_have_the_same_ports():
     assert len(config_of(second_listener("127.0.0.2", 19092)).virtual_clusters[0].listeners) == 2
 
 
+@pytest.mark.rule("reload")
 def test_all_problems_are_reported_in_one_run_even_where_one_could_hide_another():
     data = second_listener("127.0.0.1", 19094)
     data["virtual_clusters"][0]["listeners"][0].update(advertised_host="0.0.0.0", prot=3)

@@ -191,6 +191,7 @@ def test_every_user_may_describe_its_own_quotas(version):
         assert ask(components, **own) == (NOT_AUTHORISED, None, None)
 
 
+@pytest.mark.rule("rights")
 def test_a_user_who_may_describe_may_not_alter(version):
     assert alter([(ALICE, [(P, 1.0, False)])], version=version, may_alter=False) == [refused(ALICE)]
 
@@ -425,6 +426,7 @@ def test_an_alteration_that_could_not_be_written_has_an_error_which_may_be_retri
     ]
 
 
+@pytest.mark.rule("rights")
 def test_a_user_who_may_not_alter_gets_an_error_for_every_entry_of_the_request(version):
     twice = (("user", "a"), ("user", "b"))
     entries = [(ALICE, [put(P, 5)]), (ALICE, [put("x", nan)]), (twice, []), ((), [])]

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -53,6 +54,7 @@ def due(admission, now_ms):
 # ----------------------------------------------------------- rates of addresses
 
 
+@pytest.mark.rule("connection rate")
 def test_a_connection_that_comes_too_fast_is_held_for_its_delay_and_then_closed():
     admission = gate()
     limit(admission, creation_rate=2.0)
@@ -162,6 +164,7 @@ def test_addresses_of_one_prefix_are_one_unless_something_is_said_about_one():
     assert connect(admission, "fe80::1%eth0").origin == "fe80::/64"
 
 
+@pytest.mark.rule("shadow")
 def test_a_shadow_counts_every_attempt_and_holds_none():
     admission = gate(waits=True)
     limit(admission, creation_rate=2.0, shadow_rate=1.0)
@@ -303,6 +306,7 @@ def test_at_the_end_all_that_wait_or_are_held_are_closed():
 # -------------------------------------------------------------- counts and users
 
 
+@pytest.mark.rule("connections")
 def test_an_address_and_a_user_have_as_many_as_they_may():
     admission = gate(per_user=1, counts_of_users={"bob": 2, ANONYMOUS: 3})
     limit(admission, connections=9, counts={THERE: 1})
@@ -422,6 +426,7 @@ def limited(number):
     return NO_LIMIT if number == MANY else number
 
 
+@pytest.mark.rule("connection rate")
 @settings(max_examples=400, deadline=None)
 @given(some_limits, events)
 def test_what_becomes_of_each_connection_is_what_the_model_says(limits, events):

@@ -175,6 +175,7 @@ class World:
         self.poller._epoll.close()
 
 
+@pytest.mark.rule("nothing lost")
 @pytest.mark.parametrize("seed", range(12))
 async def test_each_byte_comes_once_and_in_order_whatever_streams_do_to_each_other(seed):
     world = World(seed)

@@ -219,6 +219,7 @@ async def test_what_a_paused_stream_leaves_is_unread(ends):
     assert not ends.stream.unread
 
 
+@pytest.mark.rule("order")
 async def test_pieces_arrive_in_order_however_little_the_kernel_takes(ends):
     sent = [bytes([number % 251]) * (number * 37 % 4000 + 1) for number in range(3000)]
     for start in range(0, 3000, 1500):

@@ -27,6 +27,7 @@ def write(file, drain_s, **cluster):
     file.write_text(json.dumps({"virtual_clusters": [cluster], "limits": {"drain_s": drain_s}}))
 
 
+@pytest.mark.rule("reload")
 async def test_an_error_while_a_change_is_put_in_force_is_reported_and_the_next_change_is_taken_up(file, monkeypatch):
     monkeypatch.setattr(duties, "_AGAIN_S", 0)
     applied, may_fail = asyncio.Queue(), [True]

@@ -553,6 +553,7 @@ async def test_a_bug_in_a_throttled_connection_leaves_no_client_in_the_list():
     assert len(shell.throttled) == 0
 
 
+@pytest.mark.rule("any bytes")
 async def test_a_bug_of_ours_ends_this_connection_and_leaves_a_traceback():
     with capture_logs() as logs:
         shell = Shell()
@@ -887,6 +888,7 @@ async def test_the_same_mistake_of_a_client_again_is_logged_at_debug():
     assert line["log_level"] == "debug"
 
 
+@pytest.mark.rule("mute")
 async def test_a_client_over_its_quota_is_throttled_until_its_throttle_time_is_over():
     shell = Shell(produce=100.0)
     await shell.client_sends(produce(1, size=10_000))

@@ -65,6 +65,7 @@ def test_while_nobody_accepts_all_idle_connections_are_closed_at_once():
     assert drained([Open() for _ in range(100)]) == 0
 
 
+@pytest.mark.rule("restart")
 def test_while_nobody_accepts_the_end_waits_for_what_is_in_flight_and_no_longer():
     connections = [Open(), busy(answered_s=0.5), busy(answered_s=3)]
     assert drained(connections) == pytest.approx(3, abs=2 * STEP_S)

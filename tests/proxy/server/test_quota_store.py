@@ -69,6 +69,7 @@ def state(tmp_path):
     return tmp_path / "state.json"
 
 
+@pytest.mark.rule("live")
 async def test_what_is_altered_is_in_force_when_the_response_comes(state):
     async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=3) as bound:
         before = [bound.bind(i) for i in range(3)]

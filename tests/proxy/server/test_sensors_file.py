@@ -66,6 +66,7 @@ def taken(messages, new, clock):
     return intake, logs
 
 
+@pytest.mark.rule("handed over")
 def test_the_next_process_goes_on_where_the_old_one_was(old, clock):
     new = sensing(clock)
     intake, logs = taken([about(old, clock), *rows_of(old)], new, clock)

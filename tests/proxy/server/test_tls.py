@@ -216,6 +216,7 @@ async def test_a_key_may_be_locked_and_stand_in_the_file_of_its_certificate(pape
         client.close()
 
 
+@pytest.mark.rule("certificate")
 @pytest.mark.parametrize(
     ("rules", "user"),
     [

@@ -186,6 +186,7 @@ def kill_a_writer(directory, how):
     assert len(list(directory.glob(".*.part"))) == 1
 
 
+@pytest.mark.rule("usage")
 @pytest.mark.parametrize("how", ["whole", "cut"])
 def test_what_a_killed_process_had_on_disk_is_completed_by_the_next_one(directory, how):
     kill_a_writer(directory, how)

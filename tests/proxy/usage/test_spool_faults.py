@@ -93,6 +93,7 @@ def is_whole(directory, disk):
     follow(directory)
 
 
+@pytest.mark.rule("usage")
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_that_fails_once_costs_nothing(directory, disk, step, number):
@@ -117,6 +118,7 @@ def test_a_step_that_fails_for_a_while_costs_nothing(directory, disk, step, numb
     is_whole(directory, disk)
 
 
+@pytest.mark.rule("usage")
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("step", STEPS)
 def test_of_a_step_that_fails_for_ever_what_is_lost_is_told(directory, disk, step, number):

@@ -8,6 +8,7 @@ from kafka_throttle.quotas.shares.member import Member
 from tests.quotas.shares.adversary import Adversary, Violation
 
 
+@pytest.mark.rule("fleet")
 @settings(max_examples=12, deadline=None)
 @given(st.integers(0, 2**32))
 def test_shares_never_add_up_to_more_than_one(seed):

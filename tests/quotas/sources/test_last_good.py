@@ -113,6 +113,7 @@ def path(tmp_path):
 # ---------------------------------------------------------------- a restart
 
 
+@pytest.mark.rule("last good")
 def test_the_next_process_starts_with_the_last_quotas(path):
     run_once(ALICE, path)
     assert kept(path) == ALICE

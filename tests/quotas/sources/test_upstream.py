@@ -4,6 +4,8 @@ import re
 import threading
 from contextlib import contextmanager
 
+import pytest
+
 from kafka_throttle.protocol.messages.metadata import MetadataNode
 from kafka_throttle.quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
 from kafka_throttle.quotas.entities import Entity, QuotaKey, QuotaType
@@ -90,6 +92,7 @@ def test_an_invalid_quota_leaves_the_last_good_one_and_is_a_problem_while_it_las
         assert source.quotas == {Entity("alice"): limits(7.0)}
 
 
+@pytest.mark.rule("last good")
 def test_an_unreachable_cluster_leaves_all_quotas_and_is_a_problem_until_it_is_back():
     cluster, changes = FakeCluster({ALICE: {"producer_byte_rate": 5.0}}), Changes()
     with started(cluster, changes, bootstrap_servers=("a:1", "b:2"), **FAST) as source:
