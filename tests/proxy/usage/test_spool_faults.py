@@ -359,11 +359,13 @@ def test_a_directory_that_cannot_be_used_is_told_until_it_can(directory):
     put(spool, 51, 100)
     wait_until(lambda: spool.problem is not None, every_s=0.005)
     assert spool.problem == "Not a directory"
-    directory.unlink()
-    directory.symlink_to(directory.with_name("nowhere"))
+    link = directory.with_name("link")
+    link.symlink_to(directory.with_name("nowhere"))
+    link.replace(directory)  # at once: where nothing is, the spool makes a directory
     wait_until(lambda: spool.problem == "No such file or directory", every_s=0.005)
     directory.unlink()
-    directory.mkdir(mode=0o755)
+    directory.mkdir(exist_ok=True)
+    directory.chmod(0o755)
     (directory / "something of others").touch()
     put(spool, 101, RECORDS)
     assert spool.close(TIMEOUT_S)
