@@ -42,7 +42,7 @@ def decide(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decisio
 
 def _close(ask: DecisionRequest, error: ProtocolError) -> Decision:
     from_client = ask.side is Side.CLIENT
-    reason = CloseReason.REQUEST_MALFORMED if from_client else CloseReason.ANSWER_MALFORMED
+    reason = CloseReason.REQUEST_MALFORMED if from_client else CloseReason.RESPONSE_MALFORMED
     return Decision(close=Close(reason, str(error)))
 
 

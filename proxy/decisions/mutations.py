@@ -148,7 +148,7 @@ def judge(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[De
     try:
         yield from known.learn((yield from _versions_asked(ask)), ask.own_responses)
     except ProtocolError as error:
-        return Decision(close=Close(CloseReason.ANSWER_MALFORMED, f"Metadata: {error}"))
+        return Decision(close=Close(CloseReason.RESPONSE_MALFORMED, f"Metadata: {error}"))
     request, costs = yield from _read(ask, known)
     client_sensors = facts.bind(ask.client_id, now_ms)
     spending = _Spending(request, costs, _Refused(request, known.names))

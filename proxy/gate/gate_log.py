@@ -27,7 +27,7 @@ _SAME_FOR_ALL = frozenset(
         CloseReason.NODE_PACED,
         CloseReason.NODE_CERTIFICATE_REFUSED,
         CloseReason.NODE_TLS_FAILED,
-        CloseReason.ANSWER_NOT_KAFKA,
+        CloseReason.RESPONSE_NOT_KAFKA,
         CloseReason.QUOTAS_UNKNOWN,
     }
 )

@@ -60,10 +60,10 @@ _NOT_BY_CLIENT: Final = _NODE_IS_GONE | {CloseReason.SHUTDOWN}
 """
 _ENDS: Final = _BY_NODE | {CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST}
 _RESPONSES_NO_MORE: Final = _NOT_BY_CLIENT | {
-    CloseReason.ANSWER_NOT_KAFKA,
-    CloseReason.ANSWER_TOO_LARGE,
-    CloseReason.ANSWER_MALFORMED,
-    CloseReason.ANSWER_UNEXPECTED,
+    CloseReason.RESPONSE_NOT_KAFKA,
+    CloseReason.RESPONSE_TOO_LARGE,
+    CloseReason.RESPONSE_MALFORMED,
+    CloseReason.RESPONSE_UNEXPECTED,
     CloseReason.INTERNAL_ERROR,
 }
 """After a Close with one of these reasons, no response of the node is waited for."""
@@ -358,7 +358,7 @@ class Relay:
             self._requests.note_left()
             self._go_on_with_requests()
         elif not responses.amid and (name := looks_like(responses.unread[:4])):
-            self._close(CloseReason.ANSWER_NOT_KAFKA, f"looks like {name}")
+            self._close(CloseReason.RESPONSE_NOT_KAFKA, f"looks like {name}")
         else:
             amid = responses.amid or responses.unread
             self._close(CloseReason.NODE_CLOSED, "in the middle of a response" if amid else "")
@@ -410,7 +410,7 @@ class Relay:
         except Refusal as refusal:
             self._close(refusal.reason, str(refusal))
         except ProtocolError as error:
-            self._close(CloseReason.ANSWER_MALFORMED, str(error))
+            self._close(CloseReason.RESPONSE_MALFORMED, str(error))
         else:
             responses.settle_node()
             if self._throttle.reasons & ENDS_WITH_RESPONSES and self._in_flight.clear_finished_waits():

@@ -455,19 +455,19 @@ class ResponseDirection:
         if _SMALLEST_RESPONSE <= size <= allowed:
             return
         if name := looks_like(first_bytes):
-            raise Refusal(CloseReason.ANSWER_NOT_KAFKA, f"looks like {name}")
+            raise Refusal(CloseReason.RESPONSE_NOT_KAFKA, f"looks like {name}")
         if size > allowed:
-            raise Refusal(CloseReason.ANSWER_TOO_LARGE, f"{size} bytes announced, {allowed} allowed")
+            raise Refusal(CloseReason.RESPONSE_TOO_LARGE, f"{size} bytes announced, {allowed} allowed")
         raise MalformedMessage(f"a length prefix of {size}")
 
     def _unexpected(self, first_bytes: bytes, correlation_id: int) -> Refusal:
         if name := looks_like(first_bytes):
-            return Refusal(CloseReason.ANSWER_NOT_KAFKA, f"looks like {name}")
+            return Refusal(CloseReason.RESPONSE_NOT_KAFKA, f"looks like {name}")
         due = "none"
         if self._in_flight.queue:
             first = self._in_flight.queue[0]
             due = f"{first.plan.name} {first.correlation_id}"
-        return Refusal(CloseReason.ANSWER_UNEXPECTED, f"correlation id {correlation_id}, {due} is due")
+        return Refusal(CloseReason.RESPONSE_UNEXPECTED, f"correlation id {correlation_id}, {due} is due")
 
     # ---------------------------------------------------------------- walked
 
@@ -557,7 +557,7 @@ class ResponseDirection:
             frame_bytes = _token_bytes(buf, at) if request.plan is SASL_TOKEN else self._response_bytes(buf, at)
             if frame_bytes + sum(map(len, self._in_flight.own_responses)) > MAX_HELD_BYTES:
                 detail = f"{request.plan.name}: {frame_bytes} bytes announced, {MAX_HELD_BYTES} can be held"
-                raise Refusal(CloseReason.ANSWER_TOO_LARGE, detail)
+                raise Refusal(CloseReason.RESPONSE_TOO_LARGE, detail)
             if not frame_bytes or not self._may_hold(frame_bytes):
                 return STOP
             self._become(COLLECTING)
@@ -604,7 +604,7 @@ class ResponseDirection:
         if frame_bytes > allowed:
             name = self._in_flight.queue[0].plan.name
             detail = f"{name}: {frame_bytes} bytes announced, {allowed} can be held for its addresses"
-            raise Refusal(CloseReason.ANSWER_TOO_LARGE, detail)
+            raise Refusal(CloseReason.RESPONSE_TOO_LARGE, detail)
         self._asked.head_bytes = min(head_bytes, frame_bytes)
         if self._may_hold(self._asked.head_bytes):
             self._become(GATHERING)

@@ -229,7 +229,7 @@ class ClusterClient:
         credentials, conversation = self._credentials, self._conversation
         if isinstance(error, TimeoutError) and error.errno is None:
             if self._is_connected:
-                return Fault("no_answer", f"no answer within {self._timeout_s:g} s", ADDRESSES)
+                return Fault("no_response", f"no response within {self._timeout_s:g} s", ADDRESSES)
             return Fault("unreachable", f"no connection within {self._timeout_s:g} s", ADDRESSES)
         if not self._is_connected:
             return Fault("unreachable", words_of(error), ADDRESSES)
@@ -249,7 +249,7 @@ class ClusterClient:
             login_setting=login_setting(credentials.sasl_mechanism),
         )
         if isinstance(error, ProtocolError) and (credentials.secured or spoken is not Spoken.TLS):
-            return Fault("answer_malformed", f"its answer to {conversation.asked} cannot be read", ADDRESSES)
+            return Fault("response_malformed", f"its response to {conversation.asked} cannot be read", ADDRESSES)
         text = words_of(error)
         if conversation.asked and conversation.login is not None and not conversation.logged_in:
             text = f"{text}, {conversation.login.not_done}"
@@ -283,7 +283,7 @@ class ClusterConnection:
         try:
             return self._loop.run_until_complete(asked())
         except asyncio.CancelledError:
-            raise ConnectionFault(self._server, Fault("no_answer", "stopped", ADDRESSES)) from None
+            raise ConnectionFault(self._server, Fault("no_response", "stopped", ADDRESSES)) from None
 
     def interrupt(self) -> None:
         """Let the `ask` that is under way in another thread fail, and all later ones."""

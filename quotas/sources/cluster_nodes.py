@@ -30,7 +30,7 @@ async def nodes_named_by(server: str, credentials: Credentials, timeout_s: float
     response = await response_of(server, credentials, timeout_s, nodes_request())
     nodes = [node for node in response.nodes if node.host]
     if not nodes:
-        raise SourceUnavailable(f"{server}: its answer to Metadata names no node (error {response.error_code})")
+        raise SourceUnavailable(f"{server}: its response to Metadata names no node (error {response.error_code})")
     return nodes
 
 

@@ -314,7 +314,7 @@ class ZooKeeperSource:
         except TimeoutError:
             is_untouched = job.outcomes.cancel()
             why = "nothing is written" if is_untouched else "it may be written"
-            return _all_unavailable(job, f"no answer within {_ALTER_S:g} s; {why}")
+            return _all_unavailable(job, f"no response within {_ALTER_S:g} s; {why}")
 
     @property
     def was_read(self) -> bool:

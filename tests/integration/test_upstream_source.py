@@ -349,7 +349,7 @@ def test_a_host_that_is_not_known_is_named():
 
 def test_a_server_that_is_silent_is_named():
     with listening() as server:
-        assert problem_with(server, timeout_s=0.3) == f"{server}: no answer within 0.3 s{SETTING}"
+        assert problem_with(server, timeout_s=0.3) == f"{server}: no response within 0.3 s{SETTING}"
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_a_log_that_says_all_and_no_more_is_right():
         line(1_010, "nodes_changed", "warning", gone=[2]),
         line(1_060, "nodes_changed", "warning", gone=[2, 3]),
         line(1_060, "connection_closed", "warning", reason="node_unreachable", node_id=3),
-        line(1_060, "connection_closed", "warning", reason="answer_malformed", node_id=2),
+        line(1_060, "connection_closed", "warning", reason="response_malformed", node_id=2),
         line(1_060, "internal_error", "error"),
         line(1_190, "bootstrap_servers_silent", "warning"),
     ],

@@ -157,7 +157,7 @@ def test_a_large_response_that_ends_before_its_fields_do_is_cut_off(make_relay):
     script = Script(make_relay).connected()
     script.client(request_of(plan))
     script.node(pack(">i", len(response) - 104) + response[4:-100], NOW_MS)
-    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+    assert script.close_reason is CloseReason.RESPONSE_MALFORMED
     assert len(script.sent[Side.CLIENT]) < len(response) - 100
 
 
@@ -174,7 +174,7 @@ def test_a_response_that_ends_where_its_tail_should_begin_is_not_sent_to_its_end
     for start in range(0, len(cut), piece_bytes):
         if script.closed is None:
             script.node(cut[start : start + piece_bytes])
-    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+    assert script.close_reason is CloseReason.RESPONSE_MALFORMED
     assert len(script.sent[Side.CLIENT]) < len(cut)
 
 
@@ -276,7 +276,7 @@ def test_a_list_of_addresses_that_does_not_end_is_not_sent_on(make_relay, name):
     script = Script(make_relay).connected()
     script.client(request_of(plan))
     script.node(frame(whole[4:-50]))
-    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+    assert script.close_reason is CloseReason.RESPONSE_MALFORMED
     assert script.sent[Side.CLIENT] == b""
 
 
@@ -288,7 +288,7 @@ def test_no_more_is_held_for_addresses_than_a_frame_may_have(make_relay, name):
     for piece in cut(listing(plan, 12_000), 50_000):
         if script.closed is None:
             script.node(piece)
-    assert script.close_reason is CloseReason.ANSWER_TOO_LARGE
+    assert script.close_reason is CloseReason.RESPONSE_TOO_LARGE
     assert script.relay.held_bytes == 0
 
 

@@ -185,13 +185,13 @@ def test_partitions_that_do_not_hold_what_they_announce_close_the_connection(mak
     response = framed(METADATA, metadata(9, is_ours=False), 9)
     script = asked(make_relay, METADATA, 9)
     script.node(frame(response[4:-cut_bytes]))
-    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+    assert script.close_reason is CloseReason.RESPONSE_MALFORMED
 
 
 def test_what_follows_the_last_field_closes_the_connection(make_relay):
     script = asked(make_relay, METADATA, 9)
     script.node(frame(framed(METADATA, metadata(9, is_ours=False), 9)[4:] + b"x"))
-    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+    assert script.close_reason is CloseReason.RESPONSE_MALFORMED
 
 
 def test_hints_go_as_a_whole_where_they_name_a_node_without_a_port(make_relay):

@@ -671,7 +671,7 @@ def test_an_own_request_with_a_malformed_response_ends_the_connection(make_relay
     script = connected(make_relay)
     script.client(create((b"a", 1)))
     script.node(pack(">i", len(response) - 4) + response[4:])
-    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+    assert script.close_reason is CloseReason.RESPONSE_MALFORMED
     assert script.sent[Side.CLIENT] == b""
 
 
@@ -679,7 +679,7 @@ def test_what_came_before_a_response_that_ends_the_connection_goes_out_once(make
     script = connected(make_relay)
     script.client(heartbeat(1) + create((b"a", 1), corr=2))
     script.node(heartbeaten(1) + metadata_by_name(OWN_REQUEST_ID + 1, unknown(b"a")))
-    assert script.close_reason is CloseReason.ANSWER_UNEXPECTED
+    assert script.close_reason is CloseReason.RESPONSE_UNEXPECTED
     assert script.sent[Side.CLIENT] == heartbeaten(1)
 
 
@@ -687,7 +687,7 @@ def test_a_malformed_response_ends_the_connection(make_relay):
     script = connected(make_relay)
     run_create(script, (b"a", 1))
     script.node(made(created(6, b"a")))
-    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+    assert script.close_reason is CloseReason.RESPONSE_MALFORMED
     assert script.sent[Side.CLIENT] == b""
 
 
@@ -695,7 +695,7 @@ def test_a_response_too_large_to_be_held_ends_the_connection(make_relay):
     script = connected(make_relay)
     script.client(create((b"a", 1)))
     script.node(pack(">ii", 33 * 1024 * 1024, OWN_REQUEST_ID))
-    assert script.close_reason is CloseReason.ANSWER_TOO_LARGE
+    assert script.close_reason is CloseReason.RESPONSE_TOO_LARGE
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 50])

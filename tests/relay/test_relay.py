@@ -317,11 +317,11 @@ def test_a_frame_of_exactly_the_limit_passes(make_relay):
 
 
 BAD_RESPONSES = {
-    "TLS": (bytes.fromhex("160303004a02000046"), CloseReason.ANSWER_NOT_KAFKA, "TLS handshake"),
-    "HTTP": (b"HTTP/1.1 400 Bad Request\r\n", CloseReason.ANSWER_NOT_KAFKA, "HTTP response"),
-    "a negative length": (pack(">i", -1), CloseReason.ANSWER_MALFORMED, "-1"),
-    "another correlation id": (heartbeaten(8), CloseReason.ANSWER_UNEXPECTED, "Heartbeat 1 is due"),
-    "too short": (frame(pack(">i", 1)), CloseReason.ANSWER_MALFORMED, "Heartbeat v2"),
+    "TLS": (bytes.fromhex("160303004a02000046"), CloseReason.RESPONSE_NOT_KAFKA, "TLS handshake"),
+    "HTTP": (b"HTTP/1.1 400 Bad Request\r\n", CloseReason.RESPONSE_NOT_KAFKA, "HTTP response"),
+    "a negative length": (pack(">i", -1), CloseReason.RESPONSE_MALFORMED, "-1"),
+    "another correlation id": (heartbeaten(8), CloseReason.RESPONSE_UNEXPECTED, "Heartbeat 1 is due"),
+    "too short": (frame(pack(">i", 1)), CloseReason.RESPONSE_MALFORMED, "Heartbeat v2"),
 }
 
 
@@ -339,7 +339,7 @@ def test_a_node_that_hangs_up_after_a_tls_alert_is_named(make_relay):
     script.client(heartbeat(1))
     assert script.node(bytes.fromhex("15030300020228")) == b""
     script.do(script.relay.on_eof(Side.NODE, NOW_US))
-    assert script.close_reason is CloseReason.ANSWER_NOT_KAFKA
+    assert script.close_reason is CloseReason.RESPONSE_NOT_KAFKA
     assert "TLS alert" in script.closed.detail
 
 
@@ -347,7 +347,7 @@ def test_a_response_without_a_request_closes(make_relay):
     script = Script(make_relay).connected()
     script.client(heartbeat(1))
     assert script.node(heartbeaten(1) + heartbeaten(2)) == heartbeaten(1)
-    assert script.close_reason is CloseReason.ANSWER_UNEXPECTED
+    assert script.close_reason is CloseReason.RESPONSE_UNEXPECTED
 
 
 def test_a_response_above_the_limit_closes(make_relay):
@@ -355,7 +355,7 @@ def test_a_response_above_the_limit_closes(make_relay):
     script.client(fetch(1) + fetch(2))
     assert script.node(fetched(1, size=2000)) == fetched(1, size=2000)
     script.node(fetched(2, size=2001))
-    assert script.close_reason is CloseReason.ANSWER_TOO_LARGE
+    assert script.close_reason is CloseReason.RESPONSE_TOO_LARGE
 
 
 def metadata_response(node_id: int, host: bytes = b"10.0.0.7", port: int = 9092, corr: int = 1) -> bytes:
@@ -466,7 +466,7 @@ def test_an_address_that_belongs_to_no_node_is_not_passed_on(make_relay):
     script = Script(make_relay).connected()
     script.client(request(3, 1, pack(">i", 0)))
     assert script.node(metadata_response(-5)) == b""
-    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+    assert script.close_reason is CloseReason.RESPONSE_MALFORMED
 
 
 def test_a_large_response_half_way_is_not_idle(make_relay):

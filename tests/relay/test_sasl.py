@@ -874,7 +874,7 @@ def test_a_bare_token_of_no_sensible_size_closes(make_relay, size):
         if side is Side.NODE:
             script.client(bare(ALICE))
             script.node(pack(">i", size))
-            assert script.close_reason is CloseReason.ANSWER_MALFORMED
+            assert script.close_reason is CloseReason.RESPONSE_MALFORMED
         else:
             script.client(pack(">i", size))
             expected = CloseReason.REQUEST_MALFORMED if size < 0 else CloseReason.REQUEST_TOO_LARGE

@@ -277,7 +277,7 @@ def test_a_response_too_short_for_its_session_ends_the_connection(make_relay):
     script = withholding(make_relay, fetch=1, max_throttle_ms=1000)
     script.client(fetch(1))
     script.node(frame(pack(">iih", 1, 0, 0)) + bytes(100))
-    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+    assert script.close_reason is CloseReason.RESPONSE_MALFORMED
 
 
 def test_a_fetch_too_short_for_its_session_ends_the_connection(make_relay):

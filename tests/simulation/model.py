@@ -71,15 +71,15 @@ _MAY_SEND_OWN_REQUESTS = {DecisionKind.MUTATION, DecisionKind.SCRAM_CREDENTIALS}
 """Requests for which the proxy sends own requests before it decides."""
 
 _BAD_RESPONSES = {
-    CloseReason.ANSWER_UNEXPECTED,
-    CloseReason.ANSWER_MALFORMED,
-    CloseReason.ANSWER_NOT_KAFKA,
-    CloseReason.ANSWER_TOO_LARGE,
+    CloseReason.RESPONSE_UNEXPECTED,
+    CloseReason.RESPONSE_MALFORMED,
+    CloseReason.RESPONSE_NOT_KAFKA,
+    CloseReason.RESPONSE_TOO_LARGE,
 }
 """They end the connection before further requests are taken up."""
 
 
-_REFUSED_AT_ONCE = ("answer_unexpected", "answer_not_kafka", "answer_too_large")
+_REFUSED_AT_ONCE = ("response_unexpected", "response_not_kafka", "response_too_large")
 """Why responses are refused before they are charged."""
 
 _NODE_ENDS = ("node_lost", "node_closed")
@@ -376,7 +376,7 @@ class Model:
         frame = bytes(self._requests[: head.frame_bytes])
         require(ask.frame == frame, f"asks about {ask.frame[:30]!r}, {frame[:30]!r} is next")
         if self._own_response_is_malformed:
-            self._decision_reason = "answer_malformed"
+            self._decision_reason = "response_malformed"
             return
         reported = tuple(self._reported) if ask.own_responses else None
         client_id = measured_as(head.client_id)
@@ -834,7 +834,7 @@ class Model:
             and not self._responses[0].sent_bytes
         ):
             response = self._responses[0].response
-            nonsense = response.reason == "answer_malformed" and response.can_be_framed
+            nonsense = response.reason == "response_malformed" and response.can_be_framed
             if not self._responses[0].all_fed or (response.reason and not nonsense):
                 return
             self._responses.popleft()
@@ -1644,9 +1644,13 @@ class Model:
         written = self._responses[0] if self._responses else None
         if written is not None and written.response.reason:
             reasons.add(written.response.reason)
-        if self._asking(NODE) and len(self._responses) > 1 and self._responses[1].response.reason == "answer_not_kafka":
-            reasons.add("answer_not_kafka")  # a response that is held is out of the way
-        seen = reasons & {"answer_not_kafka"} and written and written.fed_bytes >= 4
+        if (
+            self._asking(NODE)
+            and len(self._responses) > 1
+            and self._responses[1].response.reason == "response_not_kafka"
+        ):
+            reasons.add("response_not_kafka")  # a response that is held is out of the way
+        seen = reasons & {"response_not_kafka"} and written and written.fed_bytes >= 4
         if self._eof[NODE] and (not seen or self._asking(NODE)):
             reasons.add("node_closed")  # behind a response that needs a decision nothing is looked at
         return reasons

@@ -125,10 +125,10 @@ def test_all_kinds_of_ends_and_faults_are_simulated(outcomes):
         "request_not_kafka",
         "request_too_large",
         "request_malformed",
-        "answer_not_kafka",
-        "answer_too_large",
-        "answer_malformed",
-        "answer_unexpected",
+        "response_not_kafka",
+        "response_too_large",
+        "response_malformed",
+        "response_unexpected",
         "shutdown",
     }
     assert {"unsupported_api", "unsupported_version"} & set(total.closes)

@@ -48,15 +48,15 @@ _MAX_FILLER_BYTES = 4 << 20
 _FILLER = Random(0).randbytes(2 * _MAX_FILLER_BYTES)
 
 WRONG_RESPONSES = {
-    "other_id": "answer_unexpected",
-    "extra": "answer_unexpected",
-    "too_short": "answer_malformed",
-    "cut_tail": "answer_malformed",
-    "negative_size": "answer_malformed",
-    "small_size": "answer_malformed",
-    "huge_size": "answer_too_large",
-    "http": "answer_not_kafka",
-    "tls": "answer_not_kafka",
+    "other_id": "response_unexpected",
+    "extra": "response_unexpected",
+    "too_short": "response_malformed",
+    "cut_tail": "response_malformed",
+    "negative_size": "response_malformed",
+    "small_size": "response_malformed",
+    "huge_size": "response_too_large",
+    "http": "response_not_kafka",
+    "tls": "response_not_kafka",
     "half": "node_closed",
     "half_reset": "node_lost",
 }
@@ -509,7 +509,7 @@ def extra_response() -> Response:
 
 def unasked_alert() -> Response:
     """What a node that expects TLS sends before it hangs up."""
-    return Response(bytes.fromhex("15030300020228"), b"", reason="answer_not_kafka", ending="close")
+    return Response(bytes.fromhex("15030300020228"), b"", reason="response_not_kafka", ending="close")
 
 
 def can_be(kind: str, api_key: int, version: int) -> bool:
@@ -584,7 +584,7 @@ def _right_response(head: Head, plan: ResponsePlan, around: Surroundings, body: 
     if len(frame) - 4 > around.max_response_bytes or (
         _is_gathered(head, body_at + body.decided_at, len(frame)) and len(frame) > around.max_frame_bytes
     ):
-        made.reason = "answer_too_large"
+        made.reason = "response_too_large"
     return made
 
 

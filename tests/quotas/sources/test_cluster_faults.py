@@ -80,7 +80,7 @@ def test_an_api_that_came_with_a_later_kafka():
 
 def test_a_malformed_response():
     found = fault(Listener(responses={3: b"\0\0\0\7"}))
-    assert (found.reason, found.problem) == ("answer_malformed", "its answer to Metadata cannot be read")
+    assert (found.reason, found.problem) == ("response_malformed", "its response to Metadata cannot be read")
 
 
 def test_tls_spoken_to_in_plain(paper):

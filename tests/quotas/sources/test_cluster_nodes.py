@@ -44,7 +44,7 @@ async def test_nodes_are_learned_whatever_is_offered_of_describe_cluster(offered
 @pytest.mark.parametrize("nodes", [(), ((7, b"", 9092),)])
 async def test_a_response_without_nodes_is_no_cluster(nodes):
     listener = Listener(responses=metadata(*nodes))
-    with listener.server, pytest.raises(SourceUnavailable, match="its answer to Metadata names no node"):
+    with listener.server, pytest.raises(SourceUnavailable, match="its response to Metadata names no node"):
         await nodes_named_by(listener.address, ME, TIMEOUT_S)
 
 
@@ -98,5 +98,5 @@ async def test_a_response_with_more_nodes_than_any_cluster_has_is_refused_before
             return 3 << 20 if frame[:2] == METADATA else super()._size_of(frame, body)
 
     listener = Announcing(responses=metadata((7, b"there", 9092)))
-    with listener.server, pytest.raises(SourceUnavailable, match="its answer to Metadata cannot be read"):
+    with listener.server, pytest.raises(SourceUnavailable, match="its response to Metadata cannot be read"):
         await nodes_named_by(listener.address, ME, TIMEOUT_S)
