@@ -130,12 +130,18 @@ def advise(evidence: Iterable[Evidence], settings: Settings, capacity: Capacity)
             if limit > 0:
                 recommendations.append(_recommended(one, goal, ask, limit, settings))
             else:
-                refusals.append(Refusal(one, "its fair share of the capacity is below the smallest limit there is"))
+                refusals.append(Refusal(one, _too_small(carried)))
         if carried < inf:
             sums = {"asked": sum(asked), "given": sum(limits), "capacity": carried}
             cut = sum(limit < ask for ask, limit in zip(asked, limits, strict=True))
             fits.append(Fit(virtual_cluster=virtual_cluster, quota_type=quota_type, cut=cut, **sums))
     return Advice(_with_all_stages(recommendations), refusals, fits)
+
+
+def _too_small(carried: float) -> str:
+    if carried == inf:
+        return "what it uses, or its limit of today, is below the smallest limit there is"
+    return "its fair share of the capacity is below the smallest limit there is"
 
 
 def _wanted(one: Evidence, settings: Settings) -> float:
@@ -145,19 +151,18 @@ def _wanted(one: Evidence, settings: Settings) -> float:
 def _held_back(group: Sequence[Evidence], goals: Sequence[float], weights: Sequence[float], part: float) -> list[float]:
     """The goals; of entities that are throttled today's limits, and fair shares of what these may rise together."""
     most = part * sum(one.today for one in group if one.today is not None)
-    rises = [_rise(one, goal) for one, goal in zip(group, goals, strict=True)]
+    bases = [min(_held(one), goal) for one, goal in zip(group, goals, strict=True)]
+    rises = [goal - base for goal, base in zip(goals, bases, strict=True)]
     allowed = fair_shares(rises, weights, most)
     return [
-        goal if more >= rise else _down(goal - rise + more, goal - rise, one.subject.quota_type)
-        for one, goal, rise, more in zip(group, goals, rises, allowed, strict=True)
+        goal if more >= rise else _down(base + more, base, one.subject.quota_type) if more else base
+        for one, goal, base, rise, more in zip(group, goals, bases, rises, allowed, strict=True)
     ]
 
 
-def _rise(one: Evidence, goal: float) -> float:
-    """By how much the goal of a throttled entity is above its limit of today."""
-    if one.today is None or not one.throttled_windows:
-        return 0.0
-    return max(goal - whole(one.today, one.subject.quota_type), 0.0)
+def _held(one: Evidence) -> float:
+    """The limit of today of an entity that is throttled; inf for others."""
+    return inf if one.today is None or not one.throttled_windows else whole(one.today, one.subject.quota_type)
 
 
 def _fitted(asked: Sequence[float], weights: Sequence[float], carried: float, quota_type: QuotaType) -> list[float]:
@@ -175,11 +180,11 @@ def _raised(
 ) -> list[float]:
     """The limits that were given, and those below the floor raised to it, as far as the capacity that is left goes.
 
-    An entity that is throttled today is not raised, nor one that got less than it asked for.
+    An entity that was throttled is not raised, nor one that got less than it asked for.
     """
     floor = FLOORS[quota_type]
     missing = [
-        max(floor - limit, 0.0) if limit >= ask and not (one.today is not None and one.throttled_windows) else 0.0
+        max(floor - limit, 0.0) if limit >= ask and not one.throttled_windows else 0.0
         for one, ask, limit in zip(group, asked, given, strict=True)
     ]
     more = fair_shares(missing, weights, max(carried - sum(given), 0.0))
@@ -228,4 +233,4 @@ def _of_what_is_held_back(one: Recommendation) -> list[ConfidencePenalty]:
     if not one.held_back:
         return []
     part = one.asked / one.wanted
-    return [ConfidencePenalty(1, f"gets {share(part)} of what it wants, as it is throttled: --raise-throttled")]
+    return [ConfidencePenalty(1, f"asks for {share(part)} of what it wants, as it is throttled: --raise-throttled")]

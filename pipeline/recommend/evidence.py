@@ -162,13 +162,15 @@ def too_thin(evidence: Evidence, by: str, least_days: int, least_windows: int) -
         return nameless
     if evidence.peak <= 0:
         return "used nothing"
+    if evidence.today == 0:
+        return "it is banned: its limit of today is 0"
     if evidence.days < least_days:
         return f"used on {plural(evidence.days, 'day')}, and at least {least_days} are asked for"
     if evidence.node is None:
         most = evidence.thin.windows if evidence.thin is not None else 0
         return f"used in at most {plural(most, 'window')} at a node, and at least {least_windows} are asked for"
     if evidence.elsewhere_share > BINDS_NOTHING:
-        first = f"under {evidence.rule or 'another quota'}, which comes first: only a quota of {PAIR} would hold it"
+        first = f"under quotas that come first, like {evidence.rule}: only a quota of {PAIR} would hold it"
         return f"{share(evidence.elsewhere_share)} of its use is {first}"
     return ""
 

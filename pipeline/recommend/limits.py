@@ -41,7 +41,7 @@ def rounded_down(value: float, quota_type: QuotaType, digits: int = FINE_DIGITS)
 
 
 def whole(value: float, quota_type: QuotaType) -> float:
-    """`value`, rounded down if the quota is a whole number: the limit of an instance of a fleet may be a fraction."""
+    """`value`, rounded down if the quota is a whole number: records may have fractions."""
     return float(floor(value)) if quota_type in _WHOLE else value
 
 

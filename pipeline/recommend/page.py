@@ -186,7 +186,8 @@ def comment_of(one: Recommendation, stage: int) -> str:
     evidence, quota_type = one.evidence, one.evidence.subject.quota_type
     parts = [] if one.path[stage] == one.limit else [f"goal {amount(one.limit, quota_type)}"]
     by = f" by {words.name(evidence.rule)}" if evidence.rule else ""
-    parts.append(f"today {_today(one)}{by}")
+    shared = ", shared" if evidence.limit is not None and evidence.today is None else ""
+    parts.append(f"today {'none' if evidence.limit is None else amount(evidence.limit, quota_type)}{by}{shared}")
     return "; ".join([*parts, *(words.visible(penalty.reason) for penalty in one.penalties)])
 
 

@@ -248,8 +248,8 @@ def test_a_quota_that_would_bind_nothing_is_refused_and_what_would_is_named():
     one = evidence(elsewhere_share=0.995, rule="user=etl, client-id=app")
     advice = advise([one, evidence("b", elsewhere_share=0.9)], Settings(), Capacity({("main", PRODUCE): 7.0 * MB}))
     assert [refusal.reason for refusal in advice.refusals] == [
-        "100 % of its use is under user=etl, client-id=app, which comes first: only a quota of user+client-id would"
-        " hold it"
+        "100 % of its use is under quotas that come first, like user=etl, client-id=app: only a quota of user+client-id"
+        " would hold it"
     ]
     [other] = advice.recommendations
     assert other.limit == 6.5 * MB  # all of the capacity is there for it
@@ -267,6 +267,7 @@ def test_what_is_too_thin_is_refused_with_its_reason():
     assert "too many" in thin(evidence(user="<overflow>"))
     assert "no client-id" in thin(evidence(), by="user+client-id")
     assert thin(evidence(peak=0.0)) == "used nothing"
+    assert thin(evidence(limit=0.0, rule="user=etl")) == "it is banned: its limit of today is 0"
 
 
 def test_without_doubts_the_confidence_is_high():
@@ -350,8 +351,14 @@ def test_a_throttled_entity_is_not_raised_without_being_asked():
     kept = judged(advise(some, Settings(), Capacity()), [None] * 3, 1.3, []).recommendations
     assert [one.limit for one in kept] == [2 * MB, 4 * MB, 6.5 * MB]
     assert [one.path for one in kept[:2]] == [(2 * MB,), (4 * MB,)]
-    assert kept[0].penalties[-1].reason == "gets 77 % of what it wants, as it is throttled: --raise-throttled"
+    assert kept[0].penalties[-1].reason == "asks for 77 % of what it wants, as it is throttled: --raise-throttled"
     assert kept[2].penalties == ()
+
+
+@pytest.mark.parametrize("today", [0.1, 0.7, 3.3, 17.9])
+def test_a_limit_that_stays_is_the_same_number(today):
+    one = throttled("a", 100.0, today, quota_type=REQUEST)
+    assert [each.limit for each in advise([one], Settings(), Capacity()).recommendations] == [today]
 
 
 def test_limits_of_byte_rates_are_whole_where_todays_are_fractions():
@@ -380,11 +387,11 @@ def test_a_client_that_always_wants_more_has_the_same_limit_after_thirty_nights(
     assert limit == 1 * MB
 
 
-def test_a_first_quota_gives_no_more_than_the_shared_one_before_it():
+def test_a_first_quota_begins_where_the_shared_one_held_its_entity_and_not_at_its_peak():
     """alice and bob were held to 120 kB/s together."""
     held = {"limit": 120_000.0, "rule": "client-id=app", "throttled_windows": 500, "peak": 500_000.0}
     some = [evidence("alice", demand=107_000.0, **held), evidence("bob", demand=61_000.0, **held)]
-    assert [one.path for one in advise(some, Settings(), Capacity()).recommendations] == [(140_000,), (100_000,)]
+    assert [one.path for one in advise(some, Settings(), Capacity()).recommendations] == [(140_000,), (80_000,)]
     small = Capacity({("main", PRODUCE): 220_000.0})
     assert [one.path for one in advise(some, Settings(), small).recommendations] == [(140_000,), (80_000,)]
     [free] = advise([replace(some[1], throttled_windows=0, limit=300_000.0)], Settings(), Capacity()).recommendations
