@@ -75,14 +75,14 @@ def forecast(days: Sequence[tuple[date, float]]) -> Forecast:
     """The forecast from whole days and their sums, in order; a missing day does not count as a day without use."""
     days = list(days)[-MOST_DAYS:]
     if len(days) < TREND_DAYS:
-        return Forecast(None, None, f"a trend needs {TREND_DAYS} whole days, the table has {len(days)}")
+        return Forecast(None, None, f"a trend needs {TREND_DAYS} whole days, and this time has {len(days)}")
     at = np.array([(day - days[0][0]).days for day, _ in days], dtype=np.float64)
     values = np.array([value for _, value in days], dtype=np.float64)
     slope, level = _line(at, values)
     middle = level + slope * float(np.median(at))
     trend = Trend(len(days), 7 * slope / middle if middle > 0 else 0.0)
     if len(days) < MONTH_DAYS:
-        return Forecast(trend, None, f"a forecast needs {MONTH_DAYS} whole days, the table has {len(days)}")
+        return Forecast(trend, None, f"a forecast needs {MONTH_DAYS} whole days, and this time has {len(days)}")
     if not values.any():
         return Forecast(trend, None, "there was no use at all")
     return Forecast(trend, _month(days[-1][0], at, values))

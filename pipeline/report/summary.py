@@ -171,7 +171,7 @@ def held(findings: Findings) -> list[str]:
         holder = max(rows, key=lambda row: row["use_share"] or 0)
         waiting = [row for row in rows if row is not holder and row["wait_share"] > (row["use_share"] or 0)]
         if waiting:
-            row = max(waiting, key=lambda row: row["muted_share"] or 0)
+            row = max(waiting, key=lambda row: row["wait_share"] - (row["use_share"] or 0))
             rule = f"{words.name(row['rule'])}{named_default(row)}"
             quota = f"the {TYPE_NAMES.get(row['quota_type'], row['quota_type'])} quota of {rule}"
             found.append(

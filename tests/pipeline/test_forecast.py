@@ -22,12 +22,12 @@ def next_month(known):
 
 
 def test_with_too_few_days_there_is_a_reason_and_no_number():
-    assert forecast(days([1.0] * 13)).refusal == "a trend needs 14 whole days, the table has 13"
+    assert forecast(days([1.0] * 13)).refusal == "a trend needs 14 whole days, and this time has 13"
     assert forecast(days([1.0] * 13)).trend is None
     found = forecast(days([100.0] * 55))
     assert found.trend is not None
     assert found.month is None
-    assert found.refusal == "a forecast needs 56 whole days, the table has 55"
+    assert found.refusal == "a forecast needs 56 whole days, and this time has 55"
     assert forecast(days([0.0] * 60)).refusal == "there was no use at all"
 
 
