@@ -34,7 +34,7 @@ def reasons(environment: Mapping[str, str]) -> str:
 
 def _reasons(environment: Mapping[str, str]) -> Iterator[str]:
     if arguments := environment.get("PYSPARK_SUBMIT_ARGS"):
-        yield f"PYSPARK_SUBMIT_ARGS={arguments!r} is for another program: unset it"
+        yield f"PYSPARK_SUBMIT_ARGS={arguments!r} may be for another program: unset it"
     home = environment.get("SPARK_HOME")
     own = Path(pyspark.__file__).parent
     if home and Path(home).resolve() != own.resolve():

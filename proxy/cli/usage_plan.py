@@ -175,5 +175,5 @@ def _configured(config_path: Path, virtual_cluster: str | None) -> "Place":
     except ConfigErrors as problems:
         refuse(str(problems))
     itself = (source.name, state_file) if state_file else (source.name,)
-    name = f"{config_path.absolute()}, virtual cluster {cluster.name}"
+    name = f"{config_path.resolve()}, virtual cluster {cluster.name}"
     return Place(name, lambda: source_of(cluster, config_path, remembers=False), itself)

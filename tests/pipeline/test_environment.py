@@ -48,7 +48,7 @@ def test_another_spark_and_arguments_for_another_program_are_named_both(good):
         {"JAVA_HOME": good, "SPARK_HOME": "/opt/spark", "PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell"}
     )
     assert said == (
-        "Spark does not start: PYSPARK_SUBMIT_ARGS='--master yarn pyspark-shell' is for another program: unset it; "
+        "Spark does not start: PYSPARK_SUBMIT_ARGS='--master yarn pyspark-shell' may be for another program: unset it; "
         f"SPARK_HOME='/opt/spark' is another Spark than {pyspark.__version__} of this Python: unset it"
     )
 
