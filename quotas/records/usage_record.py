@@ -283,7 +283,7 @@ class TraceEvent(Row):
     rule: str = _column("", "entity that this limit is set on; empty: none")
     sensor: int = _column("", "number of the sensor, unique for its quota type within an epoch")
     shadow: int = _column("", "1: of a shadow quota, which is measured and not enforced; else 0")
-    count: int = _column("", "for `run`: number of requests; else 1")
+    count: int = _column("", "for `run`: number of requests; for `add_history`: how many windows ago; else 1")
 
 
 ROWS: Mapping[str, type[Row]] = {row.KIND: row for row in (Header, End, Dropped, UsageRecord, TraceEvent)}
