@@ -5,7 +5,7 @@
 #   NIGHTLY_TABLE      the table, a path                                                               required
 #   NIGHTLY_OUT        the directory for report/, advice/ and plan.json                                required
 #   NIGHTLY_INGEST     options of ingest: "--from DIRECTORY", or "--from-topic T --bootstrap-server S" required
-#   NIGHTLY_REPORT     more options of report: "--since -30d", which it has if this is not set, "--prices FILE"
+#   NIGHTLY_REPORT     more options of report: "--since -9w", which it has if this is not set, "--prices FILE"
 #   NIGHTLY_RECOMMEND  options of recommend: "--since -28d --capacity FILE"; without any it is not run
 #   NIGHTLY_KEEP_DAYS  how many days of records stay in the table: 400; without it all do
 #   NIGHTLY_PLAN       options of plan for stage 1 of recommend: "--bootstrap-server S"; without any it is not run
@@ -54,7 +54,7 @@ spark="--table $NIGHTLY_TABLE ${NIGHTLY_SPARK:-}"
     [ -z "${NIGHTLY_KEEP_DAYS:-}" ] || run expire $spark --before "-${NIGHTLY_KEEP_DAYS}d" || failed expire
     run compact $spark || failed compact
     run gaps $spark || case $code in 1) may_be 1 ;; *) failed gaps ;; esac
-    run report $spark --out "$NIGHTLY_OUT/report" ${NIGHTLY_REPORT---since -30d} || case $code in 3) may_be 3 ;; *) failed report ;; esac
+    run report $spark --out "$NIGHTLY_OUT/report" ${NIGHTLY_REPORT---since -9w} || case $code in 3) may_be 3 ;; *) failed report ;; esac
     if [ "${NIGHTLY_RECOMMEND:-}" ]; then
         if run recommend $spark --out "$NIGHTLY_OUT/advice" $NIGHTLY_RECOMMEND; then
             [ -z "${NIGHTLY_PLAN:-}" ] ||

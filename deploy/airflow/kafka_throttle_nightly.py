@@ -16,10 +16,11 @@ PROGRAM = os.environ.get("NIGHTLY_PROGRAM", "/opt/kafka-throttle/bin/kafka-throt
 TABLE = os.environ.get("NIGHTLY_TABLE", "/srv/kafka-throttle/table")
 OUT = os.environ.get("NIGHTLY_OUT", "/srv/kafka-throttle/nightly")
 INGEST = os.environ.get("NIGHTLY_INGEST", "--from /srv/kafka-throttle/usage")
-REPORT = os.environ.get("NIGHTLY_REPORT", "--since -30d")
+REPORT = os.environ.get("NIGHTLY_REPORT", "--since -9w")
 RECOMMEND = os.environ.get("NIGHTLY_RECOMMEND", "")
 PLAN = os.environ.get("NIGHTLY_PLAN", "")
 SPARK = os.environ.get("NIGHTLY_SPARK", "")
+KEEP_DAYS = os.environ.get("NIGHTLY_KEEP_DAYS", "")
 
 NOTHING = 3
 """The exit status of `recommend` if nothing is recommended; the task is then skipped, and so is `plan`."""
@@ -49,6 +50,8 @@ with DAG(
         usage("gaps", on_spark, priority_weight=50, retries=0),
         usage("report", f"{on_spark} --out {OUT}/report {REPORT}", priority_weight=10),
     ]
+    if KEEP_DAYS:
+        ingest >> usage("expire", f"{on_spark} --before -{KEEP_DAYS}d", priority_weight=200)
     if RECOMMEND:
         recommend = usage("recommend", f"{on_spark} --out {OUT}/advice {RECOMMEND}", skip_on_exit_code=NOTHING)
         ingest >> recommend

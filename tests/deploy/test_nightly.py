@@ -71,9 +71,9 @@ def test_each_command_has_its_options_and_the_table(night):
     ]  # fmt: skip
 
 
-def test_the_report_is_of_the_last_thirty_days_unless_its_options_are_set(night):
+def test_the_report_is_of_the_last_nine_weeks_unless_its_options_are_set(night):
     assert night.status() == night.status(NIGHTLY_REPORT="") == 0
-    assert [call[6:] for call in night.calls if call[1] == "report"] == [["--since", "-30d"], []]
+    assert [call[6:] for call in night.calls if call[1] == "report"] == [["--since", "-9w"], []]
 
 
 def test_old_records_are_deleted_before_files_are_merged_if_that_is_wanted(night):
